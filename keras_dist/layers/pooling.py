@@ -148,15 +148,7 @@ class AdaptivePooling(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return one number for each window, `output_size` of them."""
-        for axis, count in zip(self.spatial_axes, self.output_size, strict=True):
-            size = inputs.shape[axis]
-            windows = np.arange(count)
-            starts, ends = windows * size // count, -(-(windows + 1) * size // count)
-            steps = starts[:, None] + np.arange(max(ends - starts))
-            values = jnp.take(inputs, np.minimum(steps, ends[:, None] - 1), axis=axis, mode="clip")
-            inside = np.expand_dims(steps < ends[:, None], tuple(range(2, values.ndim - axis)))
-            inputs = self.reduce_window(values, inside, axis + 1)
-        return inputs
+        return reduce_adaptively(inputs, self.spatial_axes, self.output_size, self.reduce_window)
 
     def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
         """Reduce the windows along one dim.
@@ -167,6 +159,24 @@ class AdaptivePooling(SpatialLayer):
             axis: the dim to be reduced.
         """
         raise NotImplementedError
+
+
+def reduce_adaptively(
+    inputs: jax.Array,
+    axes: Sequence[int],
+    counts: Sequence[int],
+    reduce_window: Callable[[jax.Array, np.ndarray, int], jax.Array],
+) -> jax.Array:
+    """Reduce `axes` to as many windows as `counts` says, one axis after the other by `reduce_window`."""
+    for axis, count in zip(axes, counts, strict=True):
+        size = inputs.shape[axis]
+        windows = np.arange(count)
+        starts, ends = windows * size // count, -(-(windows + 1) * size // count)
+        steps = starts[:, None] + np.arange(max(ends - starts))
+        values = jnp.take(inputs, np.minimum(steps, ends[:, None] - 1), axis=axis, mode="clip")
+        inside = np.expand_dims(steps < ends[:, None], tuple(range(2, values.ndim - axis)))
+        inputs = reduce_window(values, inside, axis + 1)
+    return inputs
 
 
 class AdaptiveMaxPooling(AdaptivePooling):

@@ -13,6 +13,22 @@ from keras_dist.layers.convolution import BaseConvolution
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 
+def zeros_around(window: int, stride: int, padding: str, extra: int | None) -> tuple[int, int]:
+    """Return the numbers of zeros before and after the inputs of a transposed convolution, which lie `stride` apart.
+
+    Args:
+        window: the size of the kernel, with the gaps that dilation makes.
+        stride: how far apart.
+        padding: `"valid"` or `"same"`.
+        extra: `output_padding`; None for as many steps as `padding` says.
+    """
+    if padding == "valid":
+        return window - 1, window - 1 + (max(stride - window, 0) if extra is None else extra)
+    zeros = window - 2 + (stride if extra is None else window % 2 + extra)
+    before = min((zeros + 1) // 2, window - 1)
+    return before, zeros - before
+
+
 class TransposedConvolution(BaseConvolution):
     """The base of `Conv1DTranspose`, `Conv2DTranspose` and `Conv3DTranspose`.
 
@@ -77,14 +93,9 @@ class TransposedConvolution(BaseConvolution):
 
     def _zeros_around(self, dim: int) -> tuple[int, int]:
         """Return the numbers of zeros before and after the inputs, which lie `strides` apart."""
-        stride = self.strides[dim]
         window = (self.kernel_size[dim] - 1) * self.dilation_rate[dim] + 1
         extra = None if self.output_padding is None else self.output_padding[dim]
-        if self.padding == "valid":
-            return window - 1, window - 1 + (max(stride - window, 0) if extra is None else extra)
-        zeros = window - 2 + (stride if extra is None else window % 2 + extra)
-        before = min((zeros + 1) // 2, window - 1)
-        return before, zeros - before
+        return zeros_around(window, self.strides[dim], self.padding, extra)
 
     def _check_output_padding(self, output_padding: int | Sequence[int]) -> tuple[int, ...]:
         sizes = check_sizes("output_padding", output_padding, self.rank, self.name, least=0)

@@ -1,28 +1,245 @@
-"""Linear algebra: Keras's names on `jax.numpy.linalg` and `jax.scipy.linalg`."""
+"""Linear algebra: Keras's names on `jax.numpy.linalg` and `jax.lax.linalg`."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike
-from keras_dist.ops.operation import as_array, names_in, operation, unary
+from keras_dist import _jax
+from keras_dist._arguments import check_option
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.errors import ModelError
+from keras_dist.ops.operation import as_array, names_in, operation
 
-det = unary("det", jnp.linalg.det, "The determinant of each matrix `(..., n, n)`, of shape `(...,)`.")
+
+@operation
+def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
+    """Return the triangular factor of symmetric positive definite matrices.
+
+    Args:
+        x: (..., n, n).
+        upper: whether `R` with `x = R^T R`, instead of `L` with `x = L L^T`.
+
+    Raises:
+        ModelError: a matrix is not positive definite; in compiled steps its factor is NaN.
+    """
+    factor = jnp.linalg.cholesky(_square("cholesky", x), upper=upper)
+    if not _jax.is_traced(factor) and jnp.any(jnp.isnan(factor)):
+        raise ModelError(
+            "cholesky: a matrix is not positive definite",
+            given=f"an array of shape {factor.shape}",
+            expected="symmetric matrices whose eigenvalues are above 0",
+            fix="add a small multiple of ops.eye(n)",
+        )
+    return factor
+
+
+@operation
+def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
+    """Return the inverse of a matrix of which `x` is the factor that `cholesky` gives.
+
+    Args:
+        x: (n, n).
+        upper: whether it is the upper triangle.
+    """
+    factor = _square("cholesky_inverse", x)
+    inverse = _solved_triangular(factor, jnp.eye(factor.shape[-1], dtype=factor.dtype), not upper)
+    other = jnp.transpose(inverse)
+    return inverse @ other if upper else other @ inverse
+
+
+@operation
+def det(x: ArrayLike) -> jax.Array:
+    """Return the determinants of matrices (..., n, n), (...)."""
+    return jnp.linalg.det(_square("det", x))
+
+
+@operation
+def inv(x: ArrayLike) -> jax.Array:
+    """Return the inverses of matrices (..., n, n)."""
+    return jnp.linalg.inv(_square("inv", x))
+
+
+@operation
+def eig(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return the eigenvalues (..., n) and eigenvectors (..., n, n) of matrices, complex; on CPU and GPU only."""
+    values, vectors = jnp.linalg.eig(_square("eig", x))
+    return values, vectors
+
+
+@operation
+def eigh(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return the ascending eigenvalues (..., n) and the eigenvectors (..., n, n) of symmetric matrices."""
+    values, vectors = jnp.linalg.eigh(_square("eigh", x))
+    return values, vectors
+
+
+@operation
+def lu_factor(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Return the LU decomposition of matrices: both triangles in one (..., m, n), and the pivots (..., min(m, n))."""
+    triangles, pivots, _ = jax.lax.linalg.lu(_matrices("lu_factor", x))
+    return triangles, pivots
+
+
+@operation
+def norm(
+    x: ArrayLike, ord: int | float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> jax.Array:
+    """Return norms of vectors or matrices; see `jax.numpy.linalg.norm`.
+
+    Args:
+        x: an array.
+        ord: which norm; None for the root of the sum of squares.
+        axis: of vectors, or the two of matrices; None for the whole array.
+        keepdims: whether these dims stay, as 1.
+    """
+    array = as_array(x)
+    axes: Any = tuple(axis) if isinstance(axis, list) else axis
+    return jnp.linalg.norm(array.astype(jnp.result_type(array, 0.0)), ord=ord, axis=axes, keepdims=keepdims)
 
 
 @operation
 def qr(x: ArrayLike, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Return `(q, r)`: orthonormal columns and an upper triangular matrix, whose product is `x`.
+    """Return `(q, r)`: orthonormal columns and an upper triangle, the product of which is `x`.
 
     Args:
-        x: matrices `(..., m, n)`.
-        mode: "reduced" for `min(m, n)` columns, "complete" for `m`.
+        x: matrices (..., m, n).
+        mode: `"reduced"` for min(m, n) columns of q, `"complete"` for m.
     """
-    q, r = jnp.linalg.qr(as_array(x), mode=mode)
+    chosen = check_option("mode", mode, ("reduced", "complete"))
+    q, r = jnp.linalg.qr(_matrices("qr", x), mode=chosen)
     return q, r
+
+
+@operation
+def svd(x: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """Return the singular value decomposition `(u, s, v)` of matrices, `x = u @ diag(s) @ v`.
+
+    Args:
+        x: (..., m, n).
+        full_matrices: whether u and v are square, instead of having min(m, n) columns and rows.
+        compute_uv: whether to return u and v; else s alone comes back.
+    """
+    found: Any = jnp.linalg.svd(_matrices("svd", x), full_matrices=full_matrices, compute_uv=compute_uv)
+    return tuple(found) if compute_uv else found
+
+
+@operation
+def solve(a: ArrayLike, b: ArrayLike) -> jax.Array:
+    """Return `x` with `a @ x = b`.
+
+    Args:
+        a: matrices (..., n, n).
+        b: (..., n) or (..., n, k).
+    """
+    matrices, sides = _equations("solve", a, b)
+    if sides.ndim == matrices.ndim - 1:
+        return jnp.linalg.solve(matrices, sides[..., None])[..., 0]
+    return jnp.linalg.solve(matrices, sides)
+
+
+@operation
+def solve_triangular(a: ArrayLike, b: ArrayLike, lower: bool = False) -> jax.Array:
+    """Return `x` with `a @ x = b`, of which only one triangle of `a` is read.
+
+    Args:
+        a: matrices (..., n, n).
+        b: (..., n) or (..., n, k).
+        lower: whether the lower triangle.
+    """
+    return _solved_triangular(*_equations("solve_triangular", a, b), lower)
+
+
+@operation
+def lstsq(a: ArrayLike, b: ArrayLike, rcond: float | None = None) -> jax.Array:
+    """Return the `x` for which `a @ x` is nearest to `b`, the shortest one of several.
+
+    Args:
+        a: (m, n).
+        b: (m,) or (m, k).
+        rcond: singular values below this part of the largest count as 0; None for rounding errors.
+    """
+    return jnp.linalg.lstsq(as_array(a), as_array(b), rcond=rcond)[0]
+
+
+@operation
+def matrix_rank(x: ArrayLike, tol: float | None = None) -> jax.Array:
+    """Return the ranks of matrices (..., m, n), int32.
+
+    Args:
+        x: the matrices.
+        tol: singular values up to it count as 0; None for rounding errors.
+    """
+    return jnp.linalg.matrix_rank(_matrices("matrix_rank", x), tol=tol).astype(jnp.int32)
+
+
+@operation
+def pinv(x: ArrayLike, rcond: float | None = None) -> jax.Array:
+    """Return the pseudo-inverses (..., n, m) of matrices (..., m, n).
+
+    Args:
+        x: the matrices.
+        rcond: singular values up to this part of the largest count as 0; None for rounding errors.
+    """
+    return jnp.linalg.pinv(_matrices("pinv", x), rtol=rcond)
+
+
+@operation
+def jvp(fun: Callable[..., PyTree], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
+    """Return what `fun` gives at `primals`, and its derivative in the direction `tangents`; see `jax.jvp`.
+
+    Args:
+        fun: a function of arrays.
+        primals: its arguments, a tuple or list.
+        tangents: a direction for each.
+        has_aux: whether it returns more than the values that are differentiated; that comes back as a third part.
+    """
+    return jax.jvp(fun, primals, tangents, has_aux=has_aux)
+
+
+def _matrices(name: str, x: ArrayLike) -> jax.Array:
+    array = as_array(x)
+    if array.ndim < 2:
+        raise _wrong(name, array.shape, "matrices (..., m, n)")
+    return array
+
+
+def _square(name: str, x: ArrayLike) -> jax.Array:
+    array = _matrices(name, x)
+    if array.shape[-1] != array.shape[-2]:
+        raise _wrong(name, array.shape, "square matrices (..., n, n)")
+    return array
+
+
+def _equations(name: str, a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    matrices, sides = _square(name, a), as_array(b)
+    rows = sides.shape[-1:] if sides.ndim == matrices.ndim - 1 else sides.shape[-2:-1]
+    if not rows or (sides.ndim <= matrices.ndim and rows[0] != matrices.shape[-1]):
+        expected = f"b with {matrices.shape[-1]} rows: (..., n) or (..., n, k)"
+        raise _wrong(name, f"{matrices.shape} and {sides.shape}", expected)
+    return matrices, sides
+
+
+def _solved_triangular(a: jax.Array, b: jax.Array, lower: bool) -> jax.Array:
+    is_vector = b.ndim == a.ndim - 1
+    dtype = jnp.result_type(a, b, 0.0)
+    sides = (b[..., None] if is_vector else b).astype(dtype)
+    found = jax.lax.linalg.triangular_solve(a.astype(dtype), sides, left_side=True, lower=lower)
+    return found[..., 0] if is_vector else found
+
+
+def _wrong(name: str, shape: Any, expected: str) -> ModelError:
+    return ModelError(
+        f"{name} does not take such arrays",
+        given=f"shape {shape}",
+        expected=expected,
+        fix="reshape it, or take a part of it",
+    )
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

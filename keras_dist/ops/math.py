@@ -1,7 +1,176 @@
-"""Sums of segments, Fourier transforms, special functions."""
+"""Sums of segments, largest values, special functions, and Fourier transforms (`ops.spectra`)."""
+
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from keras_dist.ops.operation import names_in
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
+from keras_dist.ops.spectra import extract_sequences as extract_sequences
+from keras_dist.ops.spectra import fft as fft
+from keras_dist.ops.spectra import fft2 as fft2
+from keras_dist.ops.spectra import ifft2 as ifft2
+from keras_dist.ops.spectra import irfft as irfft
+from keras_dist.ops.spectra import istft as istft
+from keras_dist.ops.spectra import rfft as rfft
+from keras_dist.ops.spectra import stft as stft
+
+rsqrt = unary("rsqrt", lambda x: jax.lax.rsqrt(floating(x)), "Return `1 / sqrt(x)`.")
+erf = unary("erf", lambda x: jax.lax.erf(floating(x)), "Return the error function of `x`.")
+erfc = unary("erfc", lambda x: jax.lax.erfc(floating(x)), "Return `1 - erf(x)`, exact for large `x`.")
+erfinv = unary("erfinv", lambda x: jax.lax.erf_inv(floating(x)), "Return the value whose error function is `x`.")
+
+
+@operation
+def logdet(x: ArrayLike) -> jax.Array:
+    """Return the logarithms of the absolute determinants of matrices (..., n, n), (...)."""
+    return jnp.linalg.slogdet(as_array(x))[1]
+
+
+@operation
+def logsumexp(x: ArrayLike, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> jax.Array:
+    """Return `log(sum(exp(x)))` without overflow.
+
+    Args:
+        x: an array.
+        axis: over which dims; None for all.
+        keepdims: whether they stay, as 1.
+    """
+    axes = tuple(axis) if isinstance(axis, list) else axis
+    return jax.nn.logsumexp(as_array(x), axis=axes, keepdims=keepdims)  # type: ignore[arg-type]
+
+
+@operation
+def cdist(x: ArrayLike, y: ArrayLike) -> jax.Array:
+    """Return the distances (..., m, n) between points (..., m, dims) and (..., n, dims).
+
+    Raises:
+        ModelError: the points do not have the same number of dims.
+    """
+    one, other = as_array(x), as_array(y)
+    if min(one.ndim, other.ndim) < 2 or one.shape[-1] != other.shape[-1]:
+        raise ModelError(
+            "cdist takes lists of points",
+            given=f"shapes {one.shape} and {other.shape}",
+            expected="(..., m, dims) and (..., n, dims)",
+            fix="ops.expand_dims(x, 0) for a single point",
+        )
+    return jnp.sqrt(jnp.sum(jnp.square(one[..., :, None, :] - other[..., None, :, :]), axis=-1))
+
+
+@operation
+def top_k(x: ArrayLike, k: int, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
+    """Return the `k` largest values along the last dim, the largest first, and their indices.
+
+    Args:
+        x: an array.
+        k: how many.
+        sorted: unused, they always are.
+    """
+    values, indices = jax.lax.top_k(as_array(x), k)
+    return values, indices
+
+
+@operation
+def in_top_k(targets: ArrayLike, predictions: ArrayLike, k: int) -> jax.Array:
+    """Return whether the target is among the `k` largest predictions; NaN counts as the smallest.
+
+    Args:
+        targets: class indices (...,).
+        predictions: (..., classes).
+        k: how many.
+    """
+    values = as_array(predictions)
+    of_target = jnp.take_along_axis(values, as_array(targets)[..., None], axis=-1)
+    of_target = jnp.where(jnp.isnan(of_target), -jnp.inf, of_target)
+    return jnp.sum(values > of_target, axis=-1) < k
+
+
+@operation
+def view_as_complex(x: ArrayLike) -> jax.Array:
+    """Return complex numbers (...,) of real and imaginary parts (..., 2)."""
+    array = as_array(x)
+    if array.shape[-1:] != (2,):
+        raise ModelError(
+            "view_as_complex needs real and imaginary parts",
+            given=f"shape {array.shape}",
+            expected="a last dim of size 2",
+            fix="ops.stack([real, imaginary], axis=-1)",
+        )
+    real, imaginary = (array[..., part].astype(jnp.float32) for part in (0, 1))
+    return jax.lax.complex(real, imaginary)
+
+
+@operation
+def view_as_real(x: ArrayLike) -> jax.Array:
+    """Return the real and imaginary parts (..., 2) of complex numbers (...,)."""
+    array = as_array(x)
+    return jnp.stack([jnp.real(array), jnp.imag(array)], axis=-1)
+
+
+def _reduced(
+    name: str,
+    function: Callable[..., jax.Array],
+    data: ArrayLike,
+    segment_ids: ArrayLike,
+    num_segments: int | None,
+    is_sorted: bool,
+) -> jax.Array:
+    """Return what `function` makes of the rows of each segment."""
+    rows, ids = as_array(data), as_array(segment_ids)
+    if num_segments is None or ids.ndim != 1 or len(ids) != len(rows):
+        raise ModelError(
+            f"{name} cannot tell the segments",
+            given=f"data of shape {rows.shape}, segment_ids of shape {ids.shape}, num_segments={num_segments}",
+            expected="an index for each row, and the number of segments, which is the size of the result",
+            fix=f"{name}(data, segment_ids, num_segments=3)",
+        )
+    return function(rows, ids, num_segments, indices_are_sorted=is_sorted)
+
+
+@operation
+def segment_sum(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+) -> jax.Array:
+    """Return the sum of the rows of each segment, (num_segments, ...).
+
+    Args:
+        data: rows.
+        segment_ids: the segment of each row; others than those from 0 to `num_segments - 1` do not count.
+        num_segments: how many there are; it must be given.
+        sorted: whether `segment_ids` are in ascending order.
+    """
+    return _reduced("segment_sum", jax.ops.segment_sum, data, segment_ids, num_segments, sorted)
+
+
+@operation
+def segment_max(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+) -> jax.Array:
+    """Return the largest values of the rows of each segment; arguments as of `segment_sum`."""
+    return _reduced("segment_max", jax.ops.segment_max, data, segment_ids, num_segments, sorted)
+
+
+@operation
+def segment_min(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+) -> jax.Array:
+    """Return the smallest values of the rows of each segment; arguments as of `segment_sum`."""
+    return _reduced("segment_min", jax.ops.segment_min, data, segment_ids, num_segments, sorted)
+
+
+@operation
+def segment_prod(
+    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+) -> jax.Array:
+    """Return the product of the rows of each segment; arguments as of `segment_sum`."""
+    return _reduced("segment_prod", jax.ops.segment_prod, data, segment_ids, num_segments, sorted)
+
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

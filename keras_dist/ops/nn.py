@@ -1,7 +1,262 @@
-"""What networks are made of."""
+"""What networks are made of: activations, encodings, crossentropies, attention, and what other files have."""
+
+# ruff: noqa: F403
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from keras_dist.ops.operation import names_in
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import activations, losses
+from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.errors import ModelError
+from keras_dist.ops.normalization import *
+from keras_dist.ops.operation import as_array, floating, like, names_in, operation, unary
+from keras_dist.ops.patches import *
+from keras_dist.ops.sequences import *
+from keras_dist.ops.spatial import *
+
+relu = unary("relu", activations.relu, "Return `max(x, 0)`.")
+squareplus = like("squareplus", activations.squareplus)
+celu = like("celu", activations.celu)
+elu = like("elu", activations.elu)
+glu = like("glu", activations.glu)
+hard_shrink = like("hard_shrink", activations.hard_shrink)
+hard_sigmoid = like("hard_sigmoid", activations.hard_sigmoid)
+hard_silu = hard_swish = like("hard_silu", activations.hard_silu)
+hard_tanh = like("hard_tanh", activations.hard_tanh)
+leaky_relu = like("leaky_relu", activations.leaky_relu)
+log_sigmoid = like("log_sigmoid", activations.log_sigmoid)
+log_softmax = like("log_softmax", activations.log_softmax)
+relu6 = like("relu6", activations.relu6)
+selu = like("selu", activations.selu)
+sigmoid = like("sigmoid", activations.sigmoid)
+silu = swish = like("silu", activations.silu)
+soft_shrink = like("soft_shrink", activations.soft_shrink)
+softmax = like("softmax", activations.softmax)
+softplus = like("softplus", activations.softplus)
+softsign = like("softsign", activations.softsign)
+sparse_plus = like("sparse_plus", activations.sparse_plus)
+sparse_sigmoid = like("sparse_sigmoid", activations.sparse_sigmoid)
+sparsemax = like("sparsemax", activations.sparsemax)
+tanh_shrink = like("tanh_shrink", activations.tanh_shrink)
+threshold = like("threshold", activations.threshold)
+
+
+@operation
+def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
+    """Return `x * P(X <= x)` for a normally distributed X.
+
+    Args:
+        x: an array.
+        approximate: whether by tanh instead of erf.
+    """
+    return activations.gelu(as_array(x), approximate)
+
+
+@operation
+def polar(abs_: ArrayLike, angle: ArrayLike) -> jax.Array:
+    """Return the complex numbers with these absolute values and angles, in radians."""
+    radius, turn = as_array(abs_), as_array(angle)
+    return jax.lax.complex(floating(radius * jnp.cos(turn)), floating(radius * jnp.sin(turn)))
+
+
+def _check_dense(name: str, sparse: bool) -> None:
+    if sparse:
+        raise ModelError(
+            f"{name}: arrays are dense",
+            given="sparse=True",
+            expected="False: sparse arrays of JAX do not go through models",
+            fix="leave it out, or take jax.experimental.sparse.BCOO.fromdense of the result",
+        )
+
+
+@operation
+def one_hot(
+    x: ArrayLike, num_classes: int, axis: int = -1, dtype: DTypeLike | None = None, sparse: bool = False
+) -> jax.Array:
+    """Return 1 at the index that `x` holds, else 0; all 0 for indices that are no class.
+
+    Args:
+        x: class indices.
+        num_classes: how many there are.
+        axis: where the dim of the classes is put in.
+        dtype: the element type of the result; None for float32.
+        sparse: only False.
+
+    Raises:
+        ModelError: it is to be sparse.
+    """
+    _check_dense("one_hot", sparse)
+    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=dtype or jnp.float32)
+
+
+@operation
+def multi_hot(
+    inputs: ArrayLike,
+    num_classes: int | None = None,
+    axis: int = -1,
+    dtype: DTypeLike | None = None,
+    sparse: bool = False,
+    **kwargs: Any,
+) -> jax.Array:
+    """Return 1 at each index that a row of `inputs` holds, else 0.
+
+    Args:
+        inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.
+        num_classes: how many there are.
+        axis: where the dim of the classes is put in, before n is reduced.
+        dtype: the element type of the result; None for float32.
+        sparse: only False.
+        **kwargs: `num_tokens`, another name of `num_classes`.
+
+    Raises:
+        ModelError: it is to be sparse, or the number of classes is not given.
+    """
+    _check_dense("multi_hot", sparse)
+    indices = as_array(inputs, "int32")
+    count = kwargs.get("num_tokens") if num_classes is None else num_classes
+    if count is None:
+        raise ModelError(
+            "multi_hot needs the number of classes",
+            given="num_classes=None",
+            expected="an integer above all indices",
+            fix="multi_hot(indices, num_classes=10)",
+        )
+    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=dtype or jnp.float32)
+    return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
+
+
+@operation
+def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool = False) -> jax.Array:
+    """Return `-target * log(output) - (1 - target) * log(1 - output)` for each element.
+
+    Args:
+        target: 0 or 1, or anything between.
+        output: probabilities or logits, of the same shape.
+        from_logits: whether logits.
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    return losses.binary_crossentropy(as_array(target)[..., None], as_array(output)[..., None], from_logits)
+
+
+@operation
+def categorical_crossentropy(
+    target: ArrayLike, output: ArrayLike, from_logits: bool = False, axis: int = -1
+) -> jax.Array:
+    """Return `-sum(target * log(output), axis)`.
+
+    Args:
+        target: one-hot rows, or other distributions, of the shape of `output`.
+        output: probabilities, which are divided by their sum, or logits.
+        from_logits: whether logits.
+        axis: the dim of the classes.
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    return losses.categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+
+
+@operation
+def sparse_categorical_crossentropy(
+    target: ArrayLike, output: ArrayLike, from_logits: bool = False, axis: int = -1
+) -> jax.Array:
+    """Return `-log(output[target])`.
+
+    Args:
+        target: class indices, of the shape of `output` without `axis`, or with a dim of 1 there.
+        output: probabilities, which are divided by their sum, or logits.
+        from_logits: whether logits.
+        axis: the dim of the classes.
+
+    Raises:
+        ModelError: the shapes do not fit.
+        DataError: an index is no class; in compiled steps the result is NaN then.
+    """
+    return losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+
+
+@operation
+def psnr(x1: ArrayLike, x2: ArrayLike, max_val: float) -> jax.Array:
+    """Return the peak signal-to-noise ratio `20 * log10(max_val) - 10 * log10(mean((x1 - x2)**2))`, in dB.
+
+    Args:
+        x1: an array.
+        x2: an array of the same shape.
+        max_val: the largest value that a signal can have.
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    one, other = as_array(x1), as_array(x2)
+    if one.shape != other.shape:
+        raise ModelError(
+            "psnr compares arrays of one shape",
+            given=f"shapes {one.shape} and {other.shape}",
+            expected="equal shapes",
+            fix="crop or resize one of them",
+        )
+    return 20 * jnp.log10(as_array(max_val, other.dtype)) - 10 * jnp.log10(jnp.mean(jnp.square(one - other)))
+
+
+@operation
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: float | None = None,
+) -> jax.Array:
+    """Return `softmax(query @ key * scale + bias) @ value` for each head; see `jax.nn.dot_product_attention`.
+
+    Args:
+        query: (batch, steps, heads, dims).
+        key: (batch, steps of the source, heads, dims); a divisor of the heads of `query` will do.
+        value: as `key`.
+        bias: broadcasts against (batch, heads, steps, steps of the source).
+        mask: true where a step may look; broadcasts so, too.
+        scale: None for `1 / sqrt(dims)`.
+        is_causal: whether steps look at earlier ones and themselves alone.
+        flash_attention: whether cuDNN computes it, which only GPUs have; None for what XLA makes of it.
+        attn_logits_soft_cap: only None.
+
+    Raises:
+        ModelError: the arrays do not have four dims, or logits are to be capped.
+    """
+    arrays = [as_array(array) for array in (query, key, value)]
+    if any(array.ndim != 4 for array in arrays) or attn_logits_soft_cap is not None:
+        raise ModelError(
+            "dot_product_attention does not take these arguments",
+            given=f"shapes {[array.shape for array in arrays]}, attn_logits_soft_cap={attn_logits_soft_cap}",
+            expected="query, key and value (batch, steps, heads, dims), logits without a cap",
+            fix="ops.expand_dims(x, 2) for one head",
+        )
+    dtype = jnp.result_type(*arrays)
+
+    def of_heads(array: jax.Array) -> jax.Array:
+        while array.ndim < 4:
+            is_of_heads = array.ndim == 3 and array.shape[1] == arrays[0].shape[2]
+            array = jnp.expand_dims(array, 2 if is_of_heads else 1)
+        return array
+
+    return jax.nn.dot_product_attention(
+        *(array.astype(dtype) for array in arrays),
+        bias=None if bias is None else of_heads(as_array(bias, dtype)),
+        mask=None if mask is None else of_heads(as_array(mask)).astype(bool),
+        scale=scale,
+        is_causal=is_causal,
+        implementation="cudnn" if flash_attention else "xla",
+    )
+
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

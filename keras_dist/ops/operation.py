@@ -42,12 +42,19 @@ def operation(function: _Function) -> _Function:
     return called  # type: ignore[return-value]
 
 
+def floating(x: jax.Array) -> jax.Array:
+    """Return `x`, integers and booleans as floats."""
+    return x.astype(jnp.result_type(x, 0.0))
+
+
 def as_array(x: Any, dtype: DTypeLike | None = None) -> jax.Array:
     """Return `x` as an array; numbers keep the weak element type that they have in Python's arithmetic.
 
     Raises:
         DataError: integers of 64 bits do not fit 32.
     """
+    if dtype is not None:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
     if isinstance(x, jax.Array) and (dtype is None or x.dtype == dtype):
         return x
     if isinstance(x, np.ndarray):

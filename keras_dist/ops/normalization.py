@@ -1,0 +1,175 @@
+"""Means and variances, and what is normalized by them."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_int
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.layers.normalization import wide
+from keras_dist.losses.targets import EPSILON
+from keras_dist.ops.operation import as_array, names_in, operation
+
+
+@operation
+def moments(
+    x: ArrayLike, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Return the mean and the variance over `axes`.
+
+    Args:
+        x: an array.
+        axes: the dims.
+        keepdims: whether they stay, as 1.
+        synchronized: only False: arrays are global, whatever devices they are on.
+
+    Raises:
+        ModelError: `synchronized` is set.
+    """
+    if synchronized:
+        raise ModelError(
+            "moments: there is nothing to synchronize",
+            given="synchronized=True",
+            expected="False: arrays are global, so that their moments are those of all devices",
+            fix="leave it out",
+        )
+    array = as_array(x)
+    values: Any = wide(array) if array.dtype in (jnp.float16, jnp.bfloat16) else array
+    dims: Any = tuple(axes) if isinstance(axes, list | tuple) else axes
+    found = jnp.mean(values, dims, keepdims=keepdims), jnp.var(values, dims, keepdims=keepdims)
+    if values is array:
+        return found
+    limit = jnp.finfo(jnp.float16).max
+    mean, variance = (jnp.clip(value, -limit, limit).astype(array.dtype) for value in found)
+    return mean, variance
+
+
+@operation
+def batch_normalization(
+    x: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    axis: int,
+    offset: ArrayLike | None = None,
+    scale: ArrayLike | None = None,
+    epsilon: float = 1e-3,
+) -> jax.Array:
+    """Return `(x - mean) / sqrt(variance + epsilon) * scale + offset`.
+
+    Args:
+        x: an array.
+        mean: one for each channel.
+        variance: one for each channel.
+        axis: the dim of the channels.
+        offset: one for each channel; None for 0.
+        scale: one for each channel; None for 1.
+        epsilon: keeps the quotient finite.
+    """
+    array = as_array(x)
+    shape = [1] * array.ndim
+    shape[axis] = -1
+    factor = jax.lax.rsqrt(as_array(variance).reshape(shape) + epsilon)
+    if scale is not None:
+        factor = factor * as_array(scale).reshape(shape)
+    summand = -as_array(mean).reshape(shape) * factor
+    if offset is not None:
+        summand = summand + as_array(offset).reshape(shape)
+    return array * factor + summand
+
+
+@operation
+def layer_normalization(
+    x: ArrayLike,
+    gamma: ArrayLike | None = None,
+    beta: ArrayLike | None = None,
+    axis: int | Sequence[int] = -1,
+    epsilon: float | None = None,
+    **kwargs: Any,
+) -> jax.Array:
+    """Return `x` with mean 0 and variance 1 over `axis`, times `gamma` plus `beta`.
+
+    Args:
+        x: an array.
+        gamma: for the dims `axis`; None for 1.
+        beta: for the dims `axis`; None for 0.
+        axis: the dim, or dims.
+        epsilon: keeps the quotient finite; None for 1e-7.
+        **kwargs: `rms_scaling`, whether the mean stays, and `beta` is not added.
+    """
+    array = as_array(x)
+    values: Any = wide(array)
+    axes = sorted([axis] if isinstance(axis, int) else axis)
+    shape = [1] * values.ndim
+    for dim in axes:
+        shape[dim] = values.shape[dim]
+
+    def of_values(weights: ArrayLike) -> jax.Array:
+        found = as_array(weights, values.dtype)
+        return found if found.ndim == values.ndim or axes == [values.ndim - 1] else found.reshape(shape)
+
+    mean, variance = (reduce(values, tuple(axes), keepdims=True) for reduce in (jnp.mean, jnp.var))
+    factor = jax.lax.rsqrt(variance + (EPSILON if epsilon is None else epsilon))
+    if gamma is not None:
+        factor = factor * of_values(gamma)
+    if kwargs.pop("rms_scaling", False):
+        return (values * factor).astype(array.dtype)
+    if kwargs:
+        raise TypeError(f"layer_normalization() got an unexpected keyword argument {next(iter(kwargs))!r}")
+    summand = -mean * factor
+    if beta is not None:
+        summand = summand + of_values(beta)
+    return (values * factor + summand).astype(array.dtype)
+
+
+@operation
+def rms_normalization(
+    x: ArrayLike, scale: ArrayLike | None = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
+) -> jax.Array:
+    """Return `x` divided by the root of its mean square over `axis`, times `scale`.
+
+    Args:
+        x: an array.
+        scale: broadcasts against `x`; None for 1.
+        axis: the dim, or dims.
+        epsilon: keeps the quotient finite; None for 1e-7.
+    """
+    array = as_array(x)
+    values: Any = jnp.atleast_1d(wide(array))
+    axes = tuple(axis) if isinstance(axis, list | tuple) else axis
+    squares: Any = jnp.mean(jnp.square(values), axes, keepdims=True)
+    normalized = values * jax.lax.rsqrt(squares + (EPSILON if epsilon is None else epsilon))
+    if scale is not None:
+        normalized = normalized * as_array(scale, values.dtype)
+    return normalized.astype(array.dtype)
+
+
+@operation
+def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> jax.Array:
+    """Return `x` divided by its norms over `axis`.
+
+    Args:
+        x: an array.
+        axis: the dim, or dims.
+        order: of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
+        epsilon: the least norm; None for 1e-7.
+    """
+    check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
+    values: Any = jnp.atleast_1d(as_array(x))
+    axes: Any = tuple(axis) if isinstance(axis, list | tuple) else axis
+    least = EPSILON if epsilon is None else epsilon
+    if order == 2:
+        squares = jnp.sum(jnp.square(values), axes, keepdims=True)
+        squares = squares.astype(jnp.result_type(squares, 0.0))
+        return values * jnp.minimum(jax.lax.rsqrt(squares), 1 / least)
+    floats = values.astype(jnp.result_type(values, 0.0))
+    return values / jnp.maximum(jnp.linalg.norm(floats, order, axes, keepdims=True), least)
+
+
+__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

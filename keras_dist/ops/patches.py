@@ -1,0 +1,149 @@
+"""Blocks of images as channels, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_data_format, check_sizes
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.ops.operation import as_array, names_in, operation
+
+Pair: TypeAlias = int | Sequence[int]
+
+
+@operation
+def unfold(x: ArrayLike, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> jax.Array:
+    """Return the windows of images as columns, (batch, channels * size of a window, number of windows).
+
+    Args:
+        x: (batch, channels, height, width).
+        kernel_size: height and width of a window; one integer for both, as in what follows.
+        dilation: how far apart the elements of a window are.
+        padding: zeros at each side.
+        stride: the steps of the window.
+    """
+    images = _of_rank("unfold", x, 4, "(batch, channels, height, width)")
+    zeros = check_sizes("padding", padding, 2, least=0)
+    patches = jax.lax.conv_general_dilated_patches(
+        images,
+        check_sizes("kernel_size", kernel_size, 2),
+        check_sizes("stride", stride, 2),
+        [(size, size) for size in zeros],
+        rhs_dilation=check_sizes("dilation", dilation, 2),
+    )
+    return patches.reshape(*patches.shape[:2], -1)
+
+
+@operation
+def fold(
+    x: ArrayLike, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+) -> jax.Array:
+    """Return images of which the columns are the windows; where windows overlap they are added up.
+
+    Args:
+        x: (batch, channels * size of a window, number of windows), as `unfold` gives them.
+        output_size: height and width of the images; one integer for both, as in what follows.
+        kernel_size: height and width of a window.
+        dilation: how far apart the elements of a window are.
+        padding: how many rows and columns at each side are cut off.
+        stride: the steps of the window.
+
+    Returns:
+        (batch, channels, height, width).
+    """
+    columns = _of_rank("fold", x, 3, "(batch, channels * size of a window, number of windows)")
+    height, width = check_sizes("output_size", output_size, 2)
+    rows, cols = check_sizes("kernel_size", kernel_size, 2)
+    shape = (len(columns), columns.shape[1] // (rows * cols), height, width)
+
+    def unfolded(images: jax.Array) -> jax.Array:
+        return unfold(images, kernel_size, dilation, padding, stride)
+
+    blank = jax.ShapeDtypeStruct(shape, columns.dtype)
+    if jax.eval_shape(unfolded, blank).shape != columns.shape:
+        raise ModelError(
+            "fold: the columns are not the windows of such images",
+            given=f"x of shape {columns.shape}, images of shape {shape}",
+            expected=f"x of shape {jax.eval_shape(unfolded, blank).shape}",
+            fix="pass the arguments that unfold was called with",
+        )
+    (images,) = jax.linear_transpose(unfolded, blank)(columns)
+    return images
+
+
+@operation
+def depth_to_space(x: ArrayLike, block_size: int, data_format: str | None = "channels_last") -> jax.Array:
+    """Return images in which each block of `block_size`**2 channels has become a block of pixels.
+
+    Args:
+        x: (batch, height, width, block_size**2 * channels).
+        block_size: height and width of a block, at least 2.
+        data_format: `"channels_last"` or `"channels_first"`.
+
+    Returns:
+        (batch, block_size * height, block_size * width, channels).
+    """
+    images, is_last = _images("depth_to_space", x, block_size, data_format)
+    batch, height, width, depth = images.shape
+    blocks = images.reshape(batch, height, width, block_size, block_size, -1)
+    if not is_last:  # channels are the slowest there
+        blocks = jnp.moveaxis(images.reshape(batch, height, width, -1, block_size, block_size), 3, 5)
+    channels = depth // block_size**2
+    pixels = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height * block_size, width * block_size, channels)
+    return pixels if is_last else jnp.moveaxis(pixels, -1, 1)
+
+
+@operation
+def space_to_depth(x: ArrayLike, block_size: int, data_format: str | None = "channels_last") -> jax.Array:
+    """Return images in which each block of pixels has become channels: the inverse of `depth_to_space`.
+
+    Args:
+        x: (batch, block_size * height, block_size * width, channels).
+        block_size: height and width of a block, at least 2.
+        data_format: `"channels_last"` or `"channels_first"`.
+
+    Returns:
+        (batch, height, width, block_size**2 * channels).
+    """
+    images, is_last = _images("space_to_depth", x, block_size, data_format)
+    batch, height, width, channels = images.shape
+    blocks = images.reshape(batch, height // block_size, block_size, width // block_size, block_size, channels)
+    blocks = blocks.transpose(0, 1, 3, 2, 4, 5)
+    if not is_last:
+        blocks = jnp.moveaxis(blocks, 5, 3)
+    depths = blocks.reshape(*blocks.shape[:3], -1)
+    return depths if is_last else jnp.moveaxis(depths, -1, 1)
+
+
+def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -> tuple[jax.Array, bool]:
+    """The images with channels last, and whether they were given so."""
+    images = _of_rank(name, x, 4, "images with a batch and channels")
+    is_last = check_data_format(data_format, name) == "channels_last"
+    if block_size < 2:
+        raise ModelError(
+            f"{name}: the blocks are too small",
+            given=f"block_size={block_size}",
+            expected="at least 2",
+            fix="leave it out: nothing would change",
+        )
+    return images if is_last else jnp.moveaxis(images, 1, -1), is_last
+
+
+def _of_rank(name: str, x: ArrayLike, rank: int, expected: str) -> jax.Array:
+    array = as_array(x)
+    if array.ndim != rank:
+        raise ModelError(
+            f"{name} does not take such arrays",
+            given=f"shape {array.shape}",
+            expected=expected,
+            fix="reshape it",
+        )
+    return array
+
+
+__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]
