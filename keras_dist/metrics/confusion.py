@@ -13,8 +13,9 @@ import numpy as np
 
 from keras_dist._arguments import check_fraction, check_int
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError, shorten
-from keras_dist.losses.targets import EPSILON, align_ranks, as_arrays
+from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
@@ -405,7 +406,7 @@ def _check_classes(name: str, top_k: int, y_pred: jax.Array) -> None:
 
 
 def _is_even(thresholds: Sequence[float]) -> bool:
-    return len(thresholds) > 2 and np.allclose(thresholds, np.linspace(0, 1, len(thresholds)), atol=EPSILON)
+    return len(thresholds) > 2 and np.allclose(thresholds, np.linspace(0, 1, len(thresholds)), atol=epsilon())
 
 
 def _buckets(scores: jax.Array, thresholds: Sequence[float]) -> jax.Array:
