@@ -65,7 +65,7 @@ optimizer trains one model: `compile` refuses one that another model has. A subc
 `update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
 
 **Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
-what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `save_own_variables`, `update_step` and others.
+what to do instead: `test_step`, `predict_step`, `save_own_variables`, `update_step` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
@@ -205,8 +205,6 @@ INSTEAD = {
     "utils.model_to_dot": "`model.summary()`",
     "utils.plot_model": "`model.summary()`",
     "visualization.*": "matplotlib",
-    "Layer.*build*_config": "layers are built when they first see an input",
-    "Layer.compute_output_spec": "`compute_output_shape`",
     "Model.make_*_function": "steps are compiled when they are first needed",
     "Model.stateless_compute_loss": "`model.compute_loss`",
     "Model.train_step": "`train_step=` of `compile`, or a method of this form",

@@ -6,12 +6,13 @@ import logging
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+
+keras = pytest.importorskip("keras")
 
 DTYPES = ["bool", "uint8", "int16", "int32", "bfloat16", "float16", "float32", int, float, "int", None]
 Pair = collections.namedtuple("Pair", "left right")
