@@ -21,6 +21,8 @@ class InputLayer(Layer):
     The arguments are those of `Input`, which calls `input_tensor` `tensor`.
     """
 
+    sparse = ragged = False
+
     def __init__(
         self,
         shape: Sequence[int | None] | None = None,

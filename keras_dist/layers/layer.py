@@ -63,6 +63,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
 
     Attributes:
+        supports_jit: unused: `compile` says whether steps are compiled.
         supports_masking: whether a mask of the input is also one of the output.
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
         weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
@@ -98,6 +99,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     }
 
     supports_masking: bool = False
+    supports_jit: bool = True
     input_spec: PyTree = None
 
     def __init__(

@@ -201,6 +201,7 @@ class _AtOperatingPoint(ConfusionMetric, direction="up"):
         mesh: object,
     ) -> None:
         self.value = check_fraction(argument, value)
+        setattr(self, argument, self.value)
         self.num_thresholds = check_int("num_thresholds", num_thresholds, 1)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
         super().__init__(thresholds, Counts._fields, name, dtype, mesh, class_id=class_id)
@@ -224,6 +225,7 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
         ModelError: an argument is out of range.
     """
 
+    specificity: float
     _best, _where = "recall", "specificity"
 
     def __init__(
@@ -244,6 +246,7 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    sensitivity: float
     _best, _where = "specificity", "recall"
 
     def __init__(
@@ -264,6 +267,7 @@ class PrecisionAtRecall(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    recall: float
     _best, _where = "precision", "recall"
 
     def __init__(
@@ -284,6 +288,7 @@ class RecallAtPrecision(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    precision: float
     _best, _where = "recall", "precision"
 
     def __init__(
