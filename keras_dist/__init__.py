@@ -15,12 +15,14 @@ from keras_dist import _environment, _not_here
 if TYPE_CHECKING:
     from keras_dist import activations as activations
     from keras_dist import assembly as assembly
+    from keras_dist import backend as backend
     from keras_dist import callbacks as callbacks
     from keras_dist import checkpoint as checkpoint
     from keras_dist import config as config
     from keras_dist import constraints as constraints
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
+    from keras_dist import dtype_policies as dtype_policies
     from keras_dist import errors as errors
     from keras_dist import export as export
     from keras_dist import initializers as initializers
@@ -37,9 +39,14 @@ if TYPE_CHECKING:
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
     from keras_dist import training as training
+    from keras_dist import tree as tree
     from keras_dist import utils as utils
     from keras_dist import visualization as visualization
     from keras_dist.assembly import distribution_from_config as distribution_from_config
+    from keras_dist.backend import device as device
+    from keras_dist.backend import name_scope as name_scope
+    from keras_dist.backend import remat as remat
+    from keras_dist.backend import version as version
     from keras_dist.callbacks import History as History
     from keras_dist.compilation_cache import use_compilation_cache as use_compilation_cache
     from keras_dist.distribution import DataParallel as DataParallel
@@ -83,12 +90,14 @@ _environment.size_thread_pool(_environment.fake_device_count())
 _PACKAGES = (
     "activations",
     "assembly",
+    "backend",
     "callbacks",
     "checkpoint",
     "config",
     "constraints",
     "datasets",
     "distribution",
+    "dtype_policies",
     "errors",
     "export",
     "initializers",
@@ -105,6 +114,7 @@ _PACKAGES = (
     "regularizers",
     "saving",
     "training",
+    "tree",
     "utils",
     "visualization",
 )
@@ -134,14 +144,18 @@ _PACKAGE_OF = {
     "TensorLayout": "distribution",
     "Variable": "layers",
     "check_equivalence": "training",
+    "device": "backend",
     "distribute_tensor": "distribution",
     "distribution_from_config": "assembly",
     "get_device_count": "distribution",
     "initialize": "distribution",
     "list_devices": "distribution",
+    "name_scope": "backend",
     "plan": "planner",
+    "remat": "backend",
     "set_distribution": "distribution",
     "set_random_seed": "random",
+    "version": "backend",
     "use_compilation_cache": "compilation_cache",
     "use_cpu_devices": "distribution",
 }

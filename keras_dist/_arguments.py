@@ -179,10 +179,9 @@ def check_option(
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
-def check_data_format(value: str | None, layer: str) -> str:
-    """Return the format of images that `value` names; None is `"channels_last"`."""
-    formats = ("channels_last", "channels_first")
-    return check_option("data_format", value or formats[0], formats, layer)
+def check_data_format(value: str, layer: str = "") -> str:
+    """Return the format of images that `value` names."""
+    return check_option("data_format", value, ("channels_last", "channels_first"), layer)
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
-
-_EPSILON = 1e-7  # keeps weights of norm 0 as they are
 
 
 class Constraint(Configurable):
@@ -66,7 +65,7 @@ class MaxNorm(Constraint):
     def __call__(self, w: ArrayLike) -> jax.Array:
         """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
-        return w * (jnp.minimum(norms, self.max_value) / (norms + _EPSILON))
+        return w * (jnp.minimum(norms, self.max_value) / (norms + epsilon()))
 
 
 class UnitNorm(Constraint):
@@ -82,7 +81,7 @@ class UnitNorm(Constraint):
     def __call__(self, w: ArrayLike) -> jax.Array:
         """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
-        return w / (norms + _EPSILON)
+        return w / (norms + epsilon())
 
 
 class MinMaxNorm(Constraint):
@@ -111,7 +110,7 @@ class MinMaxNorm(Constraint):
         """Return the constrained weight."""
         w, norms = _with_norms(w, self.axis)
         desired = self.rate * jnp.clip(norms, self.min_value, self.max_value) + (1 - self.rate) * norms
-        return w * (desired / (norms + _EPSILON))
+        return w * (desired / (norms + epsilon()))
 
 
 def _with_norms(w: ArrayLike, axis: int | Sequence[int]) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import argument_error, check_option
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import LossScaleOptimizer
 
@@ -17,9 +17,11 @@ __all__ = [
     "LossScaleOptimizer",
     "Policy",
     "dtype_policy",
+    "floatx",
     "get",
     "global_policy",
     "set_dtype_policy",
+    "set_floatx",
     "set_global_policy",
     "with_loss_scale",
 ]
@@ -100,6 +102,29 @@ def set_dtype_policy(policy: Any) -> None:
     """
     global _current
     _current = get(policy)
+
+
+def floatx() -> str:
+    """Return the element type of the weights of layers that are made without `dtype`: that of the current policy.
+
+    Source: `keras.config.floatx`.
+    """
+    return _current.variable_dtype
+
+
+def set_floatx(value: str) -> None:
+    """Set the policy to this element type, unless it keeps weights in it already, as mixed ones do in float32.
+
+    Args:
+        value: `"bfloat16"`, `"float16"`, `"float32"` or `"float64"`; the last needs `jax_enable_x64` of JAX.
+
+    Raises:
+        ModelError: it is none of these.
+
+    Source: `keras.config.set_floatx`.
+    """
+    if check_option("value", value, ("bfloat16", "float16", "float32", "float64")) != floatx():
+        set_dtype_policy(value)
 
 
 def get(identifier: Any) -> DTypePolicy:

@@ -3,8 +3,16 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
+from keras_dist.backend import clear_session, standardize_dtype
 from keras_dist.callbacks.progbar import Progbar
+from keras_dist.config.settings import (
+    disable_interactive_logging,
+    enable_interactive_logging,
+    is_interactive_logging_enabled,
+)
 from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
+from keras_dist.data.packing import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from keras_dist.datasets.local_file import get_file
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
@@ -25,19 +33,27 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
+    "clear_session",
     "custom_object_scope",
     "deserialize_keras_object",
+    "disable_interactive_logging",
+    "enable_interactive_logging",
     "get_custom_objects",
+    "get_file",
     "get_registered_name",
     "get_registered_object",
     "get_source_inputs",
+    "is_interactive_logging_enabled",
     "is_keras_tensor",
     "normalize",
+    "pack_x_y_sample_weight",
     "pad_sequences",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",
+    "standardize_dtype",
     "to_categorical",
+    "unpack_x_y_sample_weight",
 ]
 
 if not TYPE_CHECKING:

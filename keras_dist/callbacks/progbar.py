@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 import weakref
@@ -13,8 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from keras_dist._arguments import argument_error, check_int, check_number, check_option, check_optional
+from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.distribution.job import is_chief
 
+_LOGGER = logging.getLogger("keras_dist")
 _MOST_UNREAD = 64
 """How many values of a name are kept before they are waited for."""
 
@@ -44,11 +47,12 @@ class Drawing:
         self.total = total
         self.is_shown = verbose > 0 and is_chief()
         self._console, self._width, self._interval, self._unit = console, width, interval, unit
+        self._logs = not is_interactive_logging_enabled()
         self._line = "-" if verbose == 2 else "━" * width
         self._started = self._updated = time.monotonic()
         self._first: tuple[int, float] | None = None
         self._progress: Progress | None = None
-        if self.is_shown and verbose == 1 and console.is_interactive:
+        if self.is_shown and verbose == 1 and console.is_interactive and not self._logs:
             self._progress = Progress(
                 TextColumn("{task.completed}/{task.fields[target]}"),
                 BarColumn(width),
@@ -82,7 +86,8 @@ class Drawing:
         if self.is_shown:
             now = time.monotonic()
             told = self._told(seen, now, values)
-            self._console.print(f"{seen}/{self._target} {self._line} {now - self._started:.0f}s - {told}")
+            line = f"{seen}/{self._target} {self._line} {now - self._started:.0f}s - {told}"
+            _LOGGER.info(line) if self._logs else self._console.print(line)
 
     def stop(self) -> None:
         """Close the bar."""

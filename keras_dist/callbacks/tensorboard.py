@@ -71,6 +71,7 @@ class TensorBoard(Callback):
         self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
+        self.write_images, self.embeddings_freq, self.embeddings_metadata = False, 0, None  # nothing else is taken
         self.write_steps_per_second = write_steps_per_second
         self.update_freq = _checked_frequency(update_freq)
         self._first_profiled, self._last_profiled = _checked_window(profile_batch)

@@ -1,7 +1,8 @@
-"""Config files of runs: their schema, and loading them. Imports no JAX.
+"""Config files of runs: their schema, and loading them; and the settings of `keras.config`. Imports no JAX.
 
 `load` reads a file into a `RunConfig`; `parse_mesh_shape` alone reads `"data=2,model=4"` and does not load pydantic.
-`keras_dist.assembly` makes objects of what they say.
+`keras_dist.assembly` makes objects of what they say. The dtype policy is that of `mixed_precision`, which does
+import JAX when it is asked for.
 """
 
 from __future__ import annotations
@@ -35,13 +36,48 @@ if TYPE_CHECKING:
     from keras_dist.config.schema import Component as Component
     from keras_dist.config.schema import RunConfig as RunConfig
     from keras_dist.config.schema import TrainingConfig as TrainingConfig
+    from keras_dist.config.settings import backend as backend
+    from keras_dist.config.settings import disable_flash_attention as disable_flash_attention
+    from keras_dist.config.settings import disable_interactive_logging as disable_interactive_logging
+    from keras_dist.config.settings import disable_traceback_filtering as disable_traceback_filtering
+    from keras_dist.config.settings import enable_flash_attention as enable_flash_attention
+    from keras_dist.config.settings import enable_interactive_logging as enable_interactive_logging
+    from keras_dist.config.settings import enable_traceback_filtering as enable_traceback_filtering
+    from keras_dist.config.settings import enable_unsafe_deserialization as enable_unsafe_deserialization
+    from keras_dist.config.settings import epsilon as epsilon
+    from keras_dist.config.settings import image_data_format as image_data_format
+    from keras_dist.config.settings import is_flash_attention_enabled as is_flash_attention_enabled
+    from keras_dist.config.settings import is_interactive_logging_enabled as is_interactive_logging_enabled
+    from keras_dist.config.settings import is_nnx_enabled as is_nnx_enabled
+    from keras_dist.config.settings import is_traceback_filtering_enabled as is_traceback_filtering_enabled
+    from keras_dist.config.settings import max_epochs as max_epochs
+    from keras_dist.config.settings import max_steps_per_epoch as max_steps_per_epoch
+    from keras_dist.config.settings import set_backend as set_backend
+    from keras_dist.config.settings import set_epsilon as set_epsilon
+    from keras_dist.config.settings import set_image_data_format as set_image_data_format
+    from keras_dist.config.settings import set_max_epochs as set_max_epochs
+    from keras_dist.config.settings import set_max_steps_per_epoch as set_max_steps_per_epoch
+    from keras_dist.mixed_precision import dtype_policy as dtype_policy
+    from keras_dist.mixed_precision import floatx as floatx
+    from keras_dist.mixed_precision import set_dtype_policy as set_dtype_policy
+    from keras_dist.mixed_precision import set_floatx as set_floatx
 
 _LAYOUTS = "AutoConfig Axes DataParallelConfig DistributionConfig FoundConfig FullyShardedConfig HybridConfig Layout"
+_SETTINGS = (
+    "backend disable_flash_attention disable_interactive_logging disable_traceback_filtering "
+    "enable_flash_attention enable_interactive_logging enable_traceback_filtering "
+    "enable_unsafe_deserialization epsilon image_data_format is_flash_attention_enabled "
+    "is_interactive_logging_enabled is_nnx_enabled is_traceback_filtering_enabled max_epochs "
+    "max_steps_per_epoch set_backend set_epsilon set_image_data_format set_max_epochs "
+    "set_max_steps_per_epoch"
+)
 _MODULE_OF = {
     **dict.fromkeys([*_LAYOUTS.split(), "MeshConfig", "ModelParallelConfig", "PresetConfig", "Zero1Config"], "layouts"),
     **dict.fromkeys(["CheckpointConfig", "ClusterConfig", "Component", "RunConfig", "TrainingConfig"], "schema"),
     **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map", "migrate_rules"], "migration"),
     "load": "loader",
+    **dict.fromkeys(_SETTINGS.split(), "settings"),
+    **dict.fromkeys(["dtype_policy", "floatx", "set_dtype_policy", "set_floatx"], "keras_dist.mixed_precision"),
 }
 
 __all__ = ["parse_mesh_shape", *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -50,7 +86,8 @@ __all__ = ["parse_mesh_shape", *_MODULE_OF]  # pyright: ignore[reportUnsupported
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         return missing_from(__name__)(name)
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    module = _MODULE_OF[name]
+    value = getattr(importlib.import_module(module if "." in module else f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

@@ -7,13 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from keras_dist import constraints, initializers, random, regularizers
 from keras_dist._types import DTypeLike, PyTree, Shape
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.layers import call_context
-from keras_dist.layers.call_arguments import shapes_of
+from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Variable, drawn
 from keras_dist.layers.weight_arguments import (
@@ -36,6 +37,8 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
             build(self, *args, **kwargs)
             return
         self._outside.made = []
+        shapes = inspect.signature(build).bind(self, *args, **kwargs).arguments
+        self._outside.shapes = dict([*shapes.items()][1:])
         # what a call has made may create no weights, also not in its build
         around = call_context.caller() if self._outside.is_passing else None
         try:
@@ -56,6 +59,7 @@ class Building:
     weight_initializers: ClassVar[Mapping[str, Identifier]] = {}
     name: str
     variable_dtype: str
+    built: bool
     _is_built: bool
     _outside: LayerRecord
     _pytree__state: Any
@@ -63,6 +67,32 @@ class Building:
     @_counted
     def build(self, input_shape: PyTree) -> None:
         """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return the shapes that the layer was built for, for `build_from_config`; None before.
+
+        They are `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
+        """
+        record = self._outside
+        shapes = record.shapes
+        if not shapes and record.nodes:
+            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, record.nodes[0].inputs)}
+        if not shapes:
+            return None
+        return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
+
+    def build_from_config(self, config: Mapping[str, Any] | None) -> None:
+        """Create the weights, if there are none, for the shapes in a config.
+
+        Args:
+            config: what `get_build_config` gave, here or in Keras; None for no weights.
+        """
+        if not config or self.built:
+            return
+        if "input_shape" in config:
+            self.build(as_shapes(config["input_shape"]))
+        elif "shapes_dict" in config:
+            self.build(**{name: as_shapes(shape) for name, shape in config["shapes_dict"].items()})
 
     def _describe_weights(self, kwargs: dict[str, Any]) -> None:
         """Take the arguments of `weight_initializers` out of those of the constructor."""
@@ -202,12 +232,7 @@ class Building:
         if self._is_built:
             return
         self._check_same_trace()
-        shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
-        names = list(inspect.signature(self.build).parameters)
-        if len(names) == 1:
-            self.build(next(iter(shapes.values()), None))
-        else:
-            self.build(**{name: shapes[name] for name in names if name in shapes})
+        called_with_shapes(self.build, tensors)
         if not self._is_built:  # a model, whose `build` is about the layers in it
             self._outside.made = []
             self._finish_building()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -86,19 +86,45 @@ def training_of(parameters: Mapping[str, inspect.Parameter], context: call_conte
 
 
 def tensor_arguments(
-    parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]
+    parameters: Mapping[str, inspect.Parameter],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kinds: type | tuple[type, ...] = (jax.Array, np.ndarray),
 ) -> dict[str, PyTree]:
-    """Return the arguments of a call that hold arrays, by the names of the parameters."""
+    """Return the arguments of a call that hold arrays, or what else `kinds` says, by the names of the parameters."""
     names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
     named |= {name: value for name, value in kwargs.items() if not name.endswith("mask")}
-    return {name: value for name, value in named.items() if any(map(_is_array, jax.tree.leaves(value)))}
+    return {
+        name: value for name, value in named.items() if any(isinstance(leaf, kinds) for leaf in jax.tree.leaves(value))
+    }
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
+def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, PyTree]) -> PyTree:
+    """Return what a function of shapes, such as `build`, returns for the tensors of a call.
+
+    Args:
+        function: takes the shape, or structure of shapes, of the first argument; or, if it has several parameters,
+            those of the arguments they name: `value_shape` that of `value`.
+        tensors: the arguments, by name.
+    """
+    shapes = {f"{name}_shape": jax.tree.map(_shape, tensor) for name, tensor in tensors.items()}
+    names = list(inspect.signature(function).parameters)
+    if len(names) == 1:
+        return function(next(iter(shapes.values()), None))
+    return function(**{name: shapes[name] for name in names if name in shapes})
 
 
-def shapes_of(tensors: PyTree) -> PyTree:
-    """Return the shape of an array; for a structure of arrays the structure of their shapes."""
-    return jax.tree.map(jnp.shape, tensors)
+def as_shapes(shapes: PyTree) -> PyTree:
+    """Return shapes as JSON gives them, with tuples in place of lists of sizes."""
+    if isinstance(shapes, dict):
+        return {name: as_shapes(shape) for name, shape in shapes.items()}
+    if not isinstance(shapes, list | tuple):
+        return shapes
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return tuple(shapes)
+    return type(shapes)(map(as_shapes, shapes))
+
+
+def _shape(leaf: Any) -> tuple[int | None, ...]:
+    return leaf.shape if hasattr(leaf, "shape") else jnp.shape(leaf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import LARGEST_SIZE, is_int
@@ -20,6 +21,8 @@ class InputLayer(Layer):
     The arguments are those of `Input`, which calls `input_tensor` `tensor`.
     """
 
+    sparse = ragged = False
+
     def __init__(
         self,
         shape: Sequence[int | None] | None = None,
@@ -28,26 +31,33 @@ class InputLayer(Layer):
         sparse: bool | None = None,
         ragged: bool | None = None,
         batch_shape: Sequence[int | None] | None = None,
-        input_tensor: None = None,
+        input_tensor: KerasTensor | None = None,
         optional: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, dtype="float32" if dtype is None else dtype, **kwargs)
-        if sparse or ragged or input_tensor is not None:
+        default = getattr(input_tensor, "dtype", "float32")
+        super().__init__(name=name, dtype=default if dtype is None else dtype, **kwargs)
+        if sparse or ragged:
             raise ModelError(
-                f"Input {self.name!r} cannot be sparse, ragged or an existing tensor",
-                given=f"sparse={sparse}, ragged={ragged}, input_tensor={shorten(input_tensor)}",
+                f"Input {self.name!r} cannot be sparse or ragged",
+                given=f"sparse={sparse}, ragged={ragged}",
                 expected="dense arrays of one shape",
                 fix="leave these arguments out",
             )
+        if input_tensor is not None:
+            batch_shape = _shape_like(input_tensor, shape, batch_size, batch_shape, dtype, self.name)
+            shape = batch_size = None
         if shape is None and batch_shape is None and self._own_input_shape is not None:
             batch_shape = self._own_input_shape
         self.batch_shape = _batch_shape(shape, batch_size, batch_shape, self.name)
         self.optional = optional
         self.built = True
         node = Node(self, (), {})
-        node.outputs = node.output(self.batch_shape, self.dtype, self.name)
+        if input_tensor is None or input_tensor.node is not None:  # what computes that goes on to do so
+            node.outputs = node.output(self.batch_shape, self.dtype, self.name)
+        else:
+            input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
         self._outside.nodes.append(node)
 
     def call(self) -> NoReturn:
@@ -72,7 +82,7 @@ def Input(
     ragged: bool | None = None,
     batch_shape: Sequence[int | None] | None = None,
     name: str | None = None,
-    tensor: None = None,
+    tensor: KerasTensor | None = None,
     optional: bool = False,
 ) -> KerasTensor:
     """Make a symbolic input of a model.
@@ -85,7 +95,8 @@ def Input(
         ragged: only False.
         batch_shape: dims with the batch, in place of `shape` and `batch_size`.
         name: its name; `model.fit` takes dicts by these names.
-        tensor: only None.
+        tensor: a symbolic tensor in place of shape and dtype. One that was made by hand becomes the input; of one that
+            layers compute the input is a new one like it, at which another model can begin.
         optional: whether the input may be left out.
 
     Raises:
@@ -119,6 +130,22 @@ def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, 
             fix="for example Input((28, 28, 1))",
         )
     return tuple(None if dim is None else int(dim) for dim in dims)
+
+
+def _shape_like(
+    tensor: Any, shape: Any, batch_size: int | None, batch_shape: Shape | None, dtype: DTypeLike | None, name: str
+) -> tuple[int | None, ...]:
+    """Return the shape of an existing tensor, if nothing else is said of it."""
+    is_like = isinstance(tensor, KerasTensor) and shape is None and batch_size in (None, *tensor.shape[:1])
+    is_like = is_like and (batch_shape is None or tuple(batch_shape) == tensor.shape)
+    if is_like and (dtype is None or jnp.dtype(dtype).name == tensor.dtype):
+        return tensor.shape
+    raise ModelError(
+        f"Input {name!r}: `tensor` cannot be the input",
+        given=f"{shorten(tensor)}, shape={shape}, batch_size={batch_size}, batch_shape={batch_shape}, dtype={dtype}",
+        expected="a symbolic tensor, and no shape or dtype but its own",
+        fix="Input(tensor=kd.KerasTensor((None, 8))); arrays are arguments of calls",
+    )
 
 
 def _dims(shape: Shape, name: str) -> tuple[int | None, ...]:

@@ -20,7 +20,7 @@ from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
-from keras_dist.layers import call_context, symbolic
+from keras_dist.layers import call_context, output_shapes, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building
 from keras_dist.layers.call_arguments import (
@@ -63,6 +63,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
 
     Attributes:
+        supports_jit: unused: `compile` says whether steps are compiled.
         supports_masking: whether a mask of the input is also one of the output.
         input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
         weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
@@ -90,10 +91,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     __slots__ = ()
 
     _never_called: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(
-            ("compute_output_spec", "symbolic_call"),
-            "leave it out: shapes and dtypes follow from `call`, which is traced",
-        ),
+        "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`",
         **dict.fromkeys(
             ("save_own_variables", "load_own_variables", "save_assets", "load_assets"),
             "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
@@ -101,6 +99,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     }
 
     supports_masking: bool = False
+    supports_jit: bool = True
     input_spec: PyTree = None
 
     def __init__(
@@ -215,9 +214,28 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         context.losses.extend(terms)
         self._outside.added += terms
 
-    def compute_output_shape(self, input_shape: PyTree) -> PyTree:
-        """Return the shape of the output for inputs of this shape, the batch included; None for any size."""
-        return symbolic.output_shape(self, input_shape)
+    def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Return the shape of the output, the batch included, with None for any size. `call` is traced to tell it.
+
+        A subclass that defines it is asked on symbolic inputs where its `call` cannot be traced.
+
+        Args:
+            *args: the shapes of the inputs, as tuples, or structures of them; mostly one.
+            **kwargs: shapes of inputs by name: `value_shape` that of `value`.
+        """
+        return output_shapes.output_shape(self, args, kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the symbolic outputs of a call, which becomes part of no model. `call` is traced to tell them.
+
+        A subclass that defines it is believed: `call` is then traced when a model creates its weights.
+
+        Args:
+            *args: the arguments of the call, symbolic tensors among them.
+            **kwargs: further ones.
+        """
+        is_told = type(self).compute_output_shape is not Layer.compute_output_shape
+        return output_shapes.output_spec(self, args, kwargs, is_told)
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the output, given that of the inputs."""

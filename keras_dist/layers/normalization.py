@@ -79,6 +79,8 @@ class LayerNormalization(ScaledNormalization):
             the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
     """
 
+    rms_scaling = False
+
     def __init__(
         self,
         axis: int | Sequence[int] = -1,

@@ -60,6 +60,11 @@ class Precision:
         return self.compute_dtype
 
     @property
+    def quantization_mode(self) -> None:
+        """None: nothing is quantized."""
+        return None
+
+    @property
     def _casts_inputs(self) -> bool:
         """Whether float inputs are cast to `input_dtype`."""
         return self.autocast

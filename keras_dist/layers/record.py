@@ -70,6 +70,7 @@ class LayerRecord:
         binding: where its weights are in a model; None outside of models.
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
+        shapes: those it was built for, by the parameters of `build`.
         added: what it added to the loss in the last call.
         is_passing: whether it was made in the call of another layer.
     """
@@ -79,6 +80,7 @@ class LayerRecord:
     binding: Binding | None = None
     handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
+    shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     added: list[jax.Array] = dataclasses.field(default_factory=list)
     is_passing: bool = False
 

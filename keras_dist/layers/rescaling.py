@@ -12,12 +12,10 @@ import numpy as np
 
 from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
-
-_EPSILON = 1e-7
-"""The least divisor."""
 
 _CHUNK_BYTES = 2**26
 """The part of an array that `adapt` converts at a time."""
@@ -96,7 +94,7 @@ class Normalization(Layer):
         """Return the normalized inputs."""
         inputs = inputs.astype(self.compute_dtype)
         mean, variance = self._statistics(inputs)
-        deviation = jnp.maximum(jnp.sqrt(variance), _EPSILON)
+        deviation = jnp.maximum(jnp.sqrt(variance), epsilon())
         return inputs * deviation + mean if self.invert else (inputs - mean) / deviation
 
     def adapt(self, data: ArrayLike | Iterable[PyTree]) -> None:

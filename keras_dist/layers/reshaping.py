@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_dist._arguments import argument_error, check_data_format, check_size, is_int
 from keras_dist._types import Shape
+from keras_dist.config.settings import image_data_format
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -29,7 +30,7 @@ class Flatten(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        self.data_format = check_data_format(data_format, self.name)
+        self.data_format = check_data_format(data_format or image_data_format(), self.name)
         self.input_spec = InputSpec(min_ndim=1)
 
     def call(self, inputs: jax.Array) -> jax.Array:
@@ -37,6 +38,11 @@ class Flatten(Layer):
         if self.data_format == "channels_first" and inputs.ndim > 1:
             inputs = jnp.moveaxis(inputs, 1, -1)
         return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:]))
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        arguments = super()._config_arguments()
+        return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
 
 
 class Reshape(Layer):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from keras_dist._arguments import check_data_format
+from keras_dist.config.settings import image_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -28,7 +29,7 @@ class SpatialLayer(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.data_format = check_data_format(data_format, self.name)
+        self.data_format = check_data_format(data_format or image_data_format(), self.name)
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     @property
@@ -46,6 +47,11 @@ class SpatialLayer(Layer):
         """The spatial dims."""
         first = 1 if self.channels_last else 2
         return tuple(range(first, first + self.rank))
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        arguments = super()._config_arguments()
+        return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
 
     def for_all_dims(self, spatial: Any, other: Any) -> tuple[Any, ...]:
         """Return `spatial`, one value for each spatial dim, with `other` for the batch and the channels."""

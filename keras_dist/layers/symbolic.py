@@ -268,7 +268,16 @@ def connect(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[st
 
 
 def infer(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-    """Return the symbolic outputs, with their masks, of a call that is not added to the graph."""
+    """Return the symbolic outputs, with their masks, of a call that is not added to the graph; a layer says them."""
+    if isinstance(operation, Operation):
+        return traced_outputs(operation, args, kwargs)
+    outputs = operation.compute_output_spec(*args, **kwargs)
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
+    return jax.tree.map(lambda leaf: KerasTensor(leaf.shape, leaf.dtype) if id(leaf) in given else leaf, outputs)
+
+
+def traced_outputs(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """Return the symbolic outputs, with their masks, that tracing a call tells."""
     call, tensors = _abstract_call(operation, args, kwargs)
     first = second = _traced(operation, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
@@ -304,12 +313,6 @@ def build_as_called(layer: Layer) -> bool:
             context.set_mask(value, zeros(_mask_of(tensor)))
         layer(*args, **kwargs)
     return True
-
-
-def output_shape(layer: Layer, input_shape: PyTree) -> PyTree:
-    """Return the shape, or structure of shapes, of the output of a layer for inputs of this shape."""
-    tensors = jax.tree.map(lambda shape: KerasTensor(shape, layer.compute_dtype), input_shape, is_leaf=_is_shape)
-    return jax.tree.map(lambda tensor: tensor.shape, infer(layer, (tensors,), {}))
 
 
 def first_node(layer: Layer) -> Node:
@@ -375,7 +378,3 @@ def _mask_of(leaf: Any) -> KerasTensor | None:
 def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
     """Return the shape that two traces of a call have in common."""
     return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(size is None or isinstance(size, int) for size in value)

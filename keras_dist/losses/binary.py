@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.losses.loss import ElementwiseLoss
-from keras_dist.losses.targets import EPSILON, matched
+from keras_dist.losses.targets import matched
 
 
 def binary_crossentropy(
@@ -78,7 +79,7 @@ def binary_focal_crossentropy(
 def _crossentropy(y_true: jax.Array, y_pred: jax.Array, from_logits: bool) -> jax.Array:
     if from_logits:
         return optax.sigmoid_binary_cross_entropy(y_pred, y_true)
-    y_pred = jnp.clip(y_pred, EPSILON, 1 - EPSILON)
+    y_pred = jnp.clip(y_pred, epsilon(), 1 - epsilon())
     return -y_true * jnp.log(y_pred) - (1 - y_true) * jnp.log(1 - y_pred)
 
 

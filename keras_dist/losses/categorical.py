@@ -13,9 +13,10 @@ import optax
 from keras_dist._arguments import is_int
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss
-from keras_dist.losses.targets import EPSILON, as_arrays, matched
+from keras_dist.losses.targets import as_arrays, matched
 
 
 def categorical_crossentropy(
@@ -203,7 +204,7 @@ def _check_axis(name: str, axis: object, y_pred: jax.Array) -> None:
 
 def _probabilities(y_pred: jax.Array, axis: int) -> jax.Array:
     """With sum 1, and finite logarithms."""
-    return jnp.clip(y_pred / jnp.sum(y_pred, axis, keepdims=True), EPSILON, 1 - EPSILON)
+    return jnp.clip(y_pred / jnp.sum(y_pred, axis, keepdims=True), epsilon(), 1 - epsilon())
 
 
 def _or_nan(index: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._types import ArrayLike
+from keras_dist.config.settings import epsilon
 from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
-from keras_dist.losses.targets import EPSILON, matched
+from keras_dist.losses.targets import matched
 
 
 def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
@@ -26,7 +27,7 @@ def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     Raises:
         ModelError: the shapes differ.
     """
-    y_true, y_pred = (jnp.clip(p, EPSILON, 1) for p in matched("kl_divergence", y_true, y_pred))
+    y_true, y_pred = (jnp.clip(p, epsilon(), 1) for p in matched("kl_divergence", y_true, y_pred))
     return optax.losses.kl_divergence(jnp.log(y_pred), y_true)
 
 
@@ -44,7 +45,7 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
         ModelError: the shapes differ.
     """
     y_true, y_pred = matched("poisson", y_true, y_pred)
-    return jnp.mean(y_pred - y_true * jnp.log(y_pred + EPSILON), axis=-1)
+    return jnp.mean(y_pred - y_true * jnp.log(y_pred + epsilon()), axis=-1)
 
 
 class KLDivergence(FunctionLoss, function=kl_divergence):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.losses.loss import ElementwiseLoss, FunctionLoss
-from keras_dist.losses.targets import EPSILON, matched
+from keras_dist.losses.targets import matched
 
 
 def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
@@ -42,7 +43,7 @@ def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
     Targets nearer to 0 than 1e-7 count as 1e-7.
     """
     y_true, y_pred = matched("mean_absolute_percentage_error", y_true, y_pred)
-    return 100.0 * jnp.mean(jnp.abs((y_true - y_pred) / jnp.maximum(jnp.abs(y_true), EPSILON)), axis=-1)
+    return 100.0 * jnp.mean(jnp.abs((y_true - y_pred) / jnp.maximum(jnp.abs(y_true), epsilon())), axis=-1)
 
 
 def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
@@ -51,7 +52,7 @@ def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.
     Numbers below 1e-7 count as 1e-7.
     """
     y_true, y_pred = matched("mean_squared_logarithmic_error", y_true, y_pred)
-    logarithms = (jnp.log1p(jnp.maximum(y, EPSILON)) for y in (y_pred, y_true))
+    logarithms = (jnp.log1p(jnp.maximum(y, epsilon())) for y in (y_pred, y_true))
     return jnp.mean(optax.squared_error(*logarithms), axis=-1)
 
 
@@ -82,7 +83,7 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
         axis: the dim of the vectors.
     """
     y_true, y_pred = matched("cosine_similarity", y_true, y_pred)
-    return -optax.cosine_similarity(y_pred, y_true, epsilon=EPSILON**2, axis=axis)
+    return -optax.cosine_similarity(y_pred, y_true, epsilon=epsilon() ** 2, axis=axis)
 
 
 class MeanSquaredError(ElementwiseLoss, function=mean_squared_error):

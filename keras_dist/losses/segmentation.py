@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.losses.loss import FunctionLoss
-from keras_dist.losses.targets import EPSILON, matched
+from keras_dist.losses.targets import matched
 
 
 def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None = None) -> jax.Array:
@@ -29,7 +30,7 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None 
     y_true, y_pred = matched("dice", y_true, y_pred)
     axis = _dims(axis)
     both = jnp.sum(y_true * y_pred, axis)
-    return 1 - 2 * both / (jnp.sum(y_true, axis) + jnp.sum(y_pred, axis) + EPSILON)
+    return 1 - 2 * both / (jnp.sum(y_true, axis) + jnp.sum(y_pred, axis) + epsilon())
 
 
 def tversky(
@@ -56,7 +57,7 @@ def tversky(
     axis = _dims(axis)
     both = jnp.sum(y_true * y_pred, axis)
     missed, wrong = jnp.sum(y_true * (1 - y_pred), axis), jnp.sum(y_pred * (1 - y_true), axis)
-    return 1 - both / (both + alpha * missed + beta * wrong + EPSILON)
+    return 1 - both / (both + alpha * missed + beta * wrong + epsilon())
 
 
 def _dims(axis: int | Sequence[int] | None) -> int | tuple[int, ...] | None:

@@ -14,9 +14,6 @@ from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 
-EPSILON = 1e-7
-"""Keeps logarithms and quotients finite, as `keras.config.epsilon()`."""
-
 
 def is_array(value: object) -> TypeGuard[jax.Array | np.ndarray]:
     """Whether `value` is an array of jax or numpy."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from keras_dist._arguments import check_fraction, check_int
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError, shorten
-from keras_dist.losses.targets import EPSILON, align_ranks, as_arrays
+from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
@@ -200,6 +201,7 @@ class _AtOperatingPoint(ConfusionMetric, direction="up"):
         mesh: object,
     ) -> None:
         self.value = check_fraction(argument, value)
+        setattr(self, argument, self.value)
         self.num_thresholds = check_int("num_thresholds", num_thresholds, 1)
         thresholds = [0.5] if num_thresholds == 1 else even_thresholds(num_thresholds)
         super().__init__(thresholds, Counts._fields, name, dtype, mesh, class_id=class_id)
@@ -223,6 +225,7 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
         ModelError: an argument is out of range.
     """
 
+    specificity: float
     _best, _where = "recall", "specificity"
 
     def __init__(
@@ -243,6 +246,7 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    sensitivity: float
     _best, _where = "specificity", "recall"
 
     def __init__(
@@ -263,6 +267,7 @@ class PrecisionAtRecall(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    recall: float
     _best, _where = "precision", "recall"
 
     def __init__(
@@ -283,6 +288,7 @@ class RecallAtPrecision(_AtOperatingPoint):
     Other arguments and errors: as of `SensitivityAtSpecificity`.
     """
 
+    precision: float
     _best, _where = "recall", "precision"
 
     def __init__(
@@ -405,7 +411,7 @@ def _check_classes(name: str, top_k: int, y_pred: jax.Array) -> None:
 
 
 def _is_even(thresholds: Sequence[float]) -> bool:
-    return len(thresholds) > 2 and np.allclose(thresholds, np.linspace(0, 1, len(thresholds)), atol=EPSILON)
+    return len(thresholds) > 2 and np.allclose(thresholds, np.linspace(0, 1, len(thresholds)), atol=epsilon())
 
 
 def _buckets(scores: jax.Array, thresholds: Sequence[float]) -> jax.Array:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.losses.targets import EPSILON, matched
+from keras_dist.config.settings import epsilon
+from keras_dist.losses.targets import matched
 from keras_dist.metrics.reduction import FunctionMetric
 
 
@@ -23,7 +24,7 @@ def concordance_correlation(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1
     spread = jnp.var(y_true, axis=axis) + jnp.var(y_pred, axis=axis)
     distance = jnp.square(true_mean - pred_mean).squeeze(axis)
     covariance = jnp.mean((y_true - pred_mean) * (y_pred - pred_mean), axis=axis)
-    return 2 * covariance / (spread + distance + EPSILON)
+    return 2 * covariance / (spread + distance + epsilon())
 
 
 class PearsonCorrelation(FunctionMetric, function=pearson_correlation, direction="up"):

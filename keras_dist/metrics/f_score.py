@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option, check_optional
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
-from keras_dist.losses.targets import EPSILON, as_arrays
+from keras_dist.losses.targets import as_arrays
 from keras_dist.metrics.metric import Metric
 
 _COUNTS = ("true_positives", "false_positives", "false_negatives", "intermediate_weights")
@@ -87,11 +88,11 @@ class FBetaScore(Metric, direction="up"):
         if not self._built:
             return jnp.zeros(())
         true, false, missed, weights = (jnp.asarray(variable.value) for variable in self.variables)
-        precision, recall = true / (true + false + EPSILON), true / (true + missed + EPSILON)
+        precision, recall = true / (true + false + epsilon()), true / (true + missed + epsilon())
         beta_squared = self.beta**2
-        score = (1 + beta_squared) * precision * recall / (beta_squared * precision + recall + EPSILON)
+        score = (1 + beta_squared) * precision * recall / (beta_squared * precision + recall + epsilon())
         if self.average == "weighted":
-            return jnp.sum(score * weights / (jnp.sum(weights) + EPSILON))
+            return jnp.sum(score * weights / (jnp.sum(weights) + epsilon()))
         return score if self.average is None else jnp.mean(score)
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
-from keras_dist.losses.targets import EPSILON
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.metric import Metric
 
@@ -95,8 +95,8 @@ class IoU(Metric, direction="up"):
         true = jnp.diag(matrix)
         union = (jnp.sum(matrix, axis=0) + jnp.sum(matrix, axis=1) - true)[targets].astype(jnp.float32)
         occurs = union > 1e-9
-        overlap = jnp.where(occurs, true[targets].astype(jnp.float32) / (union + EPSILON), 0.0)
-        return jnp.sum(overlap) / (jnp.sum(occurs) + EPSILON)
+        overlap = jnp.where(occurs, true[targets].astype(jnp.float32) / (union + epsilon()), 0.0)
+        return jnp.sum(overlap) / (jnp.sum(occurs) + epsilon())
 
     def _weights(self, sample_weight: ArrayLike | None, found: jax.Array) -> jax.Array:
         """A weight for each prediction."""

@@ -10,6 +10,7 @@ from keras_dist import optimizers, random
 from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
+from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
@@ -216,9 +217,12 @@ def batching(
                 expected="a source that makes its batches itself",
                 fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
             )
-        return Streaming(source, steps, steps_argument)
+        return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
-    return Batching(source, check_batch_size(batch_size, size_argument, default), steps)
+    batch_size = check_batch_size(batch_size, size_argument, default)
+    if steps is None and source.length <= batch_size * (max_steps_per_epoch() or 0):
+        return Batching(source, batch_size)
+    return Batching(source, batch_size, limited(steps_argument, steps, max_steps_per_epoch()))
 
 
 def training_sources(
@@ -336,4 +340,5 @@ def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
     """The numbers of the epochs from `initial_epoch` to `epochs`."""
     first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
-    return range(first, check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3))
+    last = check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3)
+    return range(first, limited("epochs", last, max_epochs()))

@@ -293,9 +293,9 @@ class Model(Saveable):
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         return self._with_weights(*args, **kwargs).call(args, kwargs)
 
-    def compute_output_shape(self, input_shape: PyTree) -> PyTree:
+    def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
-        shapes = super().compute_output_shape(input_shape)
+        shapes = super().compute_output_shape(*args, **kwargs)
         return shapes if self._graph is None else self._graph.structured(shapes)
 
     # Weights

@@ -98,12 +98,12 @@ def _unknown(given: Any, paths: Iterable[str]) -> ModelError:
 @functools.lru_cache(maxsize=256)
 def _checkpointed_class(cls: type) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _checkpointed(cls, self, args, kwargs)
+        return checkpointed(cls, self, args, kwargs)
 
     return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
 
 
-def _checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """What `layer` gives; its statistics, masks and losses come out of the checkpoint as arrays."""
     context = call_context.current() or call_context.CallContext()
     leaves, structure = jax.tree.flatten((args, kwargs))

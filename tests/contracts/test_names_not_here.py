@@ -12,7 +12,7 @@ from keras_dist import _not_here, data
     ("package", "name", "words"),
     [
         (kd, "ops", "instead: `jax.numpy`"),
-        (kd, "backend", "JAX is the only backend"),
+        (kd, "StatelessScope", "model.stateless_call"),
         (kd, "applications", "from_nnx"),
         (kd, "Quantizer", "nothing takes its place"),
         (kd.layers, "Hashing", "hash while data is read"),

@@ -65,7 +65,7 @@ optimizer trains one model: `compile` refuses one that another model has. A subc
 `update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
 
 **Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
-what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `save_own_variables`, `update_step` and others.
+what to do instead: `test_step`, `predict_step`, `save_own_variables`, `update_step` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
@@ -86,6 +86,18 @@ NOTES = {
     "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
     "Model.train_on_batch": "gives the values of this batch",
     "activations.sparsemax": "adds up to 1, as in the paper",
+    "*.clear_session": "there is nothing to clear: garbage is collected",
+    "backend.set_epsilon": "compiled steps keep theirs",
+    "*.set_floatx": "the dtype policy",
+    "config.*_traceback_filtering": "no frames are filtered but JAX's",
+    "config.*_flash_attention": "JAX chooses, unless `flash_attention=True` insists",
+    "config.enable_unsafe_deserialization": "raises: nothing read from files is run",
+    "config.set_backend": "JAX alone",
+    "*.disable_interactive_logging": "progress goes to the logger `keras_dist`",
+    "device": "outside of models, which live on their mesh",
+    "name_scope": "names operations; paths are made of attributes",
+    "remat": "`remat=` of `compile` does it without a change of the model",
+    "utils.get_file": "finds files that are there; nothing is downloaded or unpacked",
     "callbacks.CallbackList": "`fit` makes it, or uses the one that it is given",
     "callbacks.CSVLogger": "appending to a file of other columns is refused",
     "callbacks.EarlyStopping": "NaN is never the best value",
@@ -141,26 +153,20 @@ make the update of one large batch; Keras takes the mean of theirs.""",
 """What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
 
 INSTEAD = {
+    "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
     "*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
     "Function": "`kd.Model(inputs, outputs)`",
     "Operation": "`kd.Layer`",
     "RematScope": "`remat=` of `compile`",
     "StatelessScope": "`model.stateless_call`",
-    "device": "`jax.default_device`, or a mesh of one device",
-    "name_scope": "paths are made of attributes",
-    "remat": "`remat=` of `compile`, or `jax.checkpoint`",
-    "version": "`kd.__version__`",
     "*.save_model": "`model.save`",
     "saving.load_model": "`kd.models.load_model`",
     "saving.load_weights": "`model.load_weights`",
     "saving.save_weights": "`model.save_weights`",
     "applications.*": "any `flax.nnx` model, by `kd.Model.from_nnx`",
-    "backend.*": "JAX is the only backend; `jax.numpy.finfo(dtype).eps`, `jax.numpy.result_type`",
     "callbacks.RemoteMonitor": "a subclass of `kd.callbacks.Callback`",
-    "config.*": "no global settings: `dtype=`, `data_format=`, `verbose=` where they count; `kd.config` reads files",
     "datasets.*": "`tensorflow_datasets`",
     "distillation.*": "a `train_step` of your own",
-    "dtype_policies.*": "`kd.mixed_precision`",
     "export.*": "`model.export`, `jax.export`",
     "layers.AugMix": "augment while data is read",
     "layers.AutoContrast": "augment while data is read",
@@ -190,25 +196,15 @@ INSTEAD = {
     "optimizers.ScheduleFreeAdamW": "`optax.contrib.schedule_free_adamw`",
     "optimizers.legacy.*": "`kd.optimizers`",
     "preprocessing.*": "`tensorflow_datasets`, Pillow, numpy",
-    "tree.*": "`jax.tree`",
     "utils.FeatureSpace": "encode while data is read",
     "utils.*_dataset_from_*": "`tensorflow_datasets`",
     "utils.*_img": "Pillow",
     "utils.bounding_boxes.*": "numpy",
-    "utils.clear_session": "nothing: names are numbered within each model",
-    "utils.disable_interactive_logging": "`verbose=0`",
     "utils.img_to_array": "`numpy.asarray`",
-    "utils.is_interactive_logging_enabled": "`verbose=`",
-    "utils.enable_interactive_logging": "`verbose=1`",
     "utils.legacy.*": "`kd.saving`",
     "utils.model_to_dot": "`model.summary()`",
-    "utils.pack_x_y_sample_weight": "`(x, y, sample_weight)`",
     "utils.plot_model": "`model.summary()`",
-    "utils.standardize_dtype": "`jax.numpy.dtype(dtype).name`",
-    "utils.unpack_x_y_sample_weight": "`x, y, sample_weight = batch`",
     "visualization.*": "matplotlib",
-    "Layer.*build*_config": "layers are built when they first see an input",
-    "Layer.compute_output_spec": "`compute_output_shape`",
     "Model.make_*_function": "steps are compiled when they are first needed",
     "Model.stateless_compute_loss": "`model.compute_loss`",
     "Model.train_step": "`train_step=` of `compile`, or a method of this form",
@@ -222,7 +218,7 @@ INSTEAD = {
 }
 """What to use in place of names and namespaces that are not here."""
 
-OTHERS = {"config"}
+OTHERS: set[str] = set()
 """Namespaces of ours that are called as those of Keras, and are something else."""
 
 METHODS = ("Layer", "Model", "optimizers.Optimizer", "losses.Loss", "metrics.Metric", "callbacks.Callback")

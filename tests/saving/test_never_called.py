@@ -18,7 +18,7 @@ class Mixin:
 @pytest.mark.parametrize(
     ("base", "name"),
     [
-        (kd.layers.Layer, "compute_output_spec"),
+        (kd.layers.Layer, "symbolic_call"),
         (kd.layers.Dense, "save_own_variables"),
         (kd.Model, "predict_step"),
         (kd.Sequential, "test_step"),

@@ -1,0 +1,226 @@
+"""What Keras users look for under `backend`, and what `keras` has beside it: scopes, `remat`, `version`. JAX alone."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import argument_error
+from keras_dist._not_here import missing_from
+from keras_dist._types import DTypeLike
+from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
+from keras_dist.distribution.devices import find_device
+from keras_dist.errors import ModelError
+from keras_dist.layers import Layer
+from keras_dist.layers.symbolic import is_keras_tensor
+from keras_dist.mixed_precision import floatx, set_floatx
+from keras_dist.training.rematerialisation import checkpointed
+
+__all__ = [
+    "backend",
+    "clear_session",
+    "epsilon",
+    "floatx",
+    "get_uid",
+    "image_data_format",
+    "is_float_dtype",
+    "is_int_dtype",
+    "is_keras_tensor",
+    "result_type",
+    "set_epsilon",
+    "set_floatx",
+    "set_image_data_format",
+    "standardize_dtype",
+]
+
+_OF_PYTHON: dict[Any, str] = {bool: "bool", int: "int32", "int": "int32", float: "float32", "float": "float32"}
+_OF_PYTHON |= {complex: "complex64", str: "string", "string": "string"}
+_WEAK: dict[Any, Any] = {int: 0, float: 0.0}
+"""What numbers of Python are in sums: they adapt to arrays."""
+_KERAS = "3.15.1"
+
+_uids: collections.Counter[str] = collections.Counter()
+
+
+def clear_session(free_memory: bool = True) -> None:
+    """Forget the counts of `get_uid`, and collect garbage.
+
+    There is nothing else to clear: names are numbered within each model, and a model that nobody holds is freed. The
+    distribution and the dtype policy stay as they are.
+
+    Args:
+        free_memory: whether to collect garbage.
+
+    Source: `keras.backend.clear_session`.
+    """
+    _uids.clear()
+    if free_memory:
+        gc.collect()
+
+
+def get_uid(prefix: str = "") -> int:
+    """Return how often this was called with `prefix`, from 1.
+
+    Source: `keras.backend.get_uid`.
+    """
+    _uids[prefix] += 1
+    return _uids[prefix]
+
+
+def standardize_dtype(dtype: DTypeLike | None) -> str:
+    """Return the name of an element type; of None that of `floatx()`.
+
+    Args:
+        dtype: a name, a type of Python, numpy or JAX, or None.
+
+    Raises:
+        ModelError: there is no such type.
+
+    Example:
+        >>> from keras_dist import backend
+        >>> backend.standardize_dtype(float), backend.standardize_dtype("bfloat16")
+        ('float32', 'bfloat16')
+
+    Source: `keras.backend.standardize_dtype`.
+    """
+    if dtype is None:
+        return floatx()
+    try:
+        return _OF_PYTHON.get(dtype) or jnp.dtype(dtype).name
+    except TypeError:
+        raise argument_error("dtype", dtype, "the name of an element type", example="float32") from None
+
+
+def is_float_dtype(dtype: DTypeLike | None) -> bool:
+    """Return whether numbers of this type are floating ones.
+
+    Source: `keras.backend.is_float_dtype`.
+    """
+    return standardize_dtype(dtype).startswith(("float", "bfloat"))
+
+
+def is_int_dtype(dtype: DTypeLike | None) -> bool:
+    """Return whether numbers of this type are integers.
+
+    Source: `keras.backend.is_int_dtype`.
+    """
+    return standardize_dtype(dtype).startswith(("int", "uint"))
+
+
+def result_type(*dtypes: DTypeLike | None) -> str:
+    """Return the name of the element type of a result of arrays of these types, by JAX's rules.
+
+    Args:
+        *dtypes: names or types; None for `floatx()`, and `int` and `float` for numbers of Python.
+
+    Raises:
+        ModelError: one is no type, or they are of 8 bits and have none in common.
+
+    Example:
+        >>> from keras_dist import backend
+        >>> backend.result_type("bfloat16", int), backend.result_type("int32", "float16")
+        ('bfloat16', 'float16')
+
+    Source: `keras.backend.result_type`.
+    """
+    weak = [_WEAK.get(dtype) for dtype in dtypes]
+    given = [standardize_dtype(dtype) if value is None else value for dtype, value in zip(dtypes, weak, strict=True)]
+    if any(str(dtype).startswith("float8") for dtype in given):
+        expected = "types of at least 16 bits: those of 8 must be cast"
+        raise argument_error("dtypes", dtypes, expected, example="bfloat16")
+    return jnp.result_type(*given).name if given else floatx()
+
+
+@contextlib.contextmanager
+def name_scope(
+    name: str, caller: object = None, deduplicate: bool = True, override_parent: str | None = None
+) -> Iterator[None]:
+    """Name the operations inside in compiled programs and profiles. Paths of weights are made of attributes.
+
+    Args:
+        name: without "/".
+        caller: unused.
+        deduplicate: unused.
+        override_parent: unused.
+
+    Raises:
+        ModelError: `name` is no such string.
+
+    Source: `keras.name_scope`.
+    """
+    del caller, deduplicate, override_parent
+    if not isinstance(name, str) or "/" in name:
+        raise argument_error("name", name, 'a string without "/"', example="block")
+    with jax.named_scope(name):
+        yield
+
+
+def device(device_name: str | jax.Device) -> contextlib.AbstractContextManager[Any]:
+    """Create arrays on a device, and compute there, outside of models: these live on the mesh they were made under.
+
+    Args:
+        device_name: such as `"cpu:0"`, as `list_devices` gives them; or a device of JAX.
+
+    Raises:
+        MeshError: there is no such device.
+
+    Source: `keras.device`.
+    """
+    if isinstance(device_name, str):
+        name = device_name.lower()
+        return jax.default_device(find_device(name if ":" in name else f"{name}:0"))
+    return jax.default_device(device_name)
+
+
+def remat(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `f`, whose intermediate results are computed again in the backward pass instead of being kept.
+
+    `remat=` of `compile` does that for layers without a change of the model.
+
+    Args:
+        f: a function of arrays, or a layer, which is then called in the `call` of another.
+
+    Raises:
+        ModelError: `f` cannot be called.
+
+    Example:
+        >>> import jax, keras_dist as kd
+        >>> jax.grad(kd.remat(lambda x: x**3))(2.0)
+        Array(12., dtype=float32, weak_type=True)
+
+    Source: `keras.remat`.
+    """
+    if not callable(f):
+        raise ModelError(
+            "`f` cannot be computed again: it is no function",
+            given=f"f={f!r}",
+            expected="a function of arrays, or a layer",
+            fix="remat(function)(inputs)",
+        )
+    if not isinstance(f, Layer):
+        return jax.checkpoint(f)
+
+    @functools.wraps(type(f).__call__)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return checkpointed(type(f), f, args, kwargs)
+
+    return call
+
+
+def version() -> str:
+    """Return the version of Keras whose names and numbers these are; `keras_dist.__version__` is that of this package.
+
+    Source: `keras.version`.
+    """
+    return _KERAS
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

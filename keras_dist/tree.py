@@ -1,0 +1,228 @@
+"""`keras.tree` on `jax.tree`: nested lists, tuples and dicts. Anything else is a leaf, None and variables included."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+
+from keras_dist._arguments import check_callable
+from keras_dist._docstrings import complete_docstrings
+from keras_dist._not_here import missing_from
+from keras_dist._types import PyTree
+from keras_dist.errors import ModelError, shorten
+
+__all__ = [
+    "MAP_TO_NONE",
+    "assert_same_paths",
+    "assert_same_structure",
+    "flatten",
+    "flatten_with_path",
+    "is_nested",
+    "lists_to_tuples",
+    "map_shape_structure",
+    "map_structure",
+    "map_structure_up_to",
+    "pack_sequence_as",
+    "traverse",
+]
+
+
+class MAP_TO_NONE:
+    """What a function given to `traverse` returns, or an object of it, for None in place of a part."""
+
+
+def is_nested(structure: PyTree) -> bool:
+    """Return whether `structure` is a list, tuple or dict."""
+    return not _is_leaf(structure)
+
+
+def flatten(structure: PyTree) -> list[Any]:
+    """Return the leaves as a list; those of dicts in the order of their keys.
+
+    Example:
+        >>> from keras_dist import tree
+        >>> tree.flatten({"b": [1, None], "a": (2,)})
+        [2, 1, None]
+    """
+    return jax.tree.leaves(structure, is_leaf=_is_leaf)
+
+
+def flatten_with_path(structure: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return the leaves as pairs of a path, which is a tuple of indices and keys, and a leaf."""
+    return [*_leaves_below((), structure)]
+
+
+def pack_sequence_as(structure: PyTree, flat_sequence: Iterable[Any]) -> PyTree:
+    """Return a structure as `structure` with the leaves of `flat_sequence`.
+
+    Raises:
+        ModelError: there are more or fewer leaves.
+    """
+    leaves, treedef = list(flat_sequence), jax.tree.structure(structure, is_leaf=_is_leaf)
+    if len(leaves) != treedef.num_leaves:
+        raise _differ(f"a structure of {treedef.num_leaves} leaves", f"{len(leaves)} leaves")
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def map_structure(func: Callable[..., Any], *structures: PyTree, none_is_leaf: bool = True) -> PyTree:
+    """Return a structure with `func` of the leaves that have the same place.
+
+    Args:
+        func: takes a leaf of each structure.
+        *structures: at least one; all alike.
+        none_is_leaf: whether `func` is called on None, too; otherwise it stays.
+
+    Raises:
+        ModelError: there is none, or they are not alike.
+
+    Example:
+        >>> from keras_dist import tree
+        >>> tree.map_structure(lambda x, y: x + y, [1, {"a": 2}], [3, {"a": 4}])
+        [4, {'a': 6}]
+    """
+    first = _first_of(structures)
+    for other in structures[1:]:
+        assert_same_structure(first, other)
+
+    def mapped(*leaves: Any) -> Any:
+        return None if not none_is_leaf and leaves[0] is None else func(*leaves)
+
+    return jax.tree.map(mapped, *structures, is_leaf=_is_leaf)
+
+
+def map_structure_up_to(shallow_structure: PyTree, func: Callable[..., Any], *structures: PyTree) -> PyTree:
+    """Return a structure as `shallow_structure`, with `func` of what the others have in the places of its leaves.
+
+    Args:
+        shallow_structure: its leaves are not used.
+        func: takes a part of each structure.
+        *structures: at least one; each like `shallow_structure`, or deeper.
+
+    Raises:
+        ModelError: there is none, or one is of another form.
+    """
+    _first_of(structures)
+    treedef = jax.tree.structure(shallow_structure, is_leaf=_is_leaf)
+    try:
+        parts = [treedef.flatten_up_to(structure) for structure in structures]
+    except ValueError:
+        raise _differ(shallow_structure, structures) from None
+    return jax.tree.unflatten(treedef, [func(*items) for items in zip(*parts, strict=True)])
+
+
+def map_shape_structure(func: Callable[[Any], Any], structure: PyTree) -> PyTree:
+    """Return a structure with `func` of each shape: a list or tuple of integers and None counts as a leaf.
+
+    Args:
+        func: takes a shape.
+        structure: of shapes.
+    """
+
+    def is_shape(value: Any) -> bool:
+        dims = isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)
+        return dims or _is_leaf(value)
+
+    return jax.tree.map(check_callable("func", func, "shape"), structure, is_leaf=is_shape)
+
+
+def traverse(func: Callable[[Any], Any], structure: PyTree, top_down: bool = True) -> PyTree:
+    """Return the structure with what `func` returns for each part, the whole and the leaves included.
+
+    Args:
+        func: takes a part; None keeps it, and goes on with the parts in it, and `MAP_TO_NONE` puts None there.
+        structure: nested lists, tuples and dicts.
+        top_down: whether the whole comes before its parts.
+    """
+    if top_down:
+        found = func(structure)
+        return _or_none(_traverse_parts(func, structure, top_down) if found is None else found)
+    parts = _traverse_parts(func, structure, top_down)
+    found = func(parts)
+    return _or_none(parts if found is None else found)
+
+
+def lists_to_tuples(structure: PyTree) -> PyTree:
+    """Return the structure with tuples in place of lists."""
+    return traverse(lambda part: tuple(part) if isinstance(part, list) else None, structure, top_down=False)
+
+
+def assert_same_structure(a: PyTree, b: PyTree, check_types: bool | None = None) -> None:
+    """Raise unless two structures have leaves in the same places.
+
+    Args:
+        a: a structure.
+        b: a structure.
+        check_types: unused, as in Keras.
+
+    Raises:
+        ModelError: they are not alike.
+    """
+    del check_types
+    if jax.tree.structure(a, is_leaf=_is_leaf) != jax.tree.structure(b, is_leaf=_is_leaf):
+        raise _differ(a, b)
+
+
+def assert_same_paths(a: PyTree, b: PyTree) -> None:
+    """Raise unless the leaves of two structures have the same paths, be it in lists or in tuples.
+
+    Raises:
+        ModelError: they have not.
+    """
+    of_a, of_b = ({path for path, _ in flatten_with_path(structure)} for structure in (a, b))
+    if of_a != of_b:
+        raise _differ(f"only the first has {sorted(of_a - of_b, key=str)}", f"only the other {of_b - of_a or ''}")
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, list | tuple | dict)
+
+
+def _leaves_below(path: tuple[Any, ...], part: PyTree) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the leaves in the order of `flatten`; names of named tuples are no steps of paths."""
+    if _is_leaf(part):
+        yield path, part
+        return
+    of_dict = isinstance(part, dict)
+    steps = range(len(part)) if not of_dict else [*part] if isinstance(part, OrderedDict) else sorted(part)
+    for step in steps:
+        yield from _leaves_below((*path, step), part[step])
+
+
+def _traverse_parts(func: Callable[[Any], Any], structure: PyTree, top_down: bool) -> PyTree:
+    if _is_leaf(structure):
+        return structure
+    parts, treedef = jax.tree.flatten(structure, is_leaf=lambda part: part is not structure)
+    return jax.tree.unflatten(treedef, [traverse(func, part, top_down) for part in parts])
+
+
+def _or_none(found: Any) -> Any:
+    return None if found is MAP_TO_NONE or isinstance(found, MAP_TO_NONE) else found
+
+
+def _first_of(structures: tuple[PyTree, ...]) -> PyTree:
+    if not structures:
+        raise ModelError(
+            "a function cannot be mapped over no structure",
+            given="no structures",
+            expected="at least one",
+            fix="map_structure(func, structure)",
+        )
+    return structures[0]
+
+
+def _differ(a: Any, b: Any) -> ModelError:
+    return ModelError(
+        "the structures don't have the same nested structure",
+        given=f"{shorten(a)} and {shorten(b)}",
+        expected="lists, tuples and dicts with leaves in the same places",
+        fix="tree.map_structure_up_to takes one that is deeper than the other",
+    )
+
+
+complete_docstrings(vars())
+
+if not TYPE_CHECKING:
+    __getattr__: Callable[[str], NoReturn] = missing_from(__name__)

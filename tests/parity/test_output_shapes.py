@@ -1,0 +1,138 @@
+"""Shapes of outputs as a layer says them, inputs that are tensors, and what a layer was built for."""
+
+import json
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+keras = pytest.importorskip("keras")
+
+
+def test_a_spec_that_a_layer_says_is_believed():
+    class Doubled(layers.Layer):
+        def build(self, input_shape):
+            self.kernel = self.add_weight((input_shape[-1], 4), name="kernel")
+
+        def call(self, inputs, scale=1.0):
+            return inputs @ self.kernel[...] * scale, inputs
+
+        def compute_output_spec(self, inputs, scale=1.0):
+            asked.append(inputs.shape)
+            return kd.KerasTensor((*inputs.shape[:-1], 4), self.compute_dtype), inputs
+
+    asked = []
+    inputs = kd.Input((3,))
+    outputs, same = Doubled()(inputs, scale=2.0)
+    assert asked == [(None, 3)] and outputs.shape == (None, 4) and same.shape == (None, 3)
+    model = kd.Model(inputs, [outputs, same])
+    x = np.ones((2, 3), "float32")
+    found, kept = model.predict(x, verbose=0)
+    np.testing.assert_allclose(found, 2 * x @ np.asarray(model.weights[0]), rtol=1e-6)
+    np.testing.assert_array_equal(kept, x)
+    assert Doubled().compute_output_shape((None, 3)) == ((None, 4), (None, 3))
+
+
+def test_shapes_are_told_where_a_call_cannot_be_traced():
+    class Host(layers.Layer):
+        def call(self, inputs, other):
+            return np.asarray(inputs)[:, :2] + np.asarray(other)
+
+        def compute_output_shape(self, inputs_shape, other_shape):
+            assert other_shape == (None, 2)
+            return [inputs_shape[0], 2]
+
+    class Silent(layers.Layer):
+        def call(self, inputs):
+            return np.asarray(inputs)
+
+    x, other = kd.Input((3,)), kd.Input((2,))
+    assert Host()(x, other=other).shape == (None, 2)
+    with pytest.raises(Exception, match="Tracer"):
+        Silent()(x)
+
+
+def test_a_traced_call_is_believed_more_than_its_shape():
+    class Wrong(layers.Layer):
+        def call(self, inputs):
+            return inputs[:, :1]
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    assert Wrong()(kd.Input((3,))).shape == (None, 1)
+    assert Wrong().compute_output_shape((2, 3)) == (2, 3)
+
+
+def test_shapes_of_several_inputs_as_in_keras():
+    ours, theirs = layers.MultiHeadAttention(2, 4), keras.layers.MultiHeadAttention(2, 4)
+    shapes = {"query_shape": (2, 3, 8), "value_shape": (2, 5, 8)}
+    assert ours.compute_output_shape(**shapes) == theirs.compute_output_shape(**shapes) == (2, 3, 8)
+    assert ours.compute_output_shape((2, 3, 8), (2, 5, 8), (2, 5, 8)) == (2, 3, 8)
+    assert layers.Add().compute_output_shape([[None, 3], [None, 3]]) == (None, 3)
+    assert layers.Dense(4).compute_output_shape(input_shape=[None, 3]) == (None, 4)
+    model = kd.Sequential([kd.Input((3,)), layers.Dense(4)])
+    assert model.compute_output_shape((7, 3)) == model.compute_output_shape(input_shape=(7, 3)) == (7, 4)
+    spec = layers.Dense(4).compute_output_spec(kd.KerasTensor((None, 3)))
+    assert (spec.shape, spec.dtype, spec.node) == ((None, 4), "float32", None)
+
+
+class TestInputOfATensor:
+    def test_one_made_by_hand_becomes_the_input(self):
+        tensor = kd.KerasTensor((None, 3), "float16")
+        assert kd.Input(tensor=tensor, name="x") is tensor
+        layer = layers.InputLayer(input_tensor=kd.KerasTensor((4, 3)))
+        assert layer.batch_shape == keras.layers.InputLayer(input_tensor=keras.KerasTensor((4, 3))).batch_shape
+        model = kd.Model(tensor, layers.Dense(2, use_bias=False, kernel_initializer="ones")(tensor))
+        np.testing.assert_array_equal(model.predict(np.ones((2, 3), "float16"), verbose=0), np.full((2, 2), 3.0))
+
+    def test_of_a_computed_one_a_model_begins_anew(self):
+        x = kd.Input((3,))
+        hidden = layers.Dense(4)(x)
+        again = kd.Input(tensor=hidden)
+        head = kd.Model(again, layers.Dense(2)(again))
+        assert head.count_params() == 10 and again.shape == (None, 4)
+        assert kd.Model(x, layers.Dense(2)(hidden)).count_params() == 26
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"tensor": np.ones((2, 3))},
+            {"tensor": kd.KerasTensor((None, 3)), "shape": (3,)},
+            {"tensor": kd.KerasTensor((None, 3)), "dtype": "int32"},
+            {"tensor": kd.KerasTensor((None, 3)), "batch_shape": (2, 3)},
+        ],
+        ids=str,
+    )
+    def test_what_contradicts_it(self, wrong):
+        with pytest.raises(ModelError, match="cannot be the input"):
+            kd.Input(**wrong)
+
+
+class TestBuildConfigs:
+    def test_they_build_a_layer_as_in_keras(self):
+        ours, theirs = layers.Dense(2), keras.layers.Dense(2)
+        assert ours.get_build_config() is None is theirs.get_build_config()
+        ours.build((None, 3))
+        theirs.build((None, 3))
+        config = json.loads(json.dumps(theirs.get_build_config()))
+        assert ours.get_build_config() == theirs.get_build_config()
+        fresh = layers.Dense(2)
+        fresh.build_from_config(config)
+        fresh.build_from_config(config)
+        assert [weight.shape for weight in fresh.weights] == [(3, 2), (2,)]
+
+    def test_of_several_inputs(self):
+        theirs = keras.layers.MultiHeadAttention(2, 4)
+        theirs.build((2, 3, 8), (2, 5, 8))
+        ours = layers.MultiHeadAttention(2, 4)
+        ours.build_from_config(json.loads(json.dumps(theirs.get_build_config())))
+        assert ours.count_params() == theirs.count_params()
+
+    def test_of_a_layer_in_a_model(self):
+        layer = layers.Dense(2)
+        kd.Model(x := kd.Input((3,)), layer(x))
+        assert layer.get_build_config() == {"input_shape": (None, 3)}
