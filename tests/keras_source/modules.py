@@ -108,7 +108,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return self.stand_ins[defined]
         if found and found[0].startswith("keras.src"):
             return self.stand_ins.get(found[0]) or importlib.import_module(found[0].replace("keras", PACKAGE, 1))
-        return self.public(found) if found else Absent(InternalsError, f"{full} is not exported")
+        if found:
+            return self.public(found)
+        constant = self.names.constant(*defined.rpartition(".")[::2])
+        return Absent(InternalsError, f"{full} is not exported") if constant is None else constant
 
     def public(self, names: Sequence[str]) -> Any:
         """Return what keras_dist has under the first of these names that it knows."""

@@ -3,6 +3,7 @@
 import ast
 import functools
 import pathlib
+from typing import Any
 
 BACKEND = "jax"
 
@@ -72,6 +73,17 @@ class Names:
         if isinstance(value, tuple) and value != (module, name):
             return self.defined(*value)
         return f"{module}.{name}"
+
+    def constant(self, module: str, name: str) -> Any:
+        """Return the value of a constant that is written as a literal, such as the names of dtypes; None for others."""
+        file = self.file_of(module)
+        for node in ast.parse(file.read_text("utf-8")).body if file is not None else ():
+            if isinstance(node, ast.Assign) and name in [getattr(target, "id", "") for target in node.targets]:
+                try:
+                    return ast.literal_eval(node.value)
+                except ValueError:
+                    return None
+        return None
 
     def resolve(self, module: str, name: str) -> tuple[str, ...]:
         """Return the public names of what a module calls `name`; a module's own name; nothing for what is internal."""
