@@ -98,6 +98,10 @@ class ModelError(KerasDistError, ValueError):
     """An argument is wrong, a model was used out of order, or it does not return what its use needs."""
 
 
+class ArgumentTypeError(ModelError, TypeError):
+    """An argument is of a kind that cannot be used, where Keras raises a `TypeError`."""
+
+
 class ConstructorError(ModelError, AttributeError):
     """The constructor of a subclass does not call that of its base."""
 

@@ -21,7 +21,7 @@ class LambdaCallback(Callback):
         on_train_end: called as `on_train_end(logs)`.
         on_train_batch_begin: called as `on_train_batch_begin(batch, logs)`.
         on_train_batch_end: called as `on_train_batch_end(batch, logs)`.
-        **kwargs: functions for the other hooks of `Callback`, by name.
+        **kwargs: functions for the other hooks of `Callback`, by name; what does not begin with `on_` is an attribute.
 
     Raises:
         ModelError: there is no such hook, or its function is not callable.
@@ -46,7 +46,7 @@ class LambdaCallback(Callback):
         hooks = {name: given for name, given in locals().items() if name in _HOOKS} | kwargs
         super().__init__()
         for name, function in hooks.items():
-            if name not in _HOOKS:
+            if name not in _HOOKS and name.startswith("on_"):
                 raise ModelError(
                     f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, _HOOKS)}",
                     given=f"{name}={shorten(function)}",
@@ -54,6 +54,6 @@ class LambdaCallback(Callback):
                     fix="correct the name, or derive a class from Callback",
                 )
             if function is not None:
-                if not callable(function):
+                if name in _HOOKS and not callable(function):
                     raise argument_error(name, function, "a function", wrong="cannot be called")
                 setattr(self, name, function)

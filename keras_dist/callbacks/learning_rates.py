@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_dist.callbacks.callback import EpochLogs
-from keras_dist.errors import ModelError
+from keras_dist.errors import ArgumentTypeError, ModelError
 
 
 def check_settable(model: Any, callback: str) -> None:
@@ -14,7 +14,7 @@ def check_settable(model: Any, callback: str) -> None:
         try:
             optimizer.learning_rate = optimizer.learning_rate
         except ModelError as error:
-            raise ModelError(
+            raise ArgumentTypeError(
                 f"{callback} cannot set the learning rate: {error.summary}",
                 given=error.given,
                 expected=error.expected,
@@ -31,4 +31,4 @@ def log_rates(model: Any, logs: EpochLogs | None) -> None:
     """Add the rates to the logs of an epoch."""
     if logs is not None:
         for label, optimizer in labelled(model):
-            logs[f"learning_rate_{label}" if label else "learning_rate"] = optimizer.learning_rate
+            logs[f"learning_rate_{label}" if label else "learning_rate"] = float(optimizer.learning_rate)

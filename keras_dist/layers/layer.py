@@ -144,12 +144,17 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     @property
     def built(self) -> bool:
-        """Whether its weights exist."""
-        return self._is_built or self._outside.binding is not None
+        """Whether its weights exist, or its shape is known: it was called on symbolic tensors."""
+        return self._has_weights or bool(self._outside.nodes)
 
     @built.setter
     def built(self, value: bool) -> None:
         self._is_built = bool(value)
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether its weights exist."""
+        return self._is_built or self._outside.binding is not None
 
     @property
     def trainable(self) -> bool:
@@ -286,7 +291,8 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         binding = self._outside.binding
         if binding is not None:
             return binding.attribute(name)
-        if not name.startswith("_") and symbolic.build_as_called(self):
+        asked = self._outside.first_call is not None or self._is_made_by_building(name)
+        if asked and not name.startswith("_") and symbolic.build_as_called(self):
             return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not vars(self).get("_is_built") and self._is_made_by_building(name):

@@ -30,7 +30,7 @@ class Precision:
 
     @dtype_policy.setter
     def dtype_policy(self, value: DTypeLike | DTypePolicy | None) -> None:
-        if self.built:
+        if self._has_weights:
             raise ModelError(
                 f"the dtype policy of layer {self.name!r} cannot change any more: it is built",
                 given=f"dtype_policy = {value!r}",

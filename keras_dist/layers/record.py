@@ -66,7 +66,8 @@ class LayerRecord:
 
     Attributes:
         nodes: its calls on symbolic tensors.
-        first_call: of a copy, how the layer was called first; None after it was built so.
+        first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
+            built so.
         binding: where its weights are in a model; None outside of models.
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.

@@ -116,7 +116,7 @@ class Normalization(Layer):
             )
         total: _Moments = (0, 0.0, 0.0)
         for batch in _batches(data, self.name):
-            if not self.built:
+            if not self._has_weights:
                 self._build_once({"inputs": batch})
             for chunk in self._chunks(batch):
                 total = _merged(total, self._moments(chunk))

@@ -289,14 +289,14 @@ def traced_outputs(operation: Layer | Operation, args: tuple[Any, ...], kwargs: 
 
 
 def build_as_called(layer: Layer) -> bool:
-    """Build a layer of a copy as its first call on symbolic tensors would have: another layer asks for its weights.
+    """Build a layer as its first call on symbolic tensors would have: somebody asks for its weights.
 
     Returns:
         Whether there was such a call, and the layer has not been built by it yet.
     """
     record = layer._outside
-    node = record.first_call
-    if node is None or not node.parents or record.made is not None or layer.built:
+    node = record.first_call or next(iter(record.nodes), None)
+    if node is None or not node.parents or record.made is not None or layer._has_weights:
         return False
     record.first_call = None
 

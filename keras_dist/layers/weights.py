@@ -14,7 +14,7 @@ from keras_dist import _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context
+from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
 from keras_dist.metrics import Metric
@@ -164,6 +164,7 @@ class WeightOwner:
         binding = self._outside.binding
         if binding is not None:
             return binding.weights()
+        symbolic.build_as_called(self)
         return [
             self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
+from keras_dist.losses.by_shapes import NAMES, crossentropy_by_shapes
 from keras_dist.losses.loss import Loss, LossFunctionWrapper
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
@@ -59,7 +60,8 @@ def as_loss(identifier: Any) -> Loss:
     """Return what `get` finds as a `Loss`.
 
     Args:
-        identifier: as of `get`; any other callable `(y_true, y_pred) -> values or scalar` may do without targets.
+        identifier: as of `get`; `"crossentropy"` chooses by the shapes. Any other callable
+            `(y_true, y_pred) -> values or scalar` may do without targets.
             Functions of `(logits, labels)` and the like, as optax has them, get their arguments in that order.
 
     Raises:
@@ -67,6 +69,8 @@ def as_loss(identifier: Any) -> Loss:
         ConfigError: a config mentions an unknown class, or a class needs arguments.
         ModelError: it is none of these, or cannot be called with these parameters.
     """
+    if isinstance(identifier, str) and identifier.lower() in NAMES:
+        return LossFunctionWrapper(crossentropy_by_shapes, name=identifier)
     found = get(identifier)
     if isinstance(found, Loss):
         if not takes(found, None, None, None):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
+from keras_dist.losses.by_shapes import kind_by_shapes
 from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.reduction import FunctionMetric
 from keras_dist.saving.registry import register_keras_serializable
@@ -35,13 +36,6 @@ def accuracy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     if kind == "binary":
         return binary_accuracy(y_true, y_pred)
     return (sparse_categorical_accuracy if kind == "sparse" else categorical_accuracy)(y_true, y_pred)
-
-
-def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
-    """Return `"binary"`, `"sparse"` or `"categorical"`, whichever targets and scores of these shapes are."""
-    if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
-        return "binary"
-    return "sparse" if y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1 else "categorical"
 
 
 def binary_accuracy(y_true: ArrayLike, y_pred: ArrayLike, threshold: float = 0.5) -> jax.Array:

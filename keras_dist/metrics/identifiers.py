@@ -9,9 +9,9 @@ from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
+from keras_dist.losses.by_shapes import NAMES, crossentropy_by_shapes
 from keras_dist.metrics.accuracy import accuracy_by_shapes
 from keras_dist.metrics.metric import Metric
-from keras_dist.metrics.probabilistic import crossentropy_by_shapes
 from keras_dist.metrics.reduction import MeanMetricWrapper
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary, snake_case
@@ -19,8 +19,7 @@ from keras_dist.saving.vocabulary import Vocabulary, snake_case
 _BY_SHAPES = {
     "accuracy": (accuracy_by_shapes, "up"),
     "acc": (accuracy_by_shapes, "up"),
-    "crossentropy": (crossentropy_by_shapes, "down"),
-    "ce": (crossentropy_by_shapes, "down"),
+    **dict.fromkeys(NAMES, (crossentropy_by_shapes, "down")),
 }
 
 

@@ -4,29 +4,14 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
 from keras_dist.losses.probabilistic import kl_divergence, poisson
-from keras_dist.losses.targets import as_arrays
-from keras_dist.metrics.accuracy import kind_by_shapes
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.reduction import FunctionMetric
-from keras_dist.saving.registry import register_keras_serializable
-
-
-@register_keras_serializable("keras_dist")
-def crossentropy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Binary, sparse or categorical crossentropy, by the shapes: `metrics=["crossentropy"]`."""
-    y_true, y_pred = as_arrays("crossentropy", y_true, y_pred)
-    return {
-        "binary": binary_crossentropy,
-        "sparse": sparse_categorical_crossentropy,
-        "categorical": categorical_crossentropy,
-    }[kind_by_shapes(y_true, y_pred)](y_true, y_pred)
 
 
 class KLDivergence(FunctionMetric, function=kl_divergence, direction="down"):

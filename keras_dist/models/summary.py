@@ -291,7 +291,7 @@ class _Arrays:
     def _count(self, layer: Layer | Operation) -> str:
         """The number of elements of a layer's weights."""
         if self._session is None and isinstance(layer, Layer):
-            return f"{layer.count_params():,}" if layer.built else "0 (unbuilt)"
+            return f"{layer.count_params():,}" if layer._has_weights else "0 (unbuilt)"
         weights = [row for row in self._rows(layer) if row.role in ("parameter", "statistic")]
         return f"{sum(map(_size, weights)):,}"
 

@@ -35,6 +35,8 @@ class ScheduledRateState(NamedTuple):
 class LearningRate(float):
     """A learning rate when it was read, with the methods of Keras's variable.
 
+    It is the shortest decimal that the float32 in state is nearest to, `0.005`, and equal to what users have written.
+
     Args:
         value: the rate.
         optimizer: the optimizer that it was read from.
@@ -42,7 +44,7 @@ class LearningRate(float):
 
     def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
         """A float."""
-        rate = super().__new__(cls, value)
+        rate = super().__new__(cls, str(np.float32(value)))
         rate._optimizer = optimizer  # type: ignore[attr-defined]
         return rate
 

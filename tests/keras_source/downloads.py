@@ -1,0 +1,161 @@
+"""Small arrays in the place of what guides download, and of readers of other frameworks that they make batches with."""
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import keras_dist as kd
+
+ROWS = 512
+
+
+class Dataset:
+    """What guides use of `tf.data.Dataset`, on arrays.
+
+    Args:
+        batches: makes an iterator of what it holds.
+        length: how many there are.
+    """
+
+    def __init__(self, batches: Callable[[], Iterator[Any]], length: int) -> None:
+        self._batches, self._length = batches, length
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> "Dataset":
+        """A row each."""
+        leaves, structure = jax.tree.flatten(tensors)
+        rows = len(leaves[0])
+        return cls(lambda: (structure.unflatten([leaf[i] for leaf in leaves]) for i in range(rows)), rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def cardinality(self) -> int:
+        """How many there are."""
+        return self._length
+
+    def shuffle(self, *args: Any, **kwargs: Any) -> "Dataset":
+        """The same: nothing that guides print depends on the order."""
+        return self
+
+    cache = prefetch = repeat = with_options = shuffle
+
+    def batch(self, size: int, drop_remainder: bool = False) -> "Dataset":
+        """Some rows each."""
+
+        def batches() -> Iterator[Any]:
+            rows = []
+            for row in self:
+                rows.append(row)
+                if len(rows) == size:
+                    yield jax.tree.map(lambda *of: np.stack(of), *rows)
+                    rows = []
+            if rows and not drop_remainder:
+                yield jax.tree.map(lambda *of: np.stack(of), *rows)
+
+        return Dataset(batches, self._length // size if drop_remainder else -(-self._length // size))
+
+    def map(self, function: Callable[..., Any], **kwargs: Any) -> "Dataset":
+        """What a function gives for each."""
+        return Dataset(lambda: (function(*one) if isinstance(one, tuple) else function(one) for one in self), len(self))
+
+    def take(self, count: int) -> "Dataset":
+        """The first ones."""
+        return Dataset(lambda: (one for one, _ in zip(self, range(count), strict=False)), min(count, len(self)))
+
+    def skip(self, count: int) -> "Dataset":
+        """All but the first ones."""
+        return Dataset(lambda: (one for i, one in enumerate(self) if i >= count), max(len(self) - count, 0))
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """As NumPy arrays."""
+        return iter(self)
+
+
+class TensorDataset:
+    """What guides use of torch's: rows of arrays."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def __getitem__(self, i: int) -> Any:
+        return tuple(array[i] for array in self.arrays)
+
+
+def data_loader(dataset: TensorDataset, batch_size: int = 1, shuffle: bool = False, **kwargs: Any) -> Any:
+    """Batches of rows."""
+    return Dataset.from_tensor_slices(dataset.arrays).batch(batch_size)
+
+
+def digits(shape: tuple[int, ...], classes: int = 10) -> Callable[..., Any]:
+    """A function in the place of `load_data`."""
+
+    def load_data(*args: Any, **kwargs: Any) -> Any:
+        draw = np.random.default_rng(0)
+
+        def examples() -> Any:
+            labels = (classes,) if shape == (28, 28) else (classes, 1)
+            del labels
+            y = draw.integers(0, classes, (ROWS,) if len(shape) == 2 else (ROWS, 1)).astype("uint8")
+            return draw.integers(0, 256, (ROWS, *shape)).astype("uint8"), y
+
+        return examples(), examples()
+
+    return load_data
+
+
+def load(name: str, *args: Any, split: Any = None, **kwargs: Any) -> Any:
+    """Pictures of two kinds, in the place of `tfds.load`."""
+    draw = np.random.default_rng(0)
+
+    def examples(rows: int) -> Dataset:
+        pictures = [draw.integers(0, 256, (180 + 10 * (i % 3), 200, 3)).astype("uint8") for i in range(rows)]
+        labels = draw.integers(0, 2, rows)
+        return Dataset(lambda: iter(zip(pictures, labels, strict=True)), rows)
+
+    return [examples(32) for _ in split] if isinstance(split, list | tuple) else examples(32)
+
+
+def module(name: str, **values: Any) -> types.ModuleType:
+    """A module that is imported under a name."""
+    made = types.ModuleType(name)
+    vars(made).update(values)
+    sys.modules[name] = made
+    return made
+
+
+class _SmallLoaders(types.SimpleNamespace):
+    """`keras.datasets`."""
+
+
+def install() -> None:
+    """Put the arrays in the place of downloads."""
+    shapes = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3)}
+    for name, shape in shapes.items():
+        loader = module(f"keras_dist.datasets.{name}", load_data=digits(shape))
+        setattr(kd.datasets, name, loader)
+    data = types.SimpleNamespace(Dataset=Dataset, AUTOTUNE=-1, Options=types.SimpleNamespace)
+    tensorflow = module("tensorflow", data=data)
+    tensorflow.__getattr__ = _needs("TensorFlow")  # type: ignore[method-assign]
+    module("tensorflow_datasets", load=load, disable_progress_bar=lambda: None)
+    loaders = module("torch.utils.data", TensorDataset=TensorDataset, DataLoader=data_loader)
+    utils = module("torch.utils", data=loaders)
+    torch = module("torch", utils=utils, Tensor=np.ndarray, from_numpy=lambda array: array, as_tensor=np.asarray)
+    torch.__getattr__ = _needs("torch")  # type: ignore[method-assign]
+
+
+def _needs(library: str) -> Callable[[str], Any]:
+    def missing(name: str) -> Any:
+        raise AttributeError(f"it needs {library}: {name}")
+
+    return missing

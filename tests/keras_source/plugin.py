@@ -1,0 +1,67 @@
+"""A plugin of pytest that serves `as_keras`, ends tests that take too long, and writes results line by line."""
+
+import json
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import keras_dist as kd
+from tests.keras_source import modules
+from tests.keras_source.stand_ins import stand_ins
+
+REWRITTEN = pathlib.Path(os.environ["TRIAL_REWRITTEN"])
+RESULTS = pathlib.Path(os.environ["TRIAL_RESULTS"])
+SECONDS = int(os.environ.get("TRIAL_SECONDS", "60"))
+
+RAISES, WARNS = pytest.raises, pytest.warns
+# the words of errors and warnings are ours; their classes are Keras's
+pytest.raises = lambda *args, match=None, **kwargs: RAISES(*args, **kwargs)  # type: ignore[assignment]
+pytest.warns = lambda *args, match=None, **kwargs: WARNS(*args, **kwargs)  # type: ignore[assignment]
+modules.install(pathlib.Path(os.environ["TRIAL_SOURCE"]), REWRITTEN, stand_ins())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register Keras's marks."""
+    for mark in ("requires_trainable_backend", "multi_device", "skipif"):
+        config.addinivalue_line("markers", f"{mark}: a mark of Keras")
+
+
+def _write(**line: Any) -> None:
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a test that takes too long; forget what it set."""
+
+    def stop(*args: Any) -> None:
+        raise TimeoutError(f"the test takes more than {SECONDS} seconds")
+
+    _write(id=item.nodeid, outcome="began")
+    kd.distribution.set_distribution(None)
+    kd.mixed_precision.set_global_policy("float32")
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write the outcome of a test."""
+    if report.when == "call" or report.outcome != "passed":
+        _write(id=report.nodeid, outcome=report.outcome, error=_text(report), seconds=round(report.duration, 1))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Write what keeps a module from being imported."""
+    if report.outcome != "passed":
+        _write(id=report.nodeid, outcome="not collected", error=_text(report), seconds=0)
+
+
+def _text(report: Any) -> str:
+    return "" if report.longrepr is None else str(report.longrepr)[-6000:]
