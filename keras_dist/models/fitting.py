@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,9 +40,18 @@ Examples = Batching | Streaming
 def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
     check_idle(model, "compile")
+    source = model._outside.keras_model
+    if source is not None and _are_defaults(model, arguments):
+        arguments = {**arguments, **source.compile_arguments()}
     model._outside.choices = choices = _choices(model, arguments)
     if model._session is not None:
         model._session.compile(choices)
+
+
+def _are_defaults(model: Trainer, arguments: Mapping[str, Any]) -> bool:
+    """Whether `compile` was called without arguments."""
+    parameters = inspect.signature(model.compile).parameters
+    return all(arguments[name] is parameter.default for name, parameter in parameters.items())
 
 
 def check_idle(model: Trainer, method: str) -> None:
@@ -86,7 +96,8 @@ def _objective(
     weighted_metrics: PyTree,
 ) -> Objective | None:
     """Loss and metrics; None where a train step needs none."""
-    if loss is None and train_step is None and not model._may_add_losses:
+    may_add = model._may_add_losses or model._outside.keras_model is not None
+    if loss is None and train_step is None and not may_add:
         raise ModelError(
             "compile: `loss` is missing",
             given="loss=None, train_step=None",

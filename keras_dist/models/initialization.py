@@ -25,6 +25,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers import Layer, call_context, shape_tracing
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.layers.shape_tracing import fresh_copy
@@ -142,8 +143,18 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     return record.session
 
 
+def session_of_keras(source: KerasModel, seed: int | None) -> Session:
+    """The session of a model that is made of a model object of Keras; see `Model.from_keras`."""
+    return session_of_module(source.module(), source.call, is_trained, seed, source.paths, added_loss)
+
+
 def session_of_module(
-    factory_or_module: Any, call: ModuleCall | None, trainable: Trainable, seed: int | None
+    factory_or_module: Any,
+    call: ModuleCall | None,
+    trainable: Trainable,
+    seed: int | None,
+    order: Sequence[str] | None = None,
+    compute_loss: Callable[..., jax.Array] | None = None,
 ) -> Session:
     """The session of a model that is made of a `flax.nnx` module, or of a factory of one; see `Model.from_nnx`."""
     check_not_forked()
@@ -167,7 +178,8 @@ def session_of_module(
                 **facts_of_values(plan, state),
             },
         )
-        return Session(StateCell(graph, plan, plan.place(state)), call, distribution, seed)
+        cell = StateCell(graph, plan, plan.place(state))
+        return Session(cell, call, distribution, seed, order, compute_loss)
     if not callable(factory_or_module):
         raise ModelError(
             "from_nnx: neither a module nor a factory",

@@ -20,13 +20,14 @@ from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
+from keras_dist.interop.keras_models import adopt
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.functional import connect, find_layer, input_layers, symbols_of
-from keras_dist.models.initialization import session_of_module
+from keras_dist.models.initialization import session_of_keras, session_of_module
 from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
 from keras_dist.models.summary import summary_table
@@ -186,6 +187,55 @@ class Model(Saveable):
         model = cls()
         model._outside.session = session_of_module(factory_or_module, call, trainable, seed)
         return model
+
+    @classmethod
+    def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
+        """Make a model from a model object of Keras itself, on the current distribution; without any, the first device.
+
+        Any built `keras.Model` on Keras's JAX backend will do: functional, `Sequential`, of a subclass, of KerasHub. It
+        is called through its `stateless_call`, with the variables placed here, which layout rules know by Keras's own
+        `variable.path`. Losses that layers and regularizers add, masks, statistics and the seeds of Dropout count as in
+        Keras's `fit`. What is trained is what Keras trains now: set `trainable` of its layers before.
+
+        The Keras object keeps its values, on the host: no device holds a whole copy beside the shards. It does not
+        change while this model is trained; `to_keras` writes the weights into it.
+
+        Args:
+            model: a `keras.Model` that is built. `compile()` without arguments takes over what it was compiled with.
+            seed: fixes the order of rows; by default that of `kd.set_random_seed`, else a fresh one.
+
+        Raises:
+            LayoutError: the layout rules cannot be applied to it.
+            ModelError: it is no model of Keras, runs on another backend, is not built, or lives under a distribution of
+                Keras.
+        """
+        source = adopt(model)
+        made = cls(name=model.name, dtype=model.dtype_policy.name)
+        made._outside.session = session_of_keras(source, seed)
+        made._outside.keras_model = source
+        return made
+
+    def to_keras(self) -> Any:
+        """Write the weights into the model object of Keras that `from_keras` was given, and return it.
+
+        Its own `predict`, `evaluate` and `save` use them from then on; until the next call of `to_keras` it keeps them,
+        whatever is trained here. The variables are gathered one at a time, whole, on the host. The state of the
+        optimizer stays here. In a job of several processes all must call it.
+
+        Raises:
+            ModelError: the model was not made by `from_keras`.
+        """
+        source = self._outside.keras_model
+        if source is None:
+            raise ModelError(
+                "to_keras: the model was not made of a model of Keras",
+                given=f"a {type(self).__name__} of keras_dist",
+                expected="one that Model.from_keras made",
+                fix="model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it",
+            )
+        for variable in self.variables:
+            source.take(variable.path, variable.numpy())
+        return source.model
 
     # Layers
 

@@ -8,6 +8,7 @@ from typing import Any
 from keras_dist._types import PyTree
 from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
+from keras_dist.interop.keras_models import KerasModel
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.session import Session
@@ -27,6 +28,7 @@ class ModelRecord(LayerRecord):
         is_constructing: whether its constructor runs.
         start: the input of a `Sequential`, as soon as it is known.
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
+        keras_model: the model object of Keras that it was made of; None for others.
         session_before: of a `Sequential` what it had before layers were added or taken out.
     """
 
@@ -38,4 +40,5 @@ class ModelRecord(LayerRecord):
     is_constructing: bool = False
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None
+    keras_model: KerasModel | None = None
     session_before: Session | None = None

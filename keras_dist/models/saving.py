@@ -70,6 +70,13 @@ FROM_KERAS = (
 
 def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
+    if model._outside.keras_model is not None:
+        raise ModelError(
+            "save: a model that was made of a model of Keras is saved by Keras",
+            given=f"save({filepath!r}) of a model that from_keras made",
+            expected="a file of Keras; or the training state, with slots, in a directory",
+            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
+        )
     path = model_path("save", filepath)
     if not overwrite:
         Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError, OVERWRITE))

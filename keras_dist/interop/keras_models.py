@@ -1,0 +1,248 @@
+"""A model object of Keras as a module: its variables under their paths, called through `stateless_call`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from keras_dist import _paths
+from keras_dist._signatures import keywords_taken
+from keras_dist._types import PyTree
+from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten
+from keras_dist.layers import call_context
+from keras_dist.saving import deserialize_keras_object
+from keras_dist.training.step import Batch
+
+_FROM_CONFIG = (
+    "make it anew: model = kd.models.model_from_json(keras_model.to_json()), then "
+    "model.set_weights(keras_model.get_weights())"
+)
+_COMPILED = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "auto_scale_loss")
+
+
+class FrozenParam(nnx.Param):
+    """A weight that gradients would train, if its layer were not frozen."""
+
+
+class KerasStatistic(nnx.Variable):
+    """A weight that gradients do not train, as a moving mean."""
+
+
+class KerasVariables(nnx.Module):
+    """The variables of a Keras model, nested by the names in their paths."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._members = _as_nodes(tree)
+
+    def variable(self, parts: _paths.Parts) -> nnx.Variable:
+        """Return the variable that these names lead to."""
+        node: Any = self._members
+        for part in parts:
+            node = node[part]
+        return node
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KerasModel:
+    """A model object of Keras, and where its variables are in a module.
+
+    Attributes:
+        model: the `keras.Model`. Its variables hold arrays of the host, not of a device.
+        places: its variables by the names that lead to them, in Keras's order.
+    """
+
+    model: Any
+    places: Mapping[_paths.Parts, Any]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the variables, in Keras's order."""
+        return list(map(_paths.join, self.places))
+
+    def module(self) -> KerasVariables:
+        """The variables as an NNX module, with the values that the Keras model has."""
+        weights = {id(variable) for layer in _layers_in(self.model) for variable in layer._trainable_variables}
+        tree: dict[str, Any] = {}
+        for parts, variable in self.places.items():
+            *around, name = map(str, parts)
+            node = tree
+            for part in around:
+                node = node.setdefault(part, {})
+            node[name] = _as_nnx(variable, id(variable) in weights)
+        return KerasVariables(tree)
+
+    def call(self, module: KerasVariables, x: PyTree, training: bool, rngs: nnx.Rngs) -> PyTree:
+        """Call the Keras model with the values in a module, which has those after the call then."""
+        del rngs  # Keras keeps the states of random generators in variables
+        model = self.model
+        values = {id(variable): module.variable(parts) for parts, variable in self.places.items()}
+        trained, others = (
+            [values[id(variable)][...] for variable in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        )
+        options = keywords_taken(model.call, {"training": training})
+        outputs, after, losses = model.stateless_call(trained, others, x, return_losses=True, **options)
+        for variable, value in zip(model.non_trainable_variables, after, strict=True):
+            values[id(variable)].set_raw_value(value)
+        context = call_context.current()
+        if context is not None:
+            context.losses.extend(losses)
+            context.set_mask(outputs, jax.tree.map(_mask_of, outputs))
+        return outputs
+
+    def compile_arguments(self) -> dict[str, Any]:
+        """Return what the Keras model was compiled with, as objects of keras_dist of the same names.
+
+        Raises:
+            ModelError: it was not compiled, or with what is known to Keras alone.
+        """
+        try:
+            config = self.model.get_compile_config()
+            found = {name: deserialize_keras_object(value) for name, value in config.items() if name in _COMPILED}
+        except (ConfigError, UnknownNameError, ValueError, TypeError) as error:
+            raise ModelError(
+                "compile: what the Keras model was compiled with is not known here",
+                given=shorten(error),
+                expected="an optimizer, loss and metrics that are in keras_dist under the same names",
+                fix='pass them: model.compile(optimizer, loss="mse")',
+            ) from error
+        if not found:
+            raise ModelError(
+                "compile without arguments: the Keras model is not compiled",
+                given=f"compile() of a model that was made of the keras model {self.model.name!r}",
+                expected="an optimizer and a loss",
+                fix='for example model.compile("adam", loss="mse")',
+            )
+        return found
+
+    def take(self, path: str, value: np.ndarray) -> None:
+        """Set the variable of this path."""
+        _set(self.places[tuple(path.split("/"))], value)
+
+
+def adopt(model: Any) -> KerasModel:
+    """Take a model object of Keras over, whose variables hold copies of their values on the host from now on.
+
+    So no device holds a whole copy beside the shards that are made of it.
+
+    Raises:
+        ModelError: it is no model of Keras, runs on another backend, is not built, or lives under a distribution of
+            Keras.
+    """
+    _check(model)
+    for variable in model.variables:
+        _set(variable, np.array(variable.value))
+    return KerasModel(model, _places(model.variables))
+
+
+def added_loss(module: Any, batch: Batch, y_pred: PyTree, training: bool) -> jax.Array:
+    """Return the loss of `compile` plus what layers and regularizers of the Keras model have added in this call."""
+    del module, training
+    context = call_context.current()
+    if context is None or context.compiled_loss is None:
+        raise RuntimeError("added_loss outside of a step")
+    chosen = context.compiled_loss(batch, y_pred)
+    losses = [*([] if chosen is None else [chosen]), *context.losses]
+    if not losses:
+        raise ModelError(
+            "there is nothing to minimise",
+            given="compile without a loss, and no layer or regularizer of the Keras model that adds one",
+            expected="a loss",
+            fix='for example model.compile("adam", loss="mse")',
+        )
+    return sum(losses[1:], losses[0])
+
+
+def _check(model: Any) -> None:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(model, keras.Model):
+        raise ModelError(
+            "from_keras: not a model of Keras",
+            given=f"{shorten(model)} of type {type(model).__name__}",
+            expected="a keras.Model of Keras 3",
+            fix="for a flax.nnx module Model.from_nnx; a model of keras_dist is used as it is",
+        )
+    if keras.config.backend() != "jax":
+        raise ModelError(
+            f"from_keras: Keras runs on {keras.config.backend()}",
+            given=f"the keras model {model.name!r} on the backend {keras.config.backend()!r}",
+            expected="Keras on JAX",
+            fix=f'os.environ["KERAS_BACKEND"] = "jax" before keras is imported; or {_FROM_CONFIG}',
+        )
+    if keras.config.is_nnx_enabled():
+        raise ModelError(
+            "from_keras: Keras's variables are those of NNX",
+            given="keras.config.is_nnx_enabled()",
+            expected="variables of Keras itself",
+            fix=f'leave out KERAS_NNX_ENABLED="true"; or {_FROM_CONFIG}',
+        )
+    unbuilt = [layer.name for layer in _layers_in(model) if not layer.built]
+    if not model.built or len(unbuilt) == len(_layers_in(model)):
+        raise ModelError(
+            f"from_keras: the Keras model {model.name!r} is not built",
+            given=f"a {type(model).__name__} that has seen no input",
+            expected="a model whose variables exist",
+            fix="keras_model(x) with a batch of inputs, or keras_model.build((None, 28, 28, 1)), before from_keras",
+        )
+    if keras.distribution.distribution() is not None or any(variable._layout for variable in model.variables):
+        raise ModelError(
+            "from_keras: a distribution of Keras is set, or was when the model was made",
+            given=f"{keras.distribution.distribution() or 'variables with layouts of Keras'}",
+            expected="a model on one device: keras_dist lays it out",
+            fix="make it without keras.distribution.set_distribution, and give the rules to kd.LayoutMap",
+        )
+
+
+def _layers_in(model: Any) -> list[Any]:
+    return list(model._flatten_layers(include_self=True))
+
+
+def _places(variables: list[Any]) -> dict[_paths.Parts, Any]:
+    """The variables by the names in their paths, of which Keras may give one to several: `dense/kernel_1` then."""
+    found: dict[_paths.Parts, Any] = {}
+    around: set[_paths.Parts] = set()
+    for variable in variables:
+        parts, number = tuple(variable.path.split("/")), 0
+        while parts in found or parts in around or any(parts[:end] in found for end in range(1, len(parts))):
+            number += 1
+            parts = tuple(f"{variable.path}_{number}".split("/"))
+        found[parts] = variable
+        around.update(parts[:end] for end in range(1, len(parts)))
+    return found
+
+
+def _as_nodes(tree: Mapping[str, Any]) -> nnx.Dict:
+    return nnx.Dict({name: _as_nodes(node) if isinstance(node, dict) else node for name, node in tree.items()})
+
+
+def _as_nnx(variable: Any, is_weight: bool) -> nnx.Variable:
+    value = variable.value
+    if _is_seed(variable):
+        return nnx.RngState(value, tag="seed_generator_state")
+    if not is_weight:
+        return KerasStatistic(value)
+    return (nnx.Param if variable.trainable else FrozenParam)(value, constraint=variable.constraint)
+
+
+def is_trained(path: Any, variable: Any) -> bool:
+    """Return whether a variable is trained: a filter of NNX."""
+    del path
+    return isinstance(variable, nnx.Param) and not isinstance(variable, FrozenParam)
+
+
+def _is_seed(variable: Any) -> bool:
+    return variable.name == "seed_generator_state"
+
+
+def _set(variable: Any, value: np.ndarray) -> None:
+    variable._value = value  # `assign` would put it on a device, whole
+
+
+def _mask_of(tensor: Any) -> Any:
+    return sys.modules["keras.src.backend"].get_keras_mask(tensor)
