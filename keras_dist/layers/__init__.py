@@ -102,6 +102,18 @@ from keras_dist.layers.pooling import MaxPool3D as MaxPool3D
 from keras_dist.layers.pooling import MaxPooling1D as MaxPooling1D
 from keras_dist.layers.pooling import MaxPooling2D as MaxPooling2D
 from keras_dist.layers.pooling import MaxPooling3D as MaxPooling3D
+from keras_dist.layers.random_colors import RandomBrightness as RandomBrightness
+from keras_dist.layers.random_colors import RandomColorDegeneration as RandomColorDegeneration
+from keras_dist.layers.random_colors import RandomContrast as RandomContrast
+from keras_dist.layers.random_colors import RandomGrayscale as RandomGrayscale
+from keras_dist.layers.random_colors import RandomInvert as RandomInvert
+from keras_dist.layers.random_colors import Solarization as Solarization
+from keras_dist.layers.random_geometry import RandomCrop as RandomCrop
+from keras_dist.layers.random_geometry import RandomFlip as RandomFlip
+from keras_dist.layers.random_geometry import RandomRotation as RandomRotation
+from keras_dist.layers.random_geometry import RandomShear as RandomShear
+from keras_dist.layers.random_geometry import RandomTranslation as RandomTranslation
+from keras_dist.layers.random_geometry import RandomZoom as RandomZoom
 from keras_dist.layers.regularization import ActivityRegularization as ActivityRegularization
 from keras_dist.layers.regularization import AlphaDropout as AlphaDropout
 from keras_dist.layers.regularization import Dropout as Dropout
@@ -116,6 +128,8 @@ from keras_dist.layers.reshaping import Flatten as Flatten
 from keras_dist.layers.reshaping import Permute as Permute
 from keras_dist.layers.reshaping import RepeatVector as RepeatVector
 from keras_dist.layers.reshaping import Reshape as Reshape
+from keras_dist.layers.resizing import CenterCrop as CenterCrop
+from keras_dist.layers.resizing import Resizing as Resizing
 from keras_dist.layers.rnn import RNN as RNN
 from keras_dist.layers.rnn import StackedRNNCells as StackedRNNCells
 from keras_dist.layers.serialization import deserialize as deserialize

@@ -1,0 +1,168 @@
+"""The bases of layers for images: `ImageLayer`, `RandomImageLayer`, and how their arguments are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import random
+from keras_dist._arguments import argument_error, check_data_format, is_number
+from keras_dist._types import PyTree
+from keras_dist.errors import ModelError
+from keras_dist.layers.image_transforms import height_and_width, image_axes
+from keras_dist.layers.layer import Layer
+
+
+class ImageLayer(Layer):
+    """The base of layers that transform images. Subclasses define `transform_images`.
+
+    Inputs are a batch of images, one image, or a dict of `"images"`, `"labels"`, and `"segmentation_masks"`, which are
+    transformed as their images.
+
+    Args:
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(self, *, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.data_format = check_data_format(data_format, self.name)
+
+    def call(self, data: PyTree, training: bool = True) -> PyTree:
+        """Return the images, in training transformed."""
+        parts = data if isinstance(data, Mapping) else {"images": data}
+        unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
+        images = parts.get("images")
+        if unknown or images is None or jnp.ndim(images) not in (3, 4):
+            raise ModelError(
+                f"layer {self.name!r} gets something else than images",
+                given=f"a dict of {sorted(parts)}" if unknown or images is None else f"shape {jnp.shape(images)}",
+                expected="(batch, height, width, channels), one image, or a dict of images, labels, segmentation_masks",
+                fix="leave out what is not among them; bounding boxes are to be transformed where the data are read",
+            )
+        is_one = jnp.ndim(images) == 3
+        parts = {name: jnp.asarray(part)[None] if is_one else jnp.asarray(part) for name, part in parts.items()}
+        transformation = self.get_random_transformation(parts["images"], training=training)
+        transforms = {
+            "images": self.transform_images,
+            "labels": self.transform_labels,
+            "segmentation_masks": self.transform_segmentation_masks,
+        }
+        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
+        if is_one:
+            outputs = {name: part[0] for name, part in outputs.items()}
+        return outputs if isinstance(data, Mapping) else outputs["images"]
+
+    def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
+        """Return what `transform_images` needs to know: the same for images, labels and masks.
+
+        Args:
+            data: a batch of images, or one.
+            training: whether the layer acts.
+            seed: as of `random.uniform`; by default the layer's own generator.
+        """
+        return None
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return a batch of images after a transformation of `get_random_transformation`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define transform_images(self, images, ...)")
+
+    def transform_labels(self, labels: PyTree, transformation: Any = None, training: bool = True) -> PyTree:
+        """Return the labels, which stay as they are."""
+        return labels
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return masks after the transformation of their images."""
+        return self.transform_images(segmentation_masks, transformation, training)
+
+    def _size(self, images: jax.Array) -> tuple[int, int]:
+        return height_and_width(images, self.data_format)
+
+    @property
+    def _axes(self) -> tuple[int, int]:
+        return image_axes(self.data_format)
+
+
+class RandomImageLayer(ImageLayer):
+    """The base of layers that transform images by random numbers, in training; otherwise they return their inputs.
+
+    The numbers of an image depend on the seed and its place in the global batch, on no mesh. Subclasses define
+    `get_random_transformation` with `_uniform`, and `_transform(images, transformation, interpolation)`.
+
+    Args:
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: as of `ImageLayer`.
+        **kwargs: as of `Layer`.
+    """
+
+    interpolation = "bilinear"
+
+    def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.generator = random.SeedGenerator(seed)
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return the images in the layer's element type, in training transformed."""
+        images = images.astype(self.compute_dtype)
+        if not training or transformation is None:
+            return images
+        return self._transform(images, transformation, self.interpolation).astype(self.compute_dtype)
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return masks after the transformation of their images, whose classes are not mixed."""
+        if not training or transformation is None:
+            return segmentation_masks
+        return self._transform(segmentation_masks, transformation, "nearest")
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        raise NotImplementedError
+
+    def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
+        """Draw numbers for each image, (images, *sizes)."""
+        rows = 1 if jnp.ndim(images) == 3 else jnp.shape(images)[0]
+        return random.uniform((rows, *sizes), *limits, seed=self.generator if seed is None else seed)
+
+
+def check_range(
+    argument: str,
+    value: Any,
+    bounds: tuple[float, float],
+    layer: str,
+    *,
+    open_below: bool = False,
+) -> tuple[float, float]:
+    """Return `value` as two numbers, the lesser one first; a number stands for itself and its negative.
+
+    Args:
+        argument: the name of the argument.
+        value: what was given.
+        bounds: the least and the largest number.
+        layer: the name of the layer.
+        open_below: whether the least number is excluded itself.
+    """
+    low, high = bounds
+    pair = tuple(value) if isinstance(value, list | tuple) else (value,)
+    fits = all(is_number(each) and low <= each <= high and not (open_below and each == low) for each in pair)
+    if fits and len(pair) == 2:
+        return float(min(pair)), float(max(pair))
+    if fits and len(pair) == 1:
+        return float(max(-abs(pair[0]), low)), float(abs(pair[0]))
+    expected = f"a number, or two, {'above' if open_below else 'of at least'} {low} and at most {high}"
+    raise argument_error(argument, value, expected, wrong="is no range of factors", layer=layer, example=0.2)
+
+
+def check_value_range(value: Any, layer: str) -> tuple[float, float]:
+    """Return the least and the largest value of pixels."""
+    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)):
+        return float(min(value)), float(max(value))
+    raise argument_error(
+        "value_range", value, "two numbers", wrong="is no range of values", layer=layer, example=(0, 255)
+    )

@@ -1,0 +1,164 @@
+"""Images resized, cropped and moved by affine transforms: functions of arrays, of which layers are made."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._types import ArrayLike
+
+RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
+AFFINE_INTERPOLATIONS = ("nearest", "bilinear")
+"""The names of orders 0 and 1."""
+FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
+
+
+def height_and_width(images: jax.Array, data_format: str) -> tuple[int, int]:
+    """Return the sizes of images, one or a batch of them."""
+    height, width = image_axes(data_format)
+    return images.shape[height], images.shape[width]
+
+
+def image_axes(data_format: str) -> tuple[int, int]:
+    """Return the dims of height and width, counted from the end: the same of an image and of a batch."""
+    return (-3, -2) if data_format == "channels_last" else (-2, -1)
+
+
+def affine_transform(
+    images: jax.Array,
+    transform: ArrayLike,
+    interpolation: str = "bilinear",
+    fill_mode: str = "constant",
+    fill_value: float = 0.0,
+    data_format: str = "channels_last",
+) -> jax.Array:
+    """Return images whose pixel (x, y) is that of `images` at (a0 x + a1 y + a2, b0 x + b1 y + b2).
+
+    Rows of the batch stay on their devices.
+
+    Args:
+        images: a batch of images (batch, height, width, channels), or (batch, channels, height, width).
+        transform: for each image `[a0, a1, a2, b0, b1, b2, c0, c1]`, of which the last two are not used, (batch, 8).
+        interpolation: one of `AFFINE_INTERPOLATIONS`.
+        fill_mode: what lies around an image; one of `FILL_MODES`.
+        fill_value: with `"constant"`, the value there.
+        data_format: the order of dims.
+
+    Returns:
+        An array like `images`.
+    """
+    if data_format == "channels_first":
+        images = jnp.moveaxis(images, 1, -1)
+    height, width = images.shape[1:3]
+    a0, a1, a2, b0, b1, b2 = (jnp.asarray(transform, "float32")[:, index, None, None] for index in range(6))
+    y, x = jnp.meshgrid(jnp.arange(height, dtype="float32"), jnp.arange(width, dtype="float32"), indexing="ij")
+    coordinates = jnp.stack([b1 * y + b0 * x + b2, a1 * y + a0 * x + a2], axis=1)
+    order = AFFINE_INTERPOLATIONS.index(interpolation)
+
+    def sample(channel: jax.Array, places: jax.Array) -> jax.Array:
+        return jax.scipy.ndimage.map_coordinates(channel, list(places), order, fill_mode, fill_value)
+
+    found = jax.vmap(jax.vmap(sample, (-1, None), -1))(images, coordinates)
+    return jnp.moveaxis(found, -1, 1) if data_format == "channels_first" else found
+
+
+def rotation(angle: jax.Array, height: int, width: int) -> jax.Array:
+    """Return the transforms that rotate images about their centres, (batch, 8); `angle` [radians] has one of each."""
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    x, y = 0.5 * (width - 1), 0.5 * (height - 1)
+    return _rows(cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos)
+
+
+def zoom(x_factor: jax.Array, y_factor: jax.Array, height: int, width: int) -> jax.Array:
+    """Return the transforms that zoom about the centre, (batch, 8); factors below 1 make what is seen larger."""
+    zeros = jnp.zeros_like(x_factor)
+    x, y = (width - 1.0) / 2.0 * (1.0 - x_factor), (height - 1.0) / 2.0 * (1.0 - y_factor)
+    return _rows(x_factor, zeros, x, zeros, y_factor, y)
+
+
+def translation(dx: jax.Array, dy: jax.Array) -> jax.Array:
+    """Return the transforms that move images by `dx` and `dy` [pixels], (batch, 8)."""
+    ones, zeros = jnp.ones_like(dx), jnp.zeros_like(dx)
+    return _rows(ones, zeros, -dx, zeros, ones, -dy)
+
+
+def shear(x_factor: jax.Array, y_factor: jax.Array) -> jax.Array:
+    """Return the transforms that shear images, (batch, 8)."""
+    ones, zeros = jnp.ones_like(x_factor), jnp.zeros_like(x_factor)
+    return _rows(ones, x_factor, zeros, y_factor, ones, zeros)
+
+
+def _rows(*entries: jax.Array) -> jax.Array:
+    zeros = jnp.zeros_like(entries[0])
+    return jnp.stack([*entries, zeros, zeros], axis=-1)
+
+
+def resize(
+    images: jax.Array,
+    size: tuple[int, int],
+    interpolation: str = "bilinear",
+    antialias: bool = False,
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    fill_value: float = 0.0,
+    data_format: str = "channels_last",
+) -> jax.Array:
+    """Return images of another size.
+
+    Args:
+        images: an image or a batch of them.
+        size: the new height and width.
+        interpolation: one of `RESIZE_INTERPOLATIONS`.
+        antialias: whether pixels that become one are averaged.
+        crop_to_aspect_ratio: whether only the largest centered part that is like `size` is taken.
+        pad_to_aspect_ratio: whether images are padded before, to be like `size`.
+        fill_value: what they are padded with.
+        data_format: the order of dims.
+
+    Returns:
+        Floating-point numbers; of integer images with antialiasing or interpolation, too.
+    """
+    height, width = height_and_width(images, data_format)
+    if crop_to_aspect_ratio:
+        images = crop(images, *largest_like(height, width, size), data_format)
+    elif pad_to_aspect_ratio:
+        before = [0] * images.ndim
+        for axis, old, new in zip(
+            image_axes(data_format),
+            (height, width),
+            (int(float(width * size[0]) / size[1]), int(float(height * size[1]) / size[0])),
+            strict=True,
+        ):
+            before[axis] = max(new - old, 0) // 2
+        if any(before):
+            images = images if jnp.issubdtype(images.dtype, jnp.floating) else images.astype("float32")
+            images = jnp.pad(images, [(amount, amount) for amount in before], constant_values=fill_value)
+    shape = list(images.shape)
+    for axis, new in zip(image_axes(data_format), size, strict=True):
+        shape[axis] = new
+    return jax.image.resize(images, shape, interpolation, antialias=antialias)
+
+
+def largest_like(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the largest centered part of an image that has the ratio of `size`."""
+    new_height = max(min(height, int(float(width * size[0]) / size[1])), 1)
+    new_width = max(min(width, int(float(height * size[1]) / size[0])), 1)
+    return (height - new_height) // 2, (width - new_width) // 2, new_height, new_width
+
+
+def crop(
+    images: jax.Array, top: ArrayLike, left: ArrayLike, height: int, width: int, data_format: str = "channels_last"
+) -> jax.Array:
+    """Return a part of images, the same of all; `top` and `left` may be traced."""
+    for axis, start, size in zip(image_axes(data_format), (top, left), (height, width), strict=True):
+        images = jax.lax.dynamic_slice_in_dim(images, start, size, axis % images.ndim)
+    return images
+
+
+def rgb_to_grayscale(images: jax.Array, data_format: str = "channels_last") -> jax.Array:
+    """Return the brightness of images of three colours (or one), with one channel."""
+    axis = -1 if data_format == "channels_last" else -3
+    if images.shape[axis] == 1:
+        return images
+    weights = jnp.asarray([0.2989, 0.5870, 0.1140], images.dtype)
+    return jnp.sum(images * jnp.expand_dims(weights, range(1, -axis)), axis, keepdims=True)

@@ -1,0 +1,241 @@
+"""Layers that change colours: `RandomBrightness`, `RandomContrast`, `RandomGrayscale`, `Solarization` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_fraction
+from keras_dist.layers.image_layer import RandomImageLayer, check_range, check_value_range
+from keras_dist.layers.image_transforms import rgb_to_grayscale
+from keras_dist.layers.weight_arguments import LayerArguments
+
+Factor = float | Sequence[float]
+
+
+class ColorLayer(RandomImageLayer):
+    """The base of layers that change colours, and leave masks as they are.
+
+    Args:
+        value_range: the least and the largest value of pixels.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: as of `ImageLayer`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(self, value_range: Sequence[float], seed: int | None, **kwargs: Any) -> None:
+        super().__init__(seed, **kwargs)
+        self.value_range = check_value_range(value_range, self.name)
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return the masks."""
+        return segmentation_masks
+
+    def _clipped(self, images: jax.Array) -> jax.Array:
+        return jnp.clip(images, *self.value_range)
+
+
+class RandomBrightness(ColorLayer):
+    """Add a random number to the pixels of each image in training.
+
+    Args:
+        factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
+            its negative and itself.
+        value_range: the least and the largest value of pixels; results are cut to it.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        *,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, (-1, 1), self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return what is added, `{"rgb_delta": (images, 1, 1, 1)}`."""
+        low, high = self.value_range
+        return {"rgb_delta": self._uniform(data, self.factor, seed, 1, 1, 1) * (high - low)} if training else None
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        return self._clipped(images + transformation["rgb_delta"].astype(images.dtype))
+
+
+class RandomContrast(ColorLayer):
+    """Move the pixels of each image away from their mean, or towards it, by a random factor in training.
+
+    Args:
+        factor: two numbers, l and u: the factor is between 1 - l and 1 + u. One number stands for u; l is 0 then.
+        value_range: the least and the largest value of pixels; results are cut to it.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        *,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, (0, 1), self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return the factors, `{"contrast_factor": (images, 1, 1, 1)}`."""
+        low, high = self.factor
+        return {"contrast_factor": self._uniform(data, (1.0 - low, 1.0 + high), seed, 1, 1, 1)} if training else None
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        mean = jnp.mean(images, self._axes, keepdims=True)
+        return self._clipped((images - mean) * transformation["contrast_factor"] + mean)
+
+
+class RandomColorDegeneration(ColorLayer):
+    """Take a random part of the colours from each image in training.
+
+    Args:
+        factor: the least and the largest part; 1 leaves gray images.
+        value_range: the least and the largest value of pixels; results are cut to it.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        data_format: str | None = None,
+        seed: int | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, (-1, 1), self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return the parts, `{"factor": (images, 1, 1, 1)}`."""
+        return {"factor": self._uniform(data, self.factor, seed, 1, 1, 1)} if training else None
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        gray = rgb_to_grayscale(images, self.data_format)
+        return self._clipped(images + transformation["factor"] * (gray - images))
+
+
+class RandomGrayscale(ColorLayer):
+    """Make some images gray in training; they keep three channels.
+
+    Args:
+        factor: the probability for each image.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        factor: float = 0.5,
+        data_format: str | None = None,
+        seed: int | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__((0, 255), seed, data_format=data_format, **kwargs)
+        self.factor = check_fraction("factor", factor, self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return which images become gray, (images, 1, 1, 1)."""
+        return self._uniform(data, (0.0, 1.0), seed, 1, 1, 1) < self.factor if training else None
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        return jnp.where(transformation, rgb_to_grayscale(images, self.data_format), images)
+
+
+class RandomInvert(ColorLayer):
+    """Invert some images in training: the largest value minus each pixel.
+
+    Args:
+        factor: the least and the largest probability; a number stands for the largest, and 0.
+        value_range: the least and the largest value of pixels.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, (0, 1), self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return which images are inverted, `{"apply_inversion": (images,)}`."""
+        if not training:
+            return None
+        probability = self._uniform(data, self.factor, seed)
+        return {"apply_inversion": self._uniform(data, (0.0, 1.0), seed) < probability}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        inverted = transformation["apply_inversion"][:, None, None, None]
+        return jnp.where(inverted, self.value_range[1] - images, images)
+
+
+class Solarization(ColorLayer):
+    """Add a random number to the pixels of each image in training, and invert those above a random threshold.
+
+    Args:
+        addition_factor: the least and the largest number that is added, as parts of 255; a number stands for 0 and
+            itself.
+        threshold_factor: the least and the largest threshold, likewise.
+        value_range: the least and the largest value of pixels.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self,
+        addition_factor: Factor = 0.0,
+        threshold_factor: Factor = 0.0,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        *,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.addition_factor = check_range("addition_factor", addition_factor, (0, 1), self.name)
+        self.threshold_factor = check_range("threshold_factor", threshold_factor, (0, 1), self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return what is added, and where inversion begins, `{"additions": ..., "thresholds": ...}`."""
+        if not training:
+            return None
+        # the lower limits count as pixels, as in Keras
+        limits = {"additions": self.addition_factor, "thresholds": self.threshold_factor}
+        return {name: self._uniform(data, (low, high * 255), seed, 1, 1, 1) for name, (low, high) in limits.items()}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        low, high = self.value_range
+        results = jnp.clip((images - low) / (high - low) * 255 + transformation["additions"], 0, 255)
+        results = jnp.where(results < transformation["thresholds"], results, 255 - results)
+        return results / 255 * (high - low) + low
