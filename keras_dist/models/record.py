@@ -27,6 +27,7 @@ class ModelRecord(LayerRecord):
         is_constructing: whether its constructor runs.
         start: the input of a `Sequential`, as soon as it is known.
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
+        losses_given: what `losses` is while a loss is computed from values of the variables; None else.
         session_before: of a `Sequential` what it had before layers were added or taken out.
     """
 
@@ -38,4 +39,5 @@ class ModelRecord(LayerRecord):
     is_constructing: bool = False
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None
+    losses_given: list[Any] | None = None
     session_before: Session | None = None
