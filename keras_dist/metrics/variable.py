@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._operators import Operators, value_of
+from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError
 
 
+@as_pytree
 class MetricVariable(Operators):
     """An array of a metric's state. It counts as its value in arithmetic and functions of `jax.numpy`.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import optimizers, random
-from keras_dist._arguments import check_callable, check_int, check_number, check_option, is_int
+from keras_dist._arguments import check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
@@ -22,6 +22,7 @@ from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.mixed_precision import with_loss_scale
 from keras_dist.models.automatic_layout import find_layout
 from keras_dist.models.session import Session
+from keras_dist.models.step_protocol import steps_of
 from keras_dist.training.choices import Choices, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.objective import Objective, resolve_objective
@@ -68,9 +69,10 @@ def check_idle(model: Trainer, method: str) -> None:
 def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     """The arguments of `compile`, checked and with names resolved."""
     options = step_options(**{name: arguments[name] for name in _STEP_OPTIONS})
-    train_step = arguments["train_step"] or getattr(model, "train_step", None)
+    train_step, protocol = steps_of(model, arguments["train_step"])
     metrics = arguments["metrics"], arguments["weighted_metrics"]
-    objective = _objective(model, train_step, arguments["loss"], arguments["loss_weights"], *metrics)
+    is_own = protocol is not None and bool(protocol.steps.keys() & {"train", "test"})
+    objective = _objective(model, train_step, is_own, arguments["loss"], arguments["loss_weights"], *metrics)
     optimizer, scales = arguments["optimizer"], check_option("auto_scale_loss", arguments["auto_scale_loss"], _BOOLS)
     if not isinstance(optimizer, Mapping) or optimizers.is_config(optimizer):
         optimizer = optimizers.get(optimizer)
@@ -79,8 +81,9 @@ def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     if not isinstance(optimizer, Mapping):
         optimizer = as_optimizer(optimizer, DEFAULT)
     has_metrics = objective is not None and any(given is not None for given in metrics)
-    measured = ModelMetrics(objective.all_metrics if objective is not None and has_metrics else None)
-    return Choices(arguments, optimizer, objective, train_step, measured, options, resolve_remat(arguments["remat"]))
+    measured = ModelMetrics(objective if has_metrics else None)
+    remat = resolve_remat(arguments["remat"])
+    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat)
 
 
 _BOOLS = (False, True)
@@ -90,14 +93,15 @@ _STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", 
 def _objective(
     model: Trainer,
     train_step: TrainStep | None,
+    is_own: bool,
     loss: PyTree,
     loss_weights: PyTree,
     metrics: PyTree,
     weighted_metrics: PyTree,
 ) -> Objective | None:
-    """Loss and metrics; None where a train step needs none."""
+    """Loss and metrics; None where a pure train step needs none; `is_own`: a step of the user's may need either."""
     may_add = model._may_add_losses or model._outside.keras_model is not None
-    if loss is None and train_step is None and not may_add:
+    if loss is None and train_step is None and not is_own and not may_add:
         raise ModelError(
             "compile: `loss` is missing",
             given="loss=None, train_step=None",
@@ -111,10 +115,8 @@ def _objective(
             expected="a loss, which evaluate measures, too; or a train_step that logs what it measures",
             fix='compile(..., loss="mse"), or leave out metrics and return them in the logs of train_step',
         )
-    if train_step is not None:
-        check_callable("train_step", train_step, "state, batch, rngs")
-        if loss is None:
-            return None
+    if train_step is not None and loss is None:
+        return None
     names, is_known = model.output_names, model._graph is not None
     if is_known:
         names = Outputs(model.output, names).names
@@ -142,7 +144,7 @@ def fit(
     find_layout(model, examples)
     session = ready_to_train(model, "fit", examples.source.x)
     if validation is not None:
-        session.objective("fit with validation")
+        check_measures(session, "fit with validation")
     shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
     hooks = _hooks(model, callbacks, verbose, examples, epochs.stop, add_history=True)
     model._outside.history = hooks.history
@@ -162,8 +164,14 @@ def fit(
 def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, return_dict: bool) -> Any:
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
-    session.objective("evaluate")
+    check_measures(session, "evaluate")
     return keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
+
+
+def check_measures(session: Session, method: str) -> None:
+    """Check that there is a loss, or a test step of the user's own."""
+    if session.choices is None or not session.choices.is_own("test"):
+        session.objective(method)
 
 
 def predict(

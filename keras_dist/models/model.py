@@ -102,12 +102,8 @@ class Model(Saveable):
 
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
-            (
-                *("test_step", "predict_step", "compute_loss_and_updates", "stateless_compute_loss"),
-                *("make_train_function", "make_test_function", "make_predict_function"),
-                *("compute_metrics", "metrics", "reset_metrics", "get_metrics_result"),
-            ),
-            "compile(..., metrics=..., train_step=...); see Model.compute_loss and Model.stateless_call",
+            (*("make_train_function", "make_test_function", "make_predict_function"),),
+            "override train_step, test_step or predict_step: steps are compiled when they are first needed",
         ),
         **dict.fromkeys(
             ("trainable_variables", "trainable_weights", "non_trainable_variables", "non_trainable_weights"),

@@ -29,6 +29,7 @@ class ModelRecord(LayerRecord):
         start: the input of a `Sequential`, as soon as it is known.
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
         keras_model: the model object of Keras that it was made of; None for others.
+        losses_given: what `losses` is while a loss is computed from values of the variables; None else.
         session_before: of a `Sequential` what it had before layers were added or taken out.
     """
 
@@ -41,4 +42,5 @@ class ModelRecord(LayerRecord):
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None
     keras_model: KerasModel | None = None
+    losses_given: list[Any] | None = None
     session_before: Session | None = None

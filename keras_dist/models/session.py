@@ -37,6 +37,7 @@ from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
 from keras_dist.planner import AutoParallel
 from keras_dist.training.choices import Choices
+from keras_dist.training.masks import note_masks
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.state_cell import StateCell
@@ -157,10 +158,17 @@ class Session:
             lambda index: ModelVariable(rows[index], self.cell, is_trainable=lambda path: False, index=index), numbers
         )
         for name, optimizer in optimizers.items():
-            updated = {path: self.variable(path) for path in map(_paths.join, optimizer.parts)}
+            paths = {_paths.join(parts): parts for parts in optimizer.parts}
+            updated = {path: self.variable(path) for path in paths}
             optimizer.transformation.know_variables(updated)
-            self._optimizer_states.append(ModelState(handles.slots[name], handles.step, self.cell))
+            listed = [variable for variable in self.variables() if variable.path in paths]
+            parts = [paths[variable.path] for variable in listed]
+            state = ModelState(handles.slots[name], handles.step, self.cell, listed, parts, self._scattered)
+            self._optimizer_states.append(state)
             optimizer.transformation.attach(self._optimizer_states[-1])
+
+    def _scattered(self, grads: PyTree) -> PyTree:
+        return self.forward.scattered(grads)
 
     def use_seed(self, seed: int) -> None:
         """Take over the seed of another process, which fixes Dropout of foreign modules, and the order of rows."""
@@ -265,12 +273,15 @@ class Session:
         kwargs = dict(kwargs)
         training = bool(kwargs.pop("training", None))
 
-        def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array]]:
-            outputs, module, context = self._run(trainable, rest, args, kwargs, training)
-            losses = module.losses if isinstance(module, Layer) else context.losses
-            return outputs, self.cell.graph.split(module)[1], losses
+        def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array], PyTree]:
+            with without_scope():  # the module's own variables have but the values that it is given
+                outputs, module, context = self._run(trainable, rest, args, kwargs, training)
+                losses = module.losses if isinstance(module, Layer) else context.losses
+            return outputs, self.cell.graph.split(module)[1], losses, context.mask_of(outputs)
 
-        return self.forward.gathering(call, trainable, rest, (args, kwargs))
+        outputs, rest, losses, masks = self.forward.gathering(call, trainable, rest, (args, kwargs))
+        note_masks(outputs, masks)
+        return outputs, rest, losses
 
     def _run(
         self,

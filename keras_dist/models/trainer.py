@@ -14,14 +14,12 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.recognition import source_of
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.layers import Layer, call_context
-from keras_dist.metrics import Metric
 from keras_dist.models import fitting
 from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, not_compiled
-from keras_dist.training.accumulators import by_name
+from keras_dist.models.step_protocol import KerasSteps
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import DEFAULT
@@ -42,54 +40,15 @@ def _stop_flag(mode: Mode, method: str) -> Any:
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
 
-class Trainer(Layer):
+class Trainer(KerasSteps):
     """The methods of `Model` that train, evaluate and predict."""
 
-    _outside: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
     _record_type = ModelRecord
     _graph: Graph | None = None
 
     stop_training = _stop_flag("train", "fit")
     stop_evaluating = _stop_flag("test", "evaluate")
     stop_predicting = _stop_flag("predict", "predict")
-
-    def compute_loss(
-        self,
-        x: PyTree = None,
-        y: PyTree = None,
-        y_pred: PyTree = None,
-        sample_weight: PyTree = None,
-        training: bool = True,
-    ) -> jax.Array:
-        """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
-
-        A subclass may override it. It runs inside the compiled step: it may use its arguments and the weights, must
-        return a scalar, and must not change anything. In a custom `train_step` it returns the loss of `compile` only;
-        `stateless_call(..., return_losses=True)` returns the others.
-
-        Args:
-            x: inputs.
-            y: targets.
-            y_pred: outputs of the model for `x`.
-            sample_weight: weights of the examples, or None.
-            training: whether the model is being trained.
-
-        Source: `keras.Model.compute_loss`.
-        """
-        context = call_context.current()
-        if context is None or context.compiled_loss is None:
-            objective = self._compiled("compute_loss").objective("compute_loss")
-            return objective.losses((x, y, sample_weight), y_pred)["loss"]
-        chosen = context.compiled_loss((x, y, sample_weight), y_pred)
-        losses = [*([] if chosen is None else [chosen]), *self.losses]
-        if not losses:
-            raise ModelError(
-                f"there is nothing to minimise in model {self.name!r}",
-                given="compile without a loss, and no layer or regularizer that adds one",
-                expected="a loss",
-                fix='for example model.compile("adam", loss="mse"), or add_loss in a layer',
-            )
-        return sum(losses[1:], losses[0])
 
     def compile(
         self,
@@ -137,7 +96,8 @@ class Trainer(Layer):
                 `LossScaleOptimizer`.
             train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
                 loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
-                `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`.
+                `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`. By default the method of this
+                name, if a subclass defines one, in this form or in that of Keras, `train_step(self, state, data)`.
             donate: whether a step may reuse the memory of the state before it. Otherwise twice the memory is needed.
             check: whether compiled steps check that the indices of layers and losses are in range: inputs of an
                 `Embedding`, and sparse labels. Otherwise an index out of range gives NaN, or counts from the
@@ -155,46 +115,6 @@ class Trainer(Layer):
             ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
         """
         fitting.compile(self, {name: value for name, value in locals().items() if name != "self"})
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metric objects: the mean loss, the metrics of `compile` as one object, the mean loss of each output.
-
-        They hold the values of the last epoch or evaluation. The list is empty before `compile`.
-        Reading a value waits for the last step.
-
-        Source: `keras.Model.metrics`.
-        """
-        return [] if self._choices is None else self._choices.metrics.all
-
-    @property
-    def metrics_names(self) -> list[str]:
-        """The names of `metrics`.
-
-        Source: `keras.Model.metrics_names`.
-        """
-        return [metric.name for metric in self.metrics]
-
-    def reset_metrics(self) -> None:
-        """Reset the state of all `metrics`. `fit` and `evaluate` do this themselves.
-
-        Source: `keras.Model.reset_metrics`.
-        """
-        for metric in self.metrics:
-            metric.reset_state()
-
-    def get_metrics_result(self) -> dict[str, Any]:
-        """Return the values of all `metrics` by the names they are logged under.
-
-        Raises:
-            ModelError: the model has metrics and was neither trained nor evaluated.
-
-        Source: `keras.Model.get_metrics_result`.
-        """
-        found: dict[str, Any] = {}
-        for metric in self.metrics:
-            found |= by_name(metric.name, metric.result())
-        return found
 
     def fit(
         self,
@@ -402,7 +322,7 @@ class Trainer(Layer):
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
         session = self._compiled("test_on_batch", x)
-        session.objective("test_on_batch")
+        fitting.check_measures(session, "test_on_batch")
         return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
 
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import traverse_util
 
 from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, value_of
@@ -53,6 +54,7 @@ class CustomLoops:
     _model: weakref.ref[ModelState] | None = None
     _part: tuple[str, ...] = ()
     _is_used: bool = False
+    _has_scaled: bool = False
     _mesh: Any = None
 
     if TYPE_CHECKING:
@@ -285,22 +287,26 @@ class CustomLoops:
 
         Source: `keras.optimizers.Optimizer.stateless_apply`.
         """
-        self._check_own("stateless_apply")
+        self._check_built("stateless_apply")
+        trained, holder = self._updated, self._holder
         self._check_arrays("optimizer_variables", optimizer_variables, self.variables)
         absent = self._absent(grads)
         if absent:
-            pairs = zip(grads, self._trained, strict=True)
-            grads = [jnp.zeros_like(value_of(variable)) if grad is None else grad for grad, variable in pairs]
-        self._check_arrays("grads", grads, self._trained)
-        self._check_arrays("trainable_variables", trainable_variables, self._trained)
+            pairs = zip(grads, trained, strict=True)
+            grads = [jnp.zeros(variable.shape, variable.dtype) if grad is None else grad for grad, variable in pairs]
+        self._check_arrays("grads", grads, trained)
+        self._check_arrays("trainable_variables", trainable_variables, trained)
         structure = jax.tree.structure(self._state, is_leaf=_is_variable)
         state = structure.unflatten([jnp.asarray(value_of(value)) for value in optimizer_variables])
-        params = self._by_path([jnp.asarray(value_of(value)) for value in trainable_variables])
-        updates, after = self.update(self._by_path([value_of(grad) for grad in grads]), state, params)
+        params = self._arranged([jnp.asarray(value_of(value)) for value in trainable_variables])
+        gradients = self._arranged([value_of(grad) for grad in grads])
+        gradients = gradients if holder is None else holder.scattered(gradients)
+        updates, after = self.update(gradients, state, params)
         new: Any = optax.apply_updates(params, updates)
         new, state = _kept(absent, params, new), _kept(absent, state, after)
-        rules = [getattr(variable, "constraint", None) for variable in self._trained]
-        constrained = [value if rule is None else rule(value) for rule, value in zip(rules, new.values(), strict=True)]
+        rules = [getattr(variable, "constraint", None) for variable in trained]
+        listed = self._listed(new)
+        constrained = [value if rule is None else rule(value) for rule, value in zip(rules, listed, strict=True)]
         return constrained, jax.tree.leaves(state)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> None:
@@ -381,11 +387,29 @@ class CustomLoops:
         for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
 
+    @property
+    def _updated(self) -> Sequence[Any]:
+        """The variables that it was built for, or those of the model that it updates."""
+        return self._trained if self._holder is None else self._holder.trained
+
+    def _arranged(self, arrays: Sequence[Any]) -> Any:
+        """Arrays in the structure that `init` was given: by paths, or nested as the model's variables are."""
+        if self._holder is None:
+            return self._by_path(arrays)
+        return traverse_util.unflatten_dict(dict(zip(self._holder.parts, arrays, strict=True)))
+
+    def _listed(self, arranged: Any) -> list[Any]:
+        """The inverse of `_arranged`."""
+        if self._holder is None:
+            return list(arranged.values())
+        flat = traverse_util.flatten_dict(arranged)
+        return [flat[parts] for parts in self._holder.parts]
+
     def _absent(self, grads: Sequence[Any]) -> set[str]:
         """Return the keys of variables without a gradient, with a warning."""
-        if len(grads) != len(self._trained) or all(grad is not None for grad in grads):
+        if len(grads) != len(self._updated) or all(grad is not None for grad in grads):
             return set()
-        absent = [key for key, grad in zip(_keys(self._trained), grads, strict=True) if grad is None]
+        absent = [key for key, grad in zip(_keys(self._updated), grads, strict=True) if grad is None]
         if len(absent) == len(grads):
             raise ModelError(
                 f"the optimizer {self.name!r} was given no gradients",
@@ -445,7 +469,8 @@ def _kept(absent: set[str], before: Any, after: Any) -> Any:
         return after
 
     def chosen(path: Any, old: Any, new: Any) -> Any:
-        return old if any(getattr(part, "key", None) in absent for part in path) else new
+        keys = [part.key for part in path if hasattr(part, "key")]  # of a model's variables all names of their paths
+        return old if any(key in absent for key in keys) or _paths.join(keys) in absent else new
 
     return jax.tree_util.tree_map_with_path(chosen, before, after)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_int, check_number
+from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
@@ -113,19 +114,25 @@ class LossScaleOptimizer(Optimizer):
 
         Args:
             loss: of the batch.
-            state: of this optimizer: it holds the scale.
+            state: of this optimizer: it holds the scale; by default its variables do, as in a `train_step` of Keras.
 
         Raises:
-            ModelError: the state is missing.
+            ModelError: the state is missing, and it has no variables.
         """
-        if state is None:
+        self._has_scaled = True
+        if state is None and not self.built:
             raise ModelError(
                 "scale_loss of a LossScaleOptimizer needs its state",
                 given="scale_loss(loss)",
                 expected="scale_loss(loss, state), since the scale changes from step to step",
                 fix='in a train_step: optimizer.scale_loss(loss, state.slots["optimizer"])',
             )
-        return loss * state.dynamic_scale
+        return loss * value_of((self._state if state is None else state).dynamic_scale)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether it divides gradients: always."""
+        return True
 
     def get_config(self) -> dict[str, Any]:
         """Return the inner optimizer and the other arguments as plain values."""

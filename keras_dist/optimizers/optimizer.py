@@ -258,7 +258,13 @@ class Optimizer(CustomLoops, Configurable):
             state: of this optimizer, for those that adapt the scale.
         """
         del state
+        self._has_scaled = True
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether it divides gradients, which must be those of `scale_loss(loss)`."""
+        return self.loss_scale_factor is not None
 
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None

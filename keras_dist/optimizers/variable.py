@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax
+from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist.errors import ModelError
 
@@ -77,8 +78,14 @@ class ModelState:
         state: what `init` gave, with a handle in the place of each array.
         steps: a handle on how many steps the model has taken.
         cell: owns the arrays.
+        trained: handles on the variables that it updates, in the order of `model.trainable_variables`.
+        parts: for each the names that lead to it.
+        scattered: lays gradients, nested by these names, as the slots that they update (traced).
     """
 
     state: Any
     steps: Any
     cell: Any
+    trained: Sequence[Any] = ()
+    parts: Sequence[_paths.Parts] = ()
+    scattered: Callable[[Any], Any] = dataclasses.field(default=lambda grads: grads)

@@ -43,9 +43,15 @@ class Observation(NamedTuple):
 
     def added_to(self, variables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """The metric's variables afterwards."""
+        return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
+
+    def update(self) -> None:
+        """Let the metric's own variables change."""
+        self.metric.update_state(*self._arguments())
+
+    def _arguments(self) -> tuple[Any, ...]:
         weight = self._weight()
-        weights = () if weight is None else (weight,)
-        return tuple(self.metric.stateless_update_state(variables, self.y_true, self.y_pred, *weights))
+        return (self.y_true, self.y_pred, *(() if weight is None else (weight,)))
 
     def _weight(self) -> ArrayLike | None:
         """The weights, 0 for what does not count."""

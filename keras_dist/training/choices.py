@@ -9,11 +9,12 @@ from typing import Any
 from keras_dist import optimizers
 from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.training.compile_metrics import ModelMetrics
-from keras_dist.training.loop import MAX_IN_FLIGHT
+from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.step import TrainStep
+from keras_dist.training.step_protocol import StepProtocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Choices:
         arguments: as they were given.
         optimizer: one, or a dict of them.
         objective: loss and metrics; None when the train step needs none.
-        train_step: the user's own step, or None for gradient descent on the loss.
+        train_step: the user's own pure step, or None for gradient descent on the loss.
+        protocol: the steps that the model's class defines in the form of Keras; None where it defines none.
         metrics: the metric objects, which tell what was measured last.
         options: how the steps run.
         remat: what the backward pass computes again; None for nothing.
@@ -54,10 +56,17 @@ class Choices:
     optimizer: optimizers.Optimizer | optimizers.OptaxOptimizer | Mapping[str, Any] | None = None
     objective: Objective | None = None
     train_step: TrainStep | None = None
+    protocol: StepProtocol | None = None
     metrics: ModelMetrics = dataclasses.field(default_factory=lambda: ModelMetrics(None))
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
     remat: Remat | None = None
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
+
+    def is_own(self, mode: Mode) -> bool:
+        """Whether the user wrote this step."""
+        if self.protocol is not None and mode in self.protocol.steps:
+            return True
+        return mode == "train" and self.train_step is not None
 
     def facts(self) -> Facts:
         """What must be equal in all processes of a job: each number of each argument."""

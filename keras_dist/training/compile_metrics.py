@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
+from keras_dist.metrics.variable import MetricVariable
 from keras_dist.training.accumulators import Accumulator, MetricAccumulator, by_name
+from keras_dist.training.masks import mask_noted
+from keras_dist.training.objective import Objective
 
 
 class CompileMetrics(Metric):
@@ -21,10 +26,23 @@ class CompileMetrics(Metric):
     Source: `keras.src.trainers.compile_utils.CompileMetrics`.
     """
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
+    def __init__(self, objective: Objective) -> None:
         super().__init__(name="compile_metrics")
-        self.metrics = list(metrics)
+        self.metrics = objective.all_metrics
         self.logged: dict[str, Metric] | None = None
+        self._objective = objective
+
+    @property
+    def variables(self) -> list[MetricVariable]:
+        """Those of the metrics, in their order."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
+        """Add a batch: targets, outputs and weights of the model, as `compile` takes metrics for them."""
+        found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, mask_noted(y_pred))
+        self.logged = {name: one.metric for name, one in found.items()}
+        for one in found.values():
+            one.update()
 
     def reset_state(self) -> None:
         """Forget all batches."""
@@ -51,21 +69,27 @@ class CompileMetrics(Metric):
 
 
 class ModelMetrics:
-    """The metric objects of a compiled model.
+    """The metric objects of a compiled model: `compiled` is what `compile` chose, None without any.
 
     While a model is trained or evaluated, the states of metrics travel through the compiled steps. Afterwards `hold`
     gives them to these objects as they are, on the device: they are fetched when somebody reads them.
     """
 
-    def __init__(self, metrics: Sequence[Metric] | None) -> None:
+    def __init__(self, objective: Objective | None) -> None:
         self._means = {"loss": Mean("loss")}
-        self._compiled = None if metrics is None else CompileMetrics(metrics)
+        self.compiled = None if objective is None else CompileMetrics(objective)
+
+    def note_losses(self, losses: Mapping[str, Any], x: PyTree) -> None:
+        """Add the losses of a batch of inputs to their means, each for its rows."""
+        rows = len(jax.tree.leaves(x)[0])
+        for name, value in losses.items():
+            self._means.setdefault(name, Mean(name)).update_state(value, rows)
 
     @property
     def all(self) -> list[Metric]:
         """The mean of the loss, what `compile` chose as one metric, and the means of each output's loss."""
         first, *others = self._means.values()
-        return [first, *([] if self._compiled is None else [self._compiled]), *others]
+        return [first, *([] if self.compiled is None else [self.compiled]), *others]
 
     def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, PyTree]) -> None:
         """Let the metrics tell what is in these states; those that are not among them tell of nothing."""
@@ -75,11 +99,11 @@ class ModelMetrics:
             if isinstance(accumulator, MetricAccumulator)
         }
         means = {name: self._means.setdefault(name, Mean(name)) for name in accumulators if name not in logged}
-        if self._compiled is not None:
-            self._compiled.logged = logged
+        if self.compiled is not None:
+            self.compiled.logged = logged
         for name, metric in (logged | means).items():
             metric.hold(states[name])
         held = {id(metric) for metric in (logged | means).values()}
-        for metric in [*self._means.values(), *(self._compiled.metrics if self._compiled is not None else ())]:
+        for metric in [*self._means.values(), *(self.compiled.metrics if self.compiled is not None else ())]:
             if id(metric) not in held:
                 metric.reset_state()

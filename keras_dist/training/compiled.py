@@ -31,6 +31,7 @@ from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single, data_layouts
 from keras_dist.training.step import Step, check_train_step
+from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
 
 Logs = dict[str, Any]
@@ -145,6 +146,9 @@ class CompiledSteps:
         accumulators: dict[str, Accumulator] = {}
 
         def trace(state: TrainState, arrays: Any) -> None:
+            if isinstance(step, ProtocolStep):
+                accumulators.update(step.accumulators(state, real_rows(arrays, batch.rows, self._distribution)))
+                return
             if mode == "train":
                 _, logs = self._stepped(step, state, arrays, batch.rows)
             else:
@@ -274,8 +278,11 @@ class CompiledSteps:
 
         def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
-            new, found = self._stepped(step, state, arrays, rows)
-            logs = _accumulate(logs, found, rows)
+            if isinstance(step, ProtocolStep):
+                new, logs = step.advance(state, real_rows(arrays, rows, distribution), logs)
+            else:
+                new, found = self._stepped(step, state, arrays, rows)
+                logs = _accumulate(logs, found, rows)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
             return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
 
@@ -295,8 +302,13 @@ class CompiledSteps:
         def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
             def one(carry: tuple[Streams, Logs], arrays: Any) -> tuple[Streams, Logs]:
                 before = self._state_tree.unflatten([carry[0].get(index, leaf) for index, leaf in enumerate(state)])
-                after, found = step(before, real_rows(arrays, rows, distribution))
-                leaves, logs = jax.tree.leaves(after), _accumulate(carry[1], found, rows)
+                batch = real_rows(arrays, rows, distribution)
+                if isinstance(step, ProtocolStep):
+                    after, logs = step.advance(before, batch, carry[1])
+                else:
+                    after, found = step(before, batch)
+                    logs = _accumulate(carry[1], found, rows)
+                leaves = jax.tree.leaves(after)
                 return {index: leaves[index] for index in self._streams}, logs
 
             return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)

@@ -219,22 +219,7 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
             expected="(TrainState, dict of scalars)",
             fix="return state.replace(...), {'loss': loss}",
         )
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        raise ModelError(
-            "train_step returned a state of another structure",
-            given=f"{jax.tree.structure(after)}",
-            expected=f"{jax.tree.structure(before)}",
-            fix="change the values in the state, not its structure",
-        )
-    leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    for (path, old), new in leaves:
-        if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
-            raise ModelError(
-                f"train_step changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
-                given=f"{jnp.shape(new)} {jnp.result_type(new)}",
-                expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
-                fix="cast the new value to the dtype of the old one",
-            )
+    check_state("train_step", before, after)
     for name, value in logs.items():
         if not isinstance(value, Observation) and jnp.shape(value) != ():
             raise ModelError(
@@ -244,3 +229,23 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
                 fix=f"for example jnp.mean({name})",
             )
     return after, logs
+
+
+def check_state(step: str, before: TrainState, after: TrainState) -> None:
+    """Check that the state after a step is that before it, but for the values."""
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ModelError(
+            f"{step} returned a state of another structure",
+            given=f"{jax.tree.structure(after)}",
+            expected=f"{jax.tree.structure(before)}",
+            fix="change the values in the state, not its structure",
+        )
+    leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, old), new in leaves:
+        if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
+            raise ModelError(
+                f"{step} changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
+                given=f"{jnp.shape(new)} {jnp.result_type(new)}",
+                expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
+                fix="cast the new value to the dtype of the old one",
+            )

@@ -34,6 +34,7 @@ from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
+from keras_dist.training.step_protocol import VARIABLES, ProtocolStep, VariablesAccumulator
 from keras_dist.training.throughput import StepTimer, Timing
 
 
@@ -56,7 +57,8 @@ class LoggedStep:
         own = {
             name: one
             for name, one in self.accumulators.items()
-            if isinstance(one, MetricAccumulator) and type(one.metric).reset_state is not Metric.reset_state
+            if isinstance(one, VariablesAccumulator)
+            or (isinstance(one, MetricAccumulator) and type(one.metric).reset_state is not Metric.reset_state)
         }
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
@@ -78,7 +80,7 @@ class Trainer:
         self._options = self._choices.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
-        self._steps = _steps(forward, self._choices)
+        self._steps = _steps(forward, self._choices, cell)
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
         self._run: Run | None = None
@@ -321,20 +323,20 @@ class Trainer:
         check_agreement(about, self._cell.mesh, facts)
 
     def _check_targets(self, source: Source) -> None:
-        if self._choices.train_step is None:
+        if not self._choices.is_own("train"):
             self._cell.graph.check_trains()
             self._check_measurable(source)
 
     def _check_measurable(self, source: Source) -> None:
         objective = self._choices.objective
-        if objective is not None and objective.needs_targets:
+        if objective is not None and objective.needs_targets and not self._choices.is_own("test"):
             source.check_targets()
 
     def _logged_step(self, mode: Mode, some_batch: Callable[[], Batch]) -> LoggedStep:
         """The train or test step. It is traced once, which gives metrics their shapes; ours logs what the test does."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
-            if mode == "train" and self._choices.train_step is None:
+            if mode == "train" and not self._choices.is_own("train") and not self._choices.is_own("test"):
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
                 accumulators = self._compiled.accumulators(mode, step, self._cell.state, some_batch())
@@ -344,6 +346,8 @@ class Trainer:
 
     def _predict_step(self, call: ModuleCall | None) -> Callable[..., PyTree]:
         if call not in self._predict_steps:
+            if call is None and "predict" in self._steps:
+                return self._steps["predict"]
             forward = self._forward
             forward = forward if call is None else dataclasses.replace(forward, call=call, compute_loss=None)
             self._predict_steps[call] = steps.make_predict_step(forward)
@@ -415,11 +419,15 @@ class Trainer:
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
-        self._choices.metrics.hold(program.accumulators, states)
+        held = program.accumulators.get(VARIABLES)
+        if isinstance(held, VariablesAccumulator):
+            held.hold(states[VARIABLES])
+        else:
+            self._choices.metrics.hold(program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: Choices) -> dict[Mode, Callable[..., PyTree]]:
-    """The train and test steps, as far as `compile` chose them."""
+def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Callable[..., PyTree]]:
+    """The train and test steps, as far as `compile` chose them, and the predict step, if it is the user's own."""
     found: dict[Mode, Callable[..., PyTree]] = {}
     if choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
@@ -427,6 +435,10 @@ def _steps(forward: Forward, choices: Choices) -> dict[Mode, Callable[..., PyTre
         found["train"] = steps.own_train_step(forward, choices.train_step)
     elif choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
+    if choices.protocol is not None:
+        for mode in choices.protocol.steps:
+            step: Any = ProtocolStep(mode, choices.protocol, cell, choices.optimizers)
+            found[mode] = step.predict if mode == "predict" else step
     return found
 
 

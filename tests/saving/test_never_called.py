@@ -20,9 +20,7 @@ class Mixin:
     [
         (kd.layers.Layer, "symbolic_call"),
         (kd.layers.Dense, "save_own_variables"),
-        (kd.Model, "predict_step"),
-        (kd.Sequential, "test_step"),
-        (kd.Model, "metrics"),
+        (kd.Sequential, "stateless_call"),
         (kd.Model, "trainable_variables"),
         (kd.Model, "make_train_function"),
         (kd.metrics.Mean, "reset_states"),

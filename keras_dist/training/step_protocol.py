@@ -1,0 +1,280 @@
+"""Keras's steps on JAX: methods of a model on lists of arrays, as steps of the compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._operators import value_of
+from keras_dist._scope import Scope
+from keras_dist._types import PyTree
+from keras_dist.errors import ModelError, shorten
+from keras_dist.metrics import Metric
+from keras_dist.training.loop import Mode
+from keras_dist.training.masks import noting_masks
+from keras_dist.training.optimization import Optimizer
+from keras_dist.training.state_cell import StateCell
+from keras_dist.training.step import Batch, check_state
+from keras_dist.training.train_state import TrainState
+
+VARIABLES = ""
+"""Among the logs, what holds the variables of metrics: no value is logged under an empty name."""
+
+_PARTS: dict[Mode, tuple[str, ...]] = {
+    "train": ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables"),
+    "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
+    "predict": ("trainable_variables", "non_trainable_variables"),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepProtocol:
+    """The steps of a model that are written as Keras has them on JAX.
+
+    Attributes:
+        steps: `step(state, data)` by mode: those that the model's class defines.
+        variables: gives handles on the trained variables and on all others, in the order of the lists.
+        metrics: gives the metrics whose variables are a part of the state.
+        reset: resets them.
+        prepare: makes the variables of metrics that follow from targets and outputs, of a batch (traced).
+    """
+
+    steps: Mapping[Mode, Callable[[Any, Any], Any]]
+    variables: Callable[[], tuple[Sequence[Any], Sequence[Any]]]
+    metrics: Callable[[], list[Metric]]
+    reset: Callable[[], object]
+    prepare: Callable[[TrainState, Batch], None]
+
+    def metrics_variables(self) -> list[Any]:
+        """The variables of all metrics."""
+        return [variable for metric in self.metrics() for variable in metric.variables]
+
+
+@dataclasses.dataclass(frozen=True)
+class VariablesAccumulator:
+    """The variables of metrics, which the steps themselves update."""
+
+    protocol: StepProtocol
+    names: tuple[str, ...] = ()
+
+    def start(self) -> list[np.ndarray]:
+        """The values when they are reset."""
+        with Scope(), jax.ensure_compile_time_eval():  # also inside of a trace
+            self.protocol.reset()
+            return [np.asarray(variable.value) for variable in self.protocol.metrics_variables()]
+
+    def read(self, state: Sequence[Any]) -> dict[str, Any]:
+        """Nothing: the step logs what is to be seen."""
+        del state
+        return {}
+
+    def hold(self, state: Sequence[jax.Array]) -> None:
+        """Let the metrics tell what is in this state."""
+        for variable, value in zip(self.protocol.metrics_variables(), state, strict=True):
+            variable.hold(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class LastAccumulator:
+    """What the last step has logged under a name."""
+
+    name: str
+    like: jax.ShapeDtypeStruct
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.name,)
+
+    def start(self) -> np.ndarray:
+        """Zeros, before the first step."""
+        return np.zeros(self.like.shape, self.like.dtype)
+
+    def read(self, state: Any) -> dict[str, Any]:
+        """The value: a number as a float."""
+        return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
+
+
+class ProtocolStep:
+    """One step of a model in the form of Keras, on a `TrainState` and logs.
+
+    Args:
+        mode: of the step.
+        protocol: of the model.
+        cell: knows the places of the variables.
+        optimizers: of the model, by name.
+    """
+
+    def __init__(
+        self, mode: Mode, protocol: StepProtocol, cell: StateCell, optimizers: Mapping[str, Optimizer]
+    ) -> None:
+        self._mode: Mode = mode
+        self._protocol, self._cell = protocol, cell
+        self._optimizers = [optimizers[name].transformation for name in sorted(optimizers)]  # as slots are flattened
+
+    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Any]:
+        """How to accumulate what it logs (traced)."""
+        self._protocol.prepare(state, batch)
+        held = VariablesAccumulator(self._protocol)
+        logs, *_ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
+        shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in logs.items()}
+        return {VARIABLES: held, **{name: LastAccumulator(name, shape) for name, shape in shapes.items()}}
+
+    def advance(self, state: TrainState, batch: Batch, logs: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+        """The state and the logs after a batch (traced)."""
+        found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
+        if set(found) != set(logs) - {VARIABLES}:
+            raise ModelError(
+                f"{self._mode}_step logs other names than before",
+                given=f"{sorted(found)}",
+                expected=f"{sorted(set(logs) - {VARIABLES})}",
+                fix="return the same names from every step",
+            )
+        # in the order and the dtypes of before: loops carry them
+        return after, {
+            VARIABLES: metrics,
+            **{name: jnp.asarray(found[name], logs[name].dtype) for name in logs if name != VARIABLES},
+        }
+
+    def predict(self, state: TrainState, x: PyTree) -> tuple[TrainState, PyTree]:
+        """The outputs for a batch of inputs, and the state afterwards (traced)."""
+        places, slots, leaves, tree = self._places(state)
+        trained, others = ([leaves[place] for place in part] for part in places)
+        with Scope(), noting_masks():
+            returned = self._protocol.steps["predict"]((trained, others), packed((x, None, None)))
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], list | tuple):
+            raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
+        del slots
+        self._put(leaves, places[1], returned[1], "non_trainable_variables")
+        return tree.unflatten(leaves), jax.tree.map(value_of, returned[0])
+
+    def _run(
+        self, state: TrainState, batch: Batch, metrics: list[Any]
+    ) -> tuple[dict[str, Any], TrainState, list[jax.Array]]:
+        """What the step logs, the state and the variables of metrics afterwards."""
+        places, slots, leaves, tree = self._places(state)
+        indices = [*places, slots] if self._mode == "train" else [*places]
+        given = [[leaves[place] for place in part] for part in indices]
+        known = [variable for optimizer in self._optimizers for variable in optimizer.variables]
+        own = self._protocol.metrics_variables()
+        _check_count(own, metrics)
+        for optimizer in self._optimizers:
+            optimizer._has_scaled = False
+        scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
+        with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks():
+            returned = self._protocol.steps[self._mode]((*given, metrics), packed(batch))
+        logs, after = self._checked(returned)
+        *changed, metrics_after = after
+        for part, values, name in zip(indices, changed, _PARTS[self._mode], strict=False):
+            self._put(leaves, part, values, name)
+        if self._mode == "train":
+            self._check_scaled()
+        self._check_length(metrics_after, len(metrics), "metrics_variables")
+        metrics_after = [
+            _like(value, before, f"metrics_variables[{index}]")
+            for index, (value, before) in enumerate(zip(metrics_after, metrics, strict=True))
+        ]
+        new = tree.unflatten(leaves)
+        check_state(f"{self._mode}_step", state, new)
+        return {name: jnp.asarray(value_of(value)) for name, value in logs.items()}, new, metrics_after
+
+    def _places(self, state: TrainState) -> tuple[tuple[list[int], list[int]], list[int], list[Any], Any]:
+        """The places of trained and other variables and of slots among the leaves of a state; these, and their tree."""
+        leaves, tree = jax.tree.flatten(state)
+        numbered = tree.unflatten(range(len(leaves)))
+        trained, others = ([self._cell.place(one.path) for one in part] for part in self._protocol.variables())
+        if sorted(trained) != sorted(jax.tree.leaves(numbered.trainable)):
+            raise ModelError(
+                f"{self._mode}_step: other variables are trained than when the model was compiled",
+                given=f"{len(trained)} trainable_variables",
+                expected=f"the {len(jax.tree.leaves(numbered.trainable))} of compile",
+                fix="call compile again after setting `trainable` of a layer",
+            )
+        return (trained, others), jax.tree.leaves(numbered.slots), leaves, tree
+
+    def _put(self, leaves: list[Any], places: Sequence[int], values: Any, name: str) -> None:
+        """Exchange the leaves in these places."""
+        self._check_length(values, len(places), name)
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = jnp.asarray(value_of(value)) if not hasattr(value, "dtype") else value_of(value)
+
+    def _check_length(self, values: Any, count: int, name: str) -> None:
+        if not isinstance(values, list | tuple) or len(values) != count:
+            raise ModelError(
+                f"{self._mode}_step returned another number of {name}",
+                given=f"{len(values)}" if isinstance(values, list | tuple) else shorten(values),
+                expected=f"a list of {count}",
+                fix="return each list of the state with its new values, in the order in which it came",
+            )
+
+    def _checked(self, returned: Any) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
+        """Logs and state, if they are that."""
+        parts = _PARTS[self._mode]
+        expected = f"(logs, ({', '.join(parts)})) with a dict of numbers as logs"
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise self._wrong_return(returned, expected)
+        logs, after = returned
+        if not isinstance(logs, Mapping) or not isinstance(after, tuple | list) or len(after) != len(parts):
+            raise self._wrong_return(returned, expected)
+        return logs, tuple(after)
+
+    def _wrong_return(self, returned: Any, expected: str) -> ModelError:
+        return ModelError(
+            f"{self._mode}_step did not return what Keras expects of it on JAX",
+            given=f"{returned!r:.200} of type {type(returned).__name__}",
+            expected=expected,
+            fix=f"return {expected.partition(' with ')[0]}",
+        )
+
+    def _check_scaled(self) -> None:
+        """Check that the gradients, which an optimizer is going to scale back, were taken of the scaled loss."""
+        for optimizer in self._optimizers:
+            if getattr(optimizer, "scales_loss", False) and not optimizer._has_scaled:
+                raise ModelError(
+                    "train_step takes gradients of a loss that is not scaled",
+                    given=f"the optimizer {optimizer.name!r}, which divides gradients by its loss scale",
+                    expected="gradients of self.optimizer.scale_loss(loss)",
+                    fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it; "
+                    "or compile(..., auto_scale_loss=False)",
+                )
+
+
+def packed(batch: Batch) -> Any:
+    """`(x, y, sample_weight)` as Keras hands it over: without what is missing at its end, and inputs alone as they are.
+
+    Source: `keras.utils.pack_x_y_sample_weight`.
+    """
+    x, y, sample_weight = batch
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, tuple | list) else x
+
+
+def _like(value: Any, before: Any, name: str) -> jax.Array:
+    """The new value of a metric's variable, in the dtype of before."""
+    array = jnp.asarray(value_of(value), before.dtype)
+    if array.shape != before.shape:
+        raise ModelError(
+            f"a step changed the shape of {name}",
+            given=f"shape {array.shape}",
+            expected=f"shape {before.shape}",
+            fix="return what metric.stateless_update_state gives",
+        )
+    return array
+
+
+def _check_count(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    if len(variables) != len(values):
+        raise ModelError(
+            "the metrics of the model have other variables than when its step was traced first",
+            given=f"{len(variables)} variables",
+            expected=f"{len(values)}",
+            fix="make metrics and their variables in __init__ or build of the model",
+        )
