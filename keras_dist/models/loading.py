@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,14 +24,14 @@ from keras_dist.errors import (
     ModelError,
     shorten,
 )
+from keras_dist.interop.keras_configs import from_keras
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.initialization import weights_checked
+from keras_dist.models.keras_files import archive_path, load_keras
 from keras_dist.models.model import Model
 from keras_dist.models.saving import (
     COMPILE,
     CONFIG,
-    FROM_KERAS,
-    KERAS_FILES,
     POLICY,
     check_shapes,
     model_path,
@@ -53,22 +54,24 @@ def load_model(
     call: ModuleCall | None = None,
     trainable: Trainable = None,
 ) -> Model:
-    """Load a model that `model.save` wrote, each weight in the layout that the distribution gives it.
+    """Load a model that `model.save` or Keras wrote, each weight in the layout that the distribution gives it.
 
-    Every file is checked before it is read. No code in the files runs.
+    Of a `.keras` file each device reads its part of each array. Files are checked before they are read. No code in the
+    files runs.
 
     Args:
-        filepath: the folder.
+        filepath: the folder, or a `.keras` file.
         custom_objects: classes and functions by name, beside the registered ones.
         compile: whether it is compiled as it was, with the state of its optimizer.
-        safe_mode: whether lambdas are refused, whose code would run.
+        safe_mode: whether lambdas are refused, whose code would run. In `.keras` files they always are: give the
+            function of a layer `Lambda` by the name of the layer in `custom_objects`.
         distribution: the distribution of the model; by default the current one, whatever it was when saved.
         factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
         call: for a model of `from_nnx` how its module is called.
         trainable: for a model of `from_nnx` which variables are trained.
 
     Raises:
-        ModelError: it is a file, such as one of Keras.
+        ModelError: it is another file; or one of Keras that is damaged, or whose arrays are not those of its config.
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
             round; or its variables are not those that the factory makes, or that the config describes, which are not
             made then.
@@ -77,6 +80,12 @@ def load_model(
     """
     if distribution is not None:
         check_distribution("distribution", distribution)
+    path = archive_path(filepath)
+    if path is not None and not path.is_dir():
+        if factory is not None:
+            raise _needs_no_factory(path)
+        with distribution.scope() if distribution is not None else contextlib.nullcontext():
+            return load_keras(path, custom_objects, compile, Model)
     _check_is_folder(filepath)
     stored = Stored.of_job(model_path("load_model", filepath))
     if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):
@@ -125,7 +134,8 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
             expected="what model.to_json() gives",
             fix="to read a file: model_from_json(pathlib.Path(name).read_text())",
         ) from error
-    model = deserialize_keras_object(config, {"Functional": Model, **(custom_objects or {})})
+    objects = {"Functional": Model, **(custom_objects or {})}
+    model = deserialize_keras_object(from_keras(config, custom_objects), objects)
     if not isinstance(model, Model):
         raise ConfigError(
             "model_from_json: `json_string` describes no model",
@@ -170,12 +180,20 @@ def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
     """Check that there is no file."""
     if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
         return
-    is_of_keras = str(os.fspath(filepath)).endswith(KERAS_FILES)
     raise ModelError(
-        f"load_model: {str(os.fspath(filepath))!r} is a file{' of Keras' if is_of_keras else ''}",
+        f"load_model: {str(os.fspath(filepath))!r} is a file",
         given=f"filepath={shorten(filepath)}",
-        expected="a folder that model.save of keras_dist has written",
-        fix=FROM_KERAS if is_of_keras else "model.load_weights reads files of weights that end in '.safetensors'",
+        expected="a folder, or a file that ends in '.keras', which model.save or Keras has written",
+        fix="model.load_weights reads files of weights",
+    )
+
+
+def _needs_no_factory(path: pathlib.Path) -> ModelError:
+    return ModelError(
+        f"load_model: {str(path)!r} holds a model of layers",
+        given="a factory",
+        expected="no factory",
+        fix="load_model(path)",
     )
 
 

@@ -22,10 +22,19 @@ from keras_dist.models.config import (
     written_argument,
 )
 from keras_dist.models.exporting import FORMAT, export
+from keras_dist.models.keras_files import archive_path, save_keras
+from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
-from keras_dist.models.weights_files import LoadReport, load_weights, save_weights
+from keras_dist.models.weights_files import (
+    LoadReport,
+    check_no_rules,
+    checked_size,
+    load_weights,
+    path_of_keras,
+    save_weights,
+)
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 
 
@@ -83,7 +92,11 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save_weights`.
         """
-        save_weights(self._with_weights(), self.weights, filepath, overwrite, max_shard_size)
+        path = path_of_keras("save_weights", filepath)
+        if path is None:
+            save_weights(self._with_weights(), self.weights, filepath, overwrite, max_shard_size)
+        else:
+            save_h5_weights(self._with_weights(), path, overwrite, checked_size(max_shard_size))
 
     def load_weights(
         self,
@@ -159,7 +172,11 @@ class Saveable(Trainer):
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        return load_weights(self.name, self._with_weights(), self.weights, filepath, strict, name_map, transform)
+        path = path_of_keras("load_weights", filepath)
+        if path is None:
+            return load_weights(self.name, self._with_weights(), self.weights, filepath, strict, name_map, transform)
+        check_no_rules(path, name_map, transform)
+        return load_h5_weights(self.name, self._with_weights(), self.layers, path, strict)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -298,7 +315,11 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save`.
         """
-        save(self, filepath, overwrite)
+        path = archive_path(filepath)
+        if path is None:
+            save(self, filepath, overwrite)
+        else:
+            save_keras(self, path, overwrite)
 
     def snapshot(self) -> Snapshot:
         """Return everything that is needed to continue training: weights, statistics, slots and random streams.

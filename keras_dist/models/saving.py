@@ -57,15 +57,7 @@ _LISTED = 20
 
 _FILES = (".safetensors", ".h5", ".hdf5")
 
-KERAS_FILES = (".keras", ".h5", ".hdf5")
-
 OVERWRITE = "choose another path, or pass overwrite=True"
-
-FROM_KERAS = (
-    "read it with Keras, and make the model anew: kd.models.model_from_json(keras_model.to_json()), "
-    "then model.set_weights(keras_model.get_weights())"
-)
-"""What to do with a file that Keras wrote."""
 
 
 def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:

@@ -25,7 +25,7 @@ from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
-from keras_dist.models.saving import FROM_KERAS, KERAS_FILES, OVERWRITE, check_free
+from keras_dist.models.saving import OVERWRITE, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
@@ -83,7 +83,7 @@ def save_weights(
 ) -> None:
     """Write weights to files, or to a folder; see `Model.save_weights`."""
     path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
-    max_bytes = _checked_size(max_shard_size)
+    max_bytes = checked_size(max_shard_size)
     is_folder = path.suffix == FOLDER_SUFFIX
     job = Rendezvous("a save of weights")
     if not overwrite:
@@ -123,13 +123,8 @@ def load_weights(
     reader = _reader(filepath, session)
     handles = {weight.path: weight for weight in weights}
     origins, unused = origins_of(handles, name_map, transform)
-    if not isinstance(reader, TensorReader) and (name_map or transform):
-        raise ModelError(
-            "load_weights: `name_map` and `transform` are for files of safetensors",
-            given=f"the folder {str(reader.path)!r}",
-            expected="weights of orbax, which keep their names and shapes",
-            fix="leave them out, or load a file that ends in '.safetensors'",
-        )
+    if not isinstance(reader, TensorReader):
+        check_no_rules(reader.path, name_map, transform)
     report = _compared(model, handles, origins, unused, reader, strict)
     if isinstance(reader, TensorReader):
         _read(session.cell, reader, {path: origins[path] for path in report.loaded})
@@ -137,8 +132,7 @@ def load_weights(
         values = reader.read(report.loaded)
         for name in report.loaded:
             handles[name].assign(values.pop(name))
-    if not strict and (report.missing or report.extra or report.misshaped or report.unused):
-        warnings.warn(f"load_weights: {str(reader.path)!r} fits in part: {report}", stacklevel=lint.frames_inside())
+    warn_of_parts(str(reader.path), report)
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
         warnings.warn(
             f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
@@ -208,16 +202,45 @@ def _compared(
         if shape != weight.shape or loses_part:
             unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {weight.shape}"
     if strict and (missing or extra or unfit or unused):
-        problems = zip(_PROBLEMS, (tuple(missing.values()), extra, tuple(unfit.values()), unused), strict=True)
-        raise ModelError(
-            f"load_weights: {str(reader.path)!r} does not fit model {model!r}",
-            given="; ".join(f"{kind}: {_listed(names)}" for kind, names in problems if names),
-            expected=f"the names and shapes of its {len(handles)} weights",
-            fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
-            "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
-        )
+        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), unused), len(handles))
     loaded = tuple(path for path in handles if path not in missing and path not in unfit)
     return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
+
+
+def misfit(model: str, path: str, problems: Sequence[Iterable[str]], count: int) -> ModelError:
+    """The error for a file whose names or shapes are not those of the weights of a model.
+
+    Args:
+        model: its name.
+        path: of the file.
+        problems: what is wrong, in the order of `_PROBLEMS`.
+        count: how many weights the model has.
+    """
+    listed = zip(_PROBLEMS, map(tuple, problems), strict=True)
+    return ModelError(
+        f"load_weights: {path!r} does not fit model {model!r}",
+        given="; ".join(f"{kind}: {_listed(names)}" for kind, names in listed if names),
+        expected=f"the names and shapes of its {count} weights",
+        fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
+        "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
+    )
+
+
+def check_no_rules(path: pathlib.Path, name_map: NameMap | None, transform: Transforms | None) -> None:
+    """Check that weights in other formats than safetensors keep their names and shapes."""
+    if name_map or transform:
+        raise ModelError(
+            "load_weights: `name_map` and `transform` are for files of safetensors",
+            given=f"the {'folder' if path.is_dir() else 'file'} {str(path)!r}",
+            expected="weights of orbax or Keras, which keep their names and shapes",
+            fix="leave them out, or load a file that ends in '.safetensors'",
+        )
+
+
+def warn_of_parts(path: str, report: LoadReport) -> None:
+    """Warn of what was left out."""
+    if report.missing or report.extra or report.misshaped or report.unused:
+        warnings.warn(f"load_weights: {path!r} fits in part: {report}", stacklevel=lint.frames_inside())
 
 
 def _names_in(origins: Mapping[str, Origin], paths: Iterable[str]) -> list[str]:
@@ -237,17 +260,38 @@ def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequen
             expected=f"a path of this system, or a folder in a bucket, which ends in {FOLDER_SUFFIX!r}",
             fix=f"for example '{path.with_suffix(FOLDER_SUFFIX)}'",
         )
-    is_of_keras = caller == "load_weights" and str(filepath).endswith(KERAS_FILES)
     raise ModelError(
         f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
         given=f"filepath={shorten(filepath)}",
-        expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; Keras's '.weights.h5' and '.keras' are "
-        "neither written nor read",
-        fix=FROM_KERAS if is_of_keras else f"for example 'model.weights{SUFFIX}'",
+        expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; or one of Keras, in "
+        f"{' or '.join(map(repr, OF_KERAS[caller]))}",
+        fix=f"for example 'model.weights{SUFFIX}'",
     )
 
 
-def _checked_size(max_shard_size: float | None) -> float | None:
+OF_KERAS = {
+    "save_weights": (".weights.h5", ".weights.json"),
+    "load_weights": (".weights.h5", ".weights.json", ".keras", ".h5", ".hdf5"),
+}
+"""The ends of the names of files of weights that Keras writes, and reads."""
+
+
+def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The path of a file of Keras; None for others."""
+    if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
+        return None
+    path = folder_path(os.fspath(filepath))
+    if in_bucket(path):
+        raise ModelError(
+            f"{caller}: {str(path)!r} would be a file of Keras in a bucket",
+            given=f"filepath={shorten(filepath)}",
+            expected="a path of this system, or a folder in a bucket, which ends in '.orbax'",
+            fix="copy the file, or choose a folder",
+        )
+    return None if path.is_dir() else path
+
+
+def checked_size(max_shard_size: float | None) -> float | None:
     """The size in bytes, from one in GB."""
     if max_shard_size is None:
         return None

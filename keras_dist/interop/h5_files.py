@@ -1,0 +1,254 @@
+"""Arrays in HDF5 files, as Keras keeps them: read by parts, and written one by one."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._extras import import_extra
+from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.regular_files import open_regular, read_regular
+
+H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
+
+_MOST_OBJECTS, _DEEPEST = 2**20, 64
+"""How many groups and arrays a file may have, and how deep in each other: groups may lead back to themselves."""
+
+_FILTERS = frozenset({1, 2, 3, 4})
+"""Filters that HDF5 itself has: deflate, shuffle, checksum, szip. For others it would load code from the system."""
+
+_MOST_CHUNK_BYTES = 2**30
+
+_BFLOAT16 = "bfloat16"
+
+
+class H5Reader:
+    """Reads the arrays in an HDF5 file, or in those that an index of Keras names. Use it in a `with` statement.
+
+    The constructor looks at the names, shapes and types of all arrays, and refuses what leads out of the file.
+
+    Args:
+        caller: name of the caller in error messages.
+        path: a file, or an index that ends in `.weights.json`; of something inside of an archive the archive's.
+        opened: what is read in the place of `path`, if that is an archive.
+
+    Attributes:
+        path: what is read.
+        shapes: the shape of each array, by names such as `layers/dense/vars/0`.
+
+    Raises:
+        ModelError: it is damaged, or holds what may not be read.
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, caller: str, path: pathlib.Path, opened: Any = None) -> None:
+        self.path, self._caller = path, caller
+        self._h5py = import_extra("h5py", "h5", "reading a file of HDF5")
+        self._files: list[Any] = []
+        self._arrays: dict[str, Any] = {}
+        try:
+            if opened is not None:
+                self._add(self._h5py.File(opened, "r"))
+            elif path.name.endswith(".json"):
+                for name in _files_in(self, path):
+                    self._add(self._opened(path.with_name(name)))
+            else:
+                self._add(self._opened(path))
+        except BaseException:
+            self.close()
+            raise
+        self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
+
+    def __enter__(self) -> H5Reader:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def is_complex(self, name: str) -> bool:
+        """Whether elements have an imaginary part."""
+        return self._arrays[name].dtype.kind == "c"
+
+    def read(self, name: str, index: Any = ()) -> np.ndarray:
+        """Return a part of an array; nothing else of it is read.
+
+        Args:
+            name: of the array.
+            index: slices; `()` for all of it.
+        """
+        array = self._arrays[name]
+        try:
+            found = np.asarray(array[index])
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self.damaged(f"{name!r}: {error}") from error
+        return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
+
+    def attribute(self, group: str, name: str) -> Any:
+        """Return an attribute of a group of the only file; of several with numbers the list of all, as Keras splits it.
+
+        None if there is none.
+        """
+        attributes = self._files[0][group].attrs if group in self._files[0] else {}
+        if name in attributes:
+            return attributes[name]
+        found: list[Any] = []
+        while f"{name}{len(found)}" in attributes:
+            found.append(attributes[f"{name}{len(found)}"])
+        return np.concatenate(found) if found else None
+
+    def damaged(self, given: str) -> ModelError:
+        """Return the error for a file that cannot be used."""
+        return ModelError(
+            f"{self._caller}: {str(self.path)!r} cannot be read",
+            given=given,
+            expected="a file that Keras or keras_dist wrote",
+            fix="check that all was copied whole, or write it again",
+        )
+
+    def _opened(self, path: pathlib.Path) -> Any:
+        try:
+            open_regular(path, follow_links=True).close()  # a pipe would be waited for
+            return self._h5py.File(path, "r", locking="best-effort")
+        except FileNotFoundError:
+            if path == self.path:
+                raise
+            raise self.damaged(f"{path.name!r} is missing") from None
+        except OSError as error:
+            raise self.damaged(f"{path.name!r}: {error}") from error
+
+    def _add(self, file: Any) -> None:
+        self._files.append(file)
+        for count, (name, array) in enumerate(self._walk(file, "", 0)):
+            if count > _MOST_OBJECTS:
+                raise self.damaged(f"more than {_MOST_OBJECTS} arrays")
+            if name in self._arrays:
+                raise self.damaged(f"{name!r} is in two files")
+            self._arrays[name] = array
+
+    def _walk(self, group: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+        if depth > _DEEPEST:
+            raise self.damaged(f"{prefix!r}: groups more than {_DEEPEST} deep")
+        if len(group) > _MOST_OBJECTS:
+            raise self.damaged(f"{prefix!r}: {len(group)} members")
+        for key in group:
+            name = f"{prefix}/{key}" if prefix else key
+            link = group.get(key, getlink=True)
+            if not isinstance(link, self._h5py.HardLink):
+                raise self.damaged(f"{name!r} is a {type(link).__name__}: it may lead out of the file")
+            member = group[key]
+            if isinstance(member, self._h5py.Group):
+                yield from self._walk(member, name, depth + 1)
+            elif isinstance(member, self._h5py.Dataset):
+                self._check(name, member)
+                yield name, member
+            else:
+                raise self.damaged(f"{name!r} is neither a group nor an array")
+
+    def _check(self, name: str, array: Any) -> None:
+        """Refuse what is elsewhere, no numbers, or more in memory than it could be in the file."""
+        if array.shape is None or not (array.dtype.kind in "biufc" or _is_bfloat16(array)):
+            raise self.damaged(f"{name!r} has elements of {array.dtype}, not numbers")
+        if array.external or array.is_virtual:
+            raise self.damaged(f"{name!r} is in another file")
+        layout = array.id.get_create_plist()
+        filters = {layout.get_filter(number)[0] for number in range(layout.get_nfilters())}
+        if not filters <= _FILTERS:
+            raise self.damaged(f"{name!r} goes through the filters {sorted(filters)}, which HDF5 itself has not")
+        if math.prod(array.chunks or ()) * array.dtype.itemsize > _MOST_CHUNK_BYTES:
+            raise self.damaged(f"{name!r} is in chunks of {array.chunks}")
+
+
+class H5Writer:
+    """Writes arrays to new HDF5 files, one after the other. Use it in a `with` statement.
+
+    Args:
+        caller: name of the caller in error messages.
+        path: of a file, which must not exist.
+        place: name of the file in error messages.
+    """
+
+    def __init__(self, caller: str, path: pathlib.Path, place: pathlib.Path) -> None:
+        self._caller, self._place = caller, place
+        self._file = import_extra("h5py", "h5", "writing a file of HDF5").File(path, "x")
+
+    def __enter__(self) -> H5Writer:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.close()
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        """Write an array under a name such as `layers/dense/vars/0`."""
+        if value.dtype.kind not in "biufc" and value.dtype.name != _BFLOAT16:
+            raise ModelError(
+                f"{self._caller}: {str(self._place)!r} cannot be written",
+                given=f"{name!r} of {value.dtype}",
+                expected="element types that HDF5 knows, or bfloat16",
+                fix="build the model with another dtype, or save it in a folder",
+            )
+        array = self._file.create_dataset(name, data=value)
+        if value.dtype.name == _BFLOAT16:
+            array.attrs["dtype"] = _BFLOAT16
+
+
+def _is_bfloat16(array: Any) -> bool:
+    return array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.attrs.get("dtype") == _BFLOAT16
+
+
+def _files_in(reader: H5Reader, path: pathlib.Path) -> list[str]:
+    """Return the names of the files that an index of Keras names, which are beside it."""
+    try:
+        index = json.loads(read_regular(path, follow_links=True))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise reader.damaged(f"{type(error).__name__}: {error}") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise reader.damaged("no 'weight_map' from names of groups to names of files")
+    listed = [file if isinstance(file, list) else [file] for file in weight_map.values()]
+    names = list(dict.fromkeys(name for files in listed for name in files if isinstance(name, str)))
+    wrong = [name for name in names if not re.fullmatch(r"[^/\\:\0]+\.h5", name)]
+    if wrong or any(not isinstance(name, str) for files in listed for name in files):
+        raise reader.damaged(f"files that are not beside it: {shorten(wrong)}")
+    return names
+
+
+def shard_name(path: pathlib.Path, number: int) -> str:
+    """Return the name that Keras gives the files of an index, of which it opens the first by this name."""
+    return f"{path.name.removesuffix(INDEX_SUFFIX)}_{number:05}{WEIGHTS_SUFFIX}"
+
+
+def old_shards(path: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files beside an index that have the names of its files."""
+    pattern = re.compile(re.escape(path.name.removesuffix(INDEX_SUFFIX)) + r"_\d{5}" + re.escape(WEIGHTS_SUFFIX))
+    return [file for file in path.parent.iterdir() if pattern.fullmatch(file.name)]
+
+
+def index_of(path: pathlib.Path, groups: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> str:
+    """Return the content of an index of Keras.
+
+    Args:
+        path: of the index.
+        groups: the names of the arrays in each file.
+        sizes: bytes of each array.
+    """
+    weight_map: dict[str, list[str]] = {}
+    for number, names in enumerate(groups):
+        for name in names:
+            files = weight_map.setdefault(f"/{name.rpartition('/')[0]}", [])
+            if shard_name(path, number) not in files:
+                files.append(shard_name(path, number))
+    return json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}, indent=4)

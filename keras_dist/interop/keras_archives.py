@@ -1,0 +1,163 @@
+"""The zip in which Keras keeps a model: configs as JSON, and the arrays in a file of HDF5 that is not compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import os
+import pathlib
+import struct
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist.errors import ModelError
+from keras_dist.interop.h5_files import H5Reader
+from keras_dist.saving.regular_files import open_regular
+
+KERAS_SUFFIX = ".keras"
+CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+OWN = "keras_dist"
+"""The entry of the metadata in which the house notes what Keras has no place for; Keras does not look at it."""
+
+_KERAS_VERSION = "3.15.1"
+_MOST_JSON_BYTES = 2**28
+_HEADER = struct.Struct("<4s5H3I2H")
+"""What stands before each member of a zip: among others the sizes of its name and of extra fields, last."""
+
+
+class KerasArchive:
+    """Reads a `.keras` file. Use it in a `with` statement.
+
+    Args:
+        caller: name of the caller in error messages.
+        path: of the file.
+
+    Attributes:
+        config: what the model is, and how it was compiled.
+        own: what the house has noted in a file that it wrote; an empty dict for one of Keras.
+
+    Raises:
+        ModelError: it is no such file, or damaged.
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, caller: str, path: pathlib.Path) -> None:
+        self.path, self._caller = path, caller
+        self._open = contextlib.ExitStack()
+        try:
+            file = self._open.enter_context(open_regular(path, follow_links=True))
+            self._zip = self._open.enter_context(zipfile.ZipFile(file))
+            self.config = self._json(CONFIG)
+            metadata = self._json(METADATA) if METADATA in self._zip.namelist() else {}
+        except FileNotFoundError:
+            raise
+        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            self._open.close()
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            self._open.close()
+            raise
+        noted = metadata.get(OWN) if isinstance(metadata, dict) else None
+        self.own: dict[str, Any] = noted if isinstance(noted, dict) else {}
+
+    def __enter__(self) -> KerasArchive:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+
+    def arrays(self) -> H5Reader:
+        """Open the arrays, of which only what is asked for is read from the disk."""
+        info = self._member(WEIGHTS)
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise self._damaged(f"{WEIGHTS} is compressed or encrypted: Keras writes it as it is")
+        file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        file.seek(info.header_offset)
+        header = file.read(_HEADER.size)
+        if len(header) != _HEADER.size or header[:4] != b"PK\x03\x04":
+            raise self._damaged(f"{WEIGHTS} is not where the directory of the file says")
+        *_, name_size, extra_size = _HEADER.unpack(header)
+        begin = info.header_offset + _HEADER.size + name_size + extra_size
+        if begin + info.file_size > os.fstat(file.fileno()).st_size:
+            raise self._damaged(f"{WEIGHTS} ends after the end of the file")
+        window = _Window(file, begin, info.file_size)
+        try:
+            return self._open.enter_context(H5Reader(self._caller, self.path, window))
+        except OSError as error:
+            raise self._damaged(f"{WEIGHTS}: {error}") from error
+
+    def _json(self, name: str) -> Any:
+        info = self._member(name)
+        if info.file_size > _MOST_JSON_BYTES:
+            raise self._damaged(f"{name} has {info.file_size} bytes, more than {_MOST_JSON_BYTES}")
+        with self._zip.open(info) as file:
+            text = file.read(_MOST_JSON_BYTES + 1)  # whatever the directory says of its size
+        if len(text) > _MOST_JSON_BYTES:
+            raise self._damaged(f"{name} has more than {_MOST_JSON_BYTES} bytes")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"{name}: {error}") from error
+
+    def _member(self, name: str) -> zipfile.ZipInfo:
+        found = [info for info in self._zip.infolist() if info.filename == name]
+        if len(found) != 1:
+            raise self._damaged(f"{len(found)} members {name!r}")
+        return found[0]
+
+    def _damaged(self, given: str) -> ModelError:
+        return ModelError(
+            f"{self._caller}: {str(self.path)!r} is no model of Keras that can be read",
+            given=given,
+            expected=f"a zip with {CONFIG}, {METADATA} and {WEIGHTS}, as model.save writes it",
+            fix="check that all was copied whole, or save the model again with Keras 3",
+        )
+
+
+def write_archive(path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path) -> None:
+    """Write a `.keras` file.
+
+    Args:
+        path: of the file, which must not exist.
+        config: what the model is, and how it was compiled, as Keras reads it.
+        own: what the house notes beside it.
+        arrays: the file of HDF5.
+    """
+    date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
+    metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
+    with zipfile.ZipFile(path, "x") as archive:
+        archive.writestr(METADATA, json.dumps(metadata))
+        archive.writestr(CONFIG, json.dumps(config))
+        archive.write(arrays, WEIGHTS)
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, file: Any, begin: int, size: int) -> None:
+        super().__init__()
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = max(min(len(view), self._size - self._at), 0)
+        self._file.seek(self._begin + self._at)
+        found = self._file.readinto(view[:wanted]) if wanted else 0
+        self._at += found
+        return found

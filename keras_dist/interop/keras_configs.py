@@ -1,0 +1,135 @@
+"""Configs as Keras reads them, and configs of Keras as they are read here. Nothing in them is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist.errors import ConfigError, shorten
+from keras_dist.interop.keras_operations import is_operation, operation_from_keras, operation_to_keras
+
+_HOUSE = "keras_dist"
+
+_CLASSES = {
+    ("models", "Model"): ("keras.src.models.functional", "Functional", "Functional"),
+    ("models", "Sequential"): ("keras", "Sequential", None),
+    ("layers", "GroupedQueryAttention"): ("keras.layers", "GroupQueryAttention", None),
+    ("mixed_precision", "DTypePolicy"): ("keras", "DTypePolicy", None),
+}
+"""What has another name, or another module, in Keras: its module, class and registered name."""
+
+_ONLY_HERE = {
+    **dict.fromkeys(("GRU", "GRUCell", "LSTM", "LSTMCell"), ("implementation",)),
+    **dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",)),
+    "LayerNormalization": ("rms_scaling",),
+}
+"""The arguments of classes that Keras does not take, beside layouts."""
+
+_COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile")
+"""The arguments of `compile` that Keras has, too, but for `steps_per_execution`."""
+
+
+def to_keras(written: Any) -> Any:
+    """Return what `serialize_keras_object` gave in the form of Keras: modules, tuples, operations, without layouts."""
+    if isinstance(written, list):
+        return [to_keras(item) for item in written]
+    if not isinstance(written, Mapping):
+        return written
+    if is_operation(written):
+        return to_keras(operation_to_keras({**written, "inbound_nodes": to_keras(written["inbound_nodes"])}))
+    if "class_name" not in written or "config" not in written:
+        return {key: to_keras(value) for key, value in written.items()}
+    class_name, config = written["class_name"], written["config"]
+    if class_name == "__tuple__":
+        return to_keras(config["value"])
+    if class_name == "__lambda__":
+        value, defaults = config["value"], to_keras(config["defaults"]) or None
+        return {"class_name": class_name, "config": {"code": value, "defaults": defaults, "closure": None}}
+    found = {key: to_keras(value) for key, value in written.items()}
+    house, _, room = str(written.get("module")).partition(".")
+    if isinstance(config, Mapping):
+        left_out = _ONLY_HERE.get(class_name, ()) if house == _HOUSE else ()
+        kept = {name: value for name, value in config.items() if not _is_layout(name, value) and name not in left_out}
+        found["config"] = to_keras(kept)
+    if house == _HOUSE:
+        module, name, registered = _CLASSES.get((room, class_name), (f"keras.{room}", class_name, None))
+        registered = config if class_name == "function" else registered
+        found |= {"module": module, "class_name": name, "registered_name": registered}
+    return found
+
+
+def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of `compile` for Keras; None where it has no such optimizer or loss, or there are none."""
+    optimizer = written.get("optimizer")
+    is_known = isinstance(optimizer, str) or (isinstance(optimizer, Mapping) and "class_name" in optimizer)
+    if not is_known or written.get("train_step") is not None:
+        return None
+    if isinstance(optimizer, Mapping) and optimizer["class_name"] == "OptaxOptimizer":
+        return None
+    steps = written.get("steps_per_execution")
+    found = {name: to_keras(written[name]) for name in _COMPILE if name in written}
+    return {**found, "steps_per_execution": steps if isinstance(steps, int) else 1}
+
+
+def from_keras(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return a config of Keras, or of the house, for `deserialize_keras_object`.
+
+    Operations get their names here. A layer `Lambda` whose function is code gets that of its name in `custom_objects`.
+    """
+    if isinstance(config, list):
+        return [from_keras(item, custom_objects) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    name = _layer_of_code(config)
+    if name is not None and name in (custom_objects or {}):
+        named = {"module": "builtins", "class_name": "function", "config": name, "registered_name": name}
+        config = {**config, "config": {**config["config"], "function": named}}
+    operation = operation_from_keras(config)
+    found = config if operation is None else operation
+    return {key: from_keras(value, custom_objects) for key, value in found.items()}
+
+
+def check_no_code(config: Any) -> None:
+    """Check that a config holds no code.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if isinstance(config, Mapping):
+        name = _layer_of_code(config)
+        if name is not None:
+            raise _code(config, f"the function of the layer {name!r}")
+        if config.get("class_name") == "__lambda__":
+            raise _code(config, "a lambda")
+    if isinstance(config, Mapping | list):
+        for item in config.values() if isinstance(config, Mapping) else config:
+            check_no_code(item)
+
+
+def _is_layout(name: str, value: Any) -> bool:
+    """Whether an argument says where a weight lives: Keras has no such."""
+    is_axes = isinstance(value, list) and all(axis is None or isinstance(axis, str | list) for axis in value)
+    return name.endswith("_layout") and (value is None or is_axes)
+
+
+def _layer_of_code(config: Mapping[str, Any]) -> str | None:
+    """Return the name of a layer `Lambda` whose function is code; None for others."""
+    inner = config.get("config")
+    is_lambda = config.get("class_name") == "Lambda" and isinstance(inner, Mapping)
+    return str(inner.get("name")) if is_lambda and _is_code(inner.get("function")) else None
+
+
+def _is_code(function: Any) -> bool:
+    if isinstance(function, list):  # of Keras 2
+        return True
+    return isinstance(function, Mapping) and function.get("class_name") == "__lambda__"
+
+
+def _code(given: Any, what: str) -> ConfigError:
+    return ConfigError(
+        f"the config holds code: {what}",
+        given=shorten(given),
+        expected="named functions: code in a file of Keras is never run, with safe_mode=False neither",
+        fix="give the function by the name of its layer: custom_objects={'<name of the Lambda layer>': function}; or "
+        "register a named function with @saving.register_keras_serializable(), and save the model with that",
+    )

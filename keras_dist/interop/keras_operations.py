@@ -1,0 +1,117 @@
+"""Operations of functional models in configs: Keras has a class for each, whose config holds what is no tensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist.layers.symbolic import OPERATIONS
+from keras_dist.saving.vocabulary import snake_case
+
+_OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
+_OPS = "keras.src.ops."
+
+_IN_KERAS = {
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "pow": "power",
+    "neg": "negative",
+    "getitem": "get_item",
+    "abs": "absolute",
+}
+"""Python's operators by the names of Keras."""
+
+_CLASSES = {
+    "core": "Cast ConvertToTensor SaturateCast Scatter ScatterUpdate Slice SliceUpdate StopGradient Unstack",
+    "image": "AffineTransform CropImages ExtractPatches GaussianBlur HSVToRGB MapCoordinates PadImages "
+    "PerspectiveTransform RGBToGrayscale RGBToHSV Resize ScaleAndTranslate",
+    "linalg": "Cholesky CholeskyInverse Det Eig Eigh Inv Lstsq LuFactor Norm Qr SVD Solve SolveTriangular",
+    "math": "Erf Erfc Erfinv ExtractSequences FFT FFT2 IFFT2 IRFFT ISTFT InTopK Logdet Logsumexp RFFT Rsqrt STFT "
+    "SegmentMax SegmentSum TopK ViewAsComplex ViewAsReal",
+    "nn": "AveragePool BatchNorm BinaryCrossentropy CategoricalCrossentropy Celu Conv ConvTranspose DepthwiseConv "
+    "DotProductAttention Elu Gelu Glu HardShrink HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu LogSigmoid "
+    "LogSoftmax MaxPool Moments MultiHot Normalize OneHot RMSNorm Relu Relu6 Selu SeparableConv Sigmoid Silu "
+    "SoftShrink Softmax Softplus Softsign SparseCategoricalCrossentropy SparsePlus SparseSigmoid Sparsemax Squareplus "
+    "TanhShrink Threshold",
+}
+"""The classes of operations in each module of Keras but `numpy`, which has all others."""
+
+_PLACES = {snake_case(name): (module, name) for module, names in _CLASSES.items() for name in names.split()}
+
+_CALLED = frozenset(
+    ("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates")
+    + ("values", "weights", "x", "x1", "x2", "x3", "xs", "y")
+)
+"""The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""
+
+_METHODS = {"reshape": ("x", "newshape"), "round": ("x", "decimals"), "squeeze": ("x", "axis")}
+"""The parameters of the methods of symbolic tensors, as Keras calls them."""
+
+
+def is_operation(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a config is an operation as it is written here."""
+    return {**entry, **_OPERATION} == entry
+
+
+def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operation in a config, as it is written here, as Keras writes it."""
+    ours = entry["config"]["name"]
+    name = _IN_KERAS.get(ours, ours)
+    module, class_name = _PLACES.get(name, ("numpy", "".join(part.capitalize() for part in name.split("_"))))
+    config: dict[str, Any] = {"name": entry["name"]}
+    nodes = []
+    for node in entry["inbound_nodes"]:
+        names = _parameters(ours, len(node["args"]))
+        given = [(names[place], value) for place, value in enumerate(node["args"])]
+        config |= {key: value for key, value in [*given, *node["kwargs"].items()] if key not in _CALLED}
+        args = [value for key, value in given if key in _CALLED]
+        nodes.append({"args": args, "kwargs": {k: v for k, v in node["kwargs"].items() if k in _CALLED}})
+    return {
+        "module": f"{_OPS}{module}",
+        "class_name": class_name,
+        "config": config,
+        "registered_name": class_name,
+        "name": entry["name"],
+        "inbound_nodes": nodes,
+    }
+
+
+def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an operation in a config of Keras as it is written here; None for what is none that is known."""
+    if not str(entry.get("module")).startswith(_OPS) or not isinstance(entry.get("config"), Mapping):
+        return None
+    name = snake_case(str(entry.get("class_name")))
+    name = next((ours for ours in (name, *(o for o, k in _IN_KERAS.items() if k == name)) if ours in OPERATIONS), None)
+    if name is None or not isinstance(entry.get("inbound_nodes"), list):
+        return None
+    options = {key: value for key, value in entry["config"].items() if key not in ("name", "dtype", "trainable")}
+    nodes = []
+    for node in entry["inbound_nodes"]:
+        args, kwargs = list(node["args"]), {**node["kwargs"]}
+        if len(options) == 1:
+            args += options.values()
+        else:
+            kwargs |= options
+        if name == "getitem":  # JSON has no tuples
+            args = [_as_tuple(value) for value in args]
+        nodes.append({"args": args, "kwargs": kwargs})
+    written = {**_OPERATION, "config": {"name": name}, "name": entry["name"], "inbound_nodes": nodes}
+    return {**entry, **written}
+
+
+def _parameters(name: str, count: int) -> list[str]:
+    """Return the names of the first parameters of an operation; those of Python's operators are tensors."""
+    if name in _METHODS:
+        return [*_METHODS[name]][:count]
+    try:
+        names = [*inspect.signature(OPERATIONS[name]).parameters]
+    except ValueError:
+        names = []
+    return (names + ["x"] * count)[:count] if name not in _IN_KERAS else ["x"] * count
+
+
+def _as_tuple(value: Any) -> Any:
+    return {"class_name": "__tuple__", "config": {"value": value}} if isinstance(value, list) else value

@@ -1,0 +1,168 @@
+"""Under which names Keras keeps the variables of a module: the attributes that lead to them, and numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flax import nnx
+
+from keras_dist import _paths, layers
+from keras_dist.layers.projected_attention import ProjectedAttention
+from keras_dist.layers.weights import children_of, own_variables
+from keras_dist.layers.wrapper import Wrapper
+from keras_dist.metrics import Metric
+from keras_dist.saving.vocabulary import snake_case
+
+OPTIMIZER = "optimizer"
+
+
+def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
+    """Yield the names under which Keras keeps the variables of a model, and what they are: a path, or that of a metric.
+
+    Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too.
+
+    Args:
+        module: the model as it was built, without arrays.
+        order: the places of the paths in `model.weights`; others are not kept.
+    """
+    yield from _walk(module, "", (), order, set())
+
+
+def _walk(
+    node: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
+) -> Iterator[tuple[str, Any]]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, Metric):
+        yield from ((_joined(name, f"vars/{number}"), variable) for number, variable in enumerate(node.variables))
+        return
+    for number, path in enumerate(_own(node, parts, order)):
+        yield _joined(name, f"vars/{number}"), path
+    for attribute, child, inner in _attributes(node):
+        if isinstance(child, nnx.List | nnx.Dict | list):
+            yield from _walk_container(child, _joined(name, attribute), (*parts, *inner), order, seen)
+        else:
+            yield from _walk(child, _joined(name, attribute), (*parts, *inner), order, seen)
+
+
+def _walk_container(
+    container: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield as `_walk` does; members go by their classes, which are numbered."""
+    counts: dict[str, int] = {}
+    members = container if isinstance(container, list) else [(child, (key,)) for key, child in children_of(container)]
+    for child, inner in members:
+        if isinstance(child, nnx.Variable):
+            continue
+        is_container = isinstance(child, nnx.List | nnx.Dict)
+        kind = "container" if is_container else _class_name(child)
+        counts[kind] = count = counts.get(kind, -1) + 1
+        member = _joined(name, f"{kind}_{count}" if count else kind)
+        walk = _walk_container if is_container else _walk
+        yield from walk(child, member, (*parts, *inner), order, seen)
+
+
+def _own(node: Any, parts: _paths.Parts, order: Mapping[str, int]) -> list[str]:
+    """Return the paths of the variables that Keras keeps with an object itself."""
+    paths = [_paths.join(_paths.visible((*parts, *inner))) for inner, _ in own_variables(node)]
+    found = sorted((path for path in paths if path in order), key=order.__getitem__)
+    if isinstance(node, layers.SpectralNormalization):
+        inner = _paths.visible((*parts, *_member(node, node.layer)[1]))
+        kernels = [_paths.join((*inner, name)) for name in ("kernel", "embeddings")]
+        found = [path for path in kernels if path in order] + found
+    return found
+
+
+def _attributes(node: Any) -> list[tuple[str, Any, _paths.Parts]]:
+    """Return the attributes of an object that lead to others, by the names and in the order of Keras.
+
+    Each with what it holds, and the names that lead there here.
+    """
+    found: dict[str, tuple[Any, _paths.Parts]]
+    found = {str(name): (child, (name,)) for name, child in children_of(node) if not isinstance(child, nnx.Variable)}
+    found |= {name: (value, (name,)) for name, value in vars(node).items() if isinstance(value, Metric)}
+    found |= _of_properties(node, {id(child): parts for child, parts in found.values()})
+    members = found.pop(_paths.MEMBERS, None)
+    in_keras = next((attributes for cls, attributes in _IN_KERAS.items() if isinstance(node, cls)), None)
+    if in_keras is not None:
+        found |= in_keras(node)
+    elif members is None and hasattr(type(node), "layers"):
+        found["layers"] = (_layers_of(node), ())
+    first = [] if in_keras is not None or members is None else [("layers", *members)]
+    ordered = sorted(found, key=lambda name: f"~{name}" if name[0] == "_" else name)
+    return first + [(name, *found[name]) for name in ordered]
+
+
+def _of_properties(node: Any, held: Mapping[int, _paths.Parts]) -> dict[str, tuple[Any, _paths.Parts]]:
+    """Return the properties of classes outside of the house that give what the object holds."""
+    found: dict[str, tuple[Any, _paths.Parts]] = {}
+    for cls in type(node).__mro__:
+        for name, value in vars(cls).items():
+            if isinstance(value, property) and not cls.__module__.startswith("keras_dist."):
+                try:
+                    child = getattr(node, name)
+                except Exception:  # it may need what is not there: Keras leaves it out, too
+                    continue
+                if id(child) in held:
+                    found[name] = (child, held[id(child)])
+    return found
+
+
+def _layers_of(node: Any) -> list[tuple[Any, _paths.Parts]]:
+    """Return the layers that Keras lists as those of a model that is no graph, in the order of assignment."""
+    found: list[tuple[Any, _paths.Parts]] = []
+
+    def add(holder: Any, parts: _paths.Parts) -> None:
+        for name, child in children_of(holder):
+            if isinstance(child, nnx.List | nnx.Dict):
+                add(child, (*parts, name))
+            elif isinstance(child, layers.Layer) and all(child is not known for known, _ in found):
+                found.append((child, (*parts, name)))
+
+    add(node, ())
+    return found
+
+
+def _class_name(node: Any) -> str:
+    cls = type(node)
+    is_graph = cls.__name__ == "Model" and cls.__module__.startswith("keras_dist.")
+    return "functional" if is_graph else snake_case(cls.__name__)
+
+
+def _member(node: Any, child: Any) -> tuple[Any, _paths.Parts]:
+    """Return a child with the names that lead to it."""
+    (key,) = [key for key, one in children_of(node._members) if one is child]
+    return child, (_paths.MEMBERS, key)
+
+
+def _of_attention(node: Any) -> dict[str, tuple[Any, _paths.Parts]]:
+    prefix = "_" if isinstance(node, layers.GroupedQueryAttention) else ""
+    names = {name: f"{prefix}{name}_dense" for name in ("query", "key", "value")}
+    names |= {"attention_output": f"{prefix}output_dense", "gate": "_gate_dense", "dropout": "_dropout_layer"}
+    return {names[str(key)]: (child, (_paths.MEMBERS, key)) for key, child in children_of(node._members)}
+
+
+_IN_KERAS: dict[type, Callable[[Any], dict[str, tuple[Any, _paths.Parts]]]] = {
+    layers.StackedRNNCells: lambda node: {"cells": ([_member(node, cell) for cell in node.cells], ())},
+    layers.RNN: lambda node: {"cell": _member(node, node.cell)},
+    layers.Bidirectional: lambda node: {
+        "forward_layer": _member(node, node.forward_layer),
+        "backward_layer": _member(node, node.backward_layer),
+    },
+    Wrapper: lambda node: {"layer": _member(node, node.layer)},
+    ProjectedAttention: _of_attention,
+}
+"""The layers whose attributes have other names in Keras."""
+
+
+def name_now(name: str) -> str:
+    """Return the name that Keras gives today to what an older version has called so."""
+    name = name.replace("_layer_checkpoint_dependencies", "layers")  # Keras 2.13
+    return re.sub(r"(multi_head_attention\w*)/_(query|key|value|output)_dense/", r"\1/\2_dense/", name)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix else name

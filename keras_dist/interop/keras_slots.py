@@ -1,0 +1,206 @@
+"""The state of an optimizer as Keras keeps it: which arrays in which order, and what is computed from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist import _paths, optimizers
+from keras_dist._operators import Operators
+from keras_dist.optimizers.learning_rate import ScheduledRateState
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """An array of an optimizer in a file of Keras.
+
+    Attributes:
+        name: in the file, such as `optimizer/vars/2`.
+        variable: the handle on ours; None where there is none.
+        dropped: the dim of size 1 that ours has and Keras's has not; None for none.
+        sign: what ours is times Keras's.
+        computed: gives what Keras keeps, where ours is another number, or there is none.
+    """
+
+    name: str
+    variable: Any = None
+    dropped: int | None = None
+    sign: int = 1
+    computed: Callable[[], np.ndarray] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Its dims in the file; None where they do not matter."""
+        if self.variable is None:
+            return None
+        shape = list(self.variable.shape)
+        if self.dropped is not None:
+            del shape[self.dropped]
+        return tuple(shape)
+
+    def numpy(self) -> np.ndarray:
+        """Return what Keras keeps; in a job of several processes all must call."""
+        if self.computed is not None:
+            return self.computed()
+        value = self.variable.numpy()
+        value = value if self.dropped is None else np.squeeze(value, self.dropped)
+        return value if self.sign == 1 else -value
+
+    def of_ours(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Return the part in the file that a part of ours is made of."""
+        if self.dropped is None:
+            return index
+        place = self.dropped % len(index)
+        return (*index[:place], *index[place + 1 :])
+
+    def ours(self, part: np.ndarray) -> np.ndarray:
+        """Return the part of ours that a part in the file stands for."""
+        part = part if self.dropped is None else np.expand_dims(part, self.dropped)
+        return part if self.sign == 1 else -part
+
+
+def stored_slots(optimizer: Any, paths: Sequence[str], prefix: str) -> list[Slot] | None:
+    """Return what Keras keeps of an optimizer that trains a model, in its order; None of one that Keras does not have.
+
+    Args:
+        optimizer: as `model.optimizer`.
+        paths: of the variables that it updates, in the order of the model's.
+        prefix: the name of the optimizer in the file.
+    """
+    found = _slots(optimizer, optimizer._state, paths)
+    if found is None:
+        return None
+    named = [dataclasses.replace(slot, name=f"{prefix}/vars/{number}") for number, slot in enumerate(found)]
+    if isinstance(optimizer, optimizers.LossScaleOptimizer):
+        inner = optimizer.inner_optimizer
+        named += stored_slots(inner, paths, f"{prefix}/inner_optimizer") or []
+    return named
+
+
+def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what follows from the steps taken, as a handle and its value: counts of updates, the rate of a schedule."""
+    for inner in (optimizer, *optimizer._inner().values()):
+        state = inner._state
+        if isinstance(inner, optimizers.LossScaleOptimizer):
+            continue
+        steps = int(state.inner.iterations)
+        for handle in jax.tree.leaves(state.inner.slots, is_leaf=_is_variable):
+            if handle.name == "count":
+                yield handle, np.int32(steps // (inner.gradient_accumulation_steps or 1))
+        if isinstance(state, ScheduledRateState):
+            yield state.learning_rate, optimizers.rate_after(inner._rate, steps)
+
+
+def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | None:
+    if isinstance(optimizer, optimizers.LossScaleOptimizer):
+        inner = optimizer.inner_optimizer
+        found = None if not isinstance(inner, optimizers.Optimizer) else _slots(inner, state.inner, paths)
+        if found is None:
+            return None
+        # of its own Keras counts no steps, and keeps a rate that is never read
+        own = [Slot("", computed=lambda: np.int32(0)), Slot("", computed=lambda: np.float32(0.001))]
+        return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
+    of_class = _SLOTS.get(type(optimizer))
+    if of_class is None:
+        return None
+    inner = state.inner
+    found = [Slot("", inner.iterations)]
+    if not isinstance(state, ScheduledRateState):
+        found.append(Slot("", state.learning_rate))
+    if optimizer.use_ema:
+        found += _by_variable(paths, inner.average)
+    if optimizer.gradient_accumulation_steps:
+        sums = _by_path(inner.accumulated)
+        found += [Slot("", computed=_sum_of(optimizer, inner, sums[path])) for path in paths]
+    return [*found, *of_class(optimizer, inner.slots, paths)]
+
+
+def _sum_of(optimizer: Any, inner: Any, accumulated: Any) -> Callable[[], np.ndarray]:
+    """Return what gives the sum of the gradients so far: here each counts by the weight of its batch, in Keras by 1."""
+
+    def computed() -> np.ndarray:
+        count = int(inner.iterations) % optimizer.gradient_accumulation_steps
+        weight, total = float(inner.batch_weight), accumulated.numpy()
+        return (total * (count / weight)).astype(total.dtype) if weight else total
+
+    return computed
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
+    return {_paths.join(_paths.parts_of(key_path)): leaf for key_path, leaf in flat if _is_variable(leaf)}
+
+
+def _is_variable(node: Any) -> bool:
+    return isinstance(node, Operators)
+
+
+def _by_variable(paths: Iterable[str], *trees: Any) -> list[Slot]:
+    """Return the slots in these trees, those of each variable beside each other."""
+    found = [_by_path(tree) for tree in trees]
+    return [Slot("", leaves[path]) for path in paths for leaves in found if path in leaves]
+
+
+def _of_adam(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot]:
+    found = _by_variable(paths, slots[0].mu, slots[0].nu)
+    return found + (_by_variable(paths, slots[0].nu_max) if optimizer.amsgrad else [])
+
+
+def _of_rmsprop(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot]:
+    found = _by_variable(paths, slots[0].nu)
+    if optimizer.momentum:
+        found += [dataclasses.replace(slot, sign=-1) for slot in _by_variable(paths, slots[2].trace)]
+    return found + (_by_variable(paths, slots[0].mu) if optimizer.centered else [])
+
+
+def _of_adafactor(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot]:
+    rows, columns, entries = map(_by_path, (slots.rows, slots.columns, slots.entries))
+    found: list[Slot] = []
+    for path in paths:
+        row, column, entry = rows[path], columns[path], entries[path]
+        if len(row.shape) < 2:
+            found.append(Slot("", entry))
+        else:
+            found += [Slot("", row, -1), Slot("", column, -2), Slot("", computed=_product_of(row, column))]
+    return found
+
+
+def _product_of(row: Any, column: Any) -> Callable[[], np.ndarray]:
+    def computed() -> np.ndarray:
+        rows = row.numpy()
+        means = rows.mean(-2, keepdims=True)
+        return (rows / np.where(means, means, 1) * column.numpy()).astype(rows.dtype)
+
+    return computed
+
+
+def _of_muon(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot]:
+    by_label = {label: state.inner_state for label, state in slots[0].inner_states.items()}
+    adam, momenta = by_label["adam"][0], by_label["muon"][0].trace
+    merged = {**_by_path(adam.mu), **_by_path(momenta)}
+    velocities = _by_path(adam.nu)
+    return [Slot("", leaves[path]) for path in paths for leaves in (merged, velocities) if path in leaves]
+
+
+_SLOTS: Mapping[type, Callable[[Any, Any, Sequence[str]], list[Slot]]] = {
+    optimizers.SGD: lambda optimizer, slots, paths: _by_variable(paths, slots[1].trace) if optimizer.momentum else [],
+    optimizers.Adam: _of_adam,
+    optimizers.AdamW: _of_adam,
+    optimizers.Adamax: lambda optimizer, slots, paths: _by_variable(paths, slots[0].mu, slots[0].nu),
+    optimizers.Nadam: lambda optimizer, slots, paths: (
+        [*_by_variable(paths, slots[0].mu, slots[0].nu), Slot("", slots[0].product)]
+    ),
+    optimizers.Lamb: lambda optimizer, slots, paths: _by_variable(paths, slots[0].mu, slots[0].nu),
+    optimizers.RMSprop: _of_rmsprop,
+    optimizers.Adagrad: lambda optimizer, slots, paths: _by_variable(paths, slots[0].sum_of_squares),
+    optimizers.Adadelta: lambda optimizer, slots, paths: _by_variable(paths, slots[0].e_g, slots[0].e_x),
+    optimizers.Ftrl: lambda optimizer, slots, paths: _by_variable(paths, slots.squares, slots.linear),
+    optimizers.Lion: lambda optimizer, slots, paths: _by_variable(paths, slots[0].mu),
+    optimizers.Adafactor: _of_adafactor,
+    optimizers.Muon: _of_muon,
+}
+"""The slots of each optimizer in the order in which Keras makes them; nothing is known of those of subclasses."""

@@ -1,0 +1,148 @@
+"""Whole models in files of Keras: `model.save("m.keras")`, and `load_model`, of what Keras wrote, too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    DistributionError,
+    LayoutError,
+    MissingExtraError,
+    ModelError,
+    shorten,
+)
+from keras_dist.interop.h5_files import H5Writer
+from keras_dist.interop.keras_archives import KERAS_SUFFIX, KerasArchive, write_archive
+from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.models.config import check_described
+from keras_dist.models.keras_weights import (
+    own_arrays,
+    set_optimizer,
+    set_own,
+    set_slots,
+    stored_optimizer,
+    stored_weights,
+    write_arrays,
+)
+from keras_dist.models.saving import OVERWRITE, check_free, written_compile
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.buckets import folder_path, in_bucket
+from keras_dist.saving.drafts import draft_of, writing_to
+
+if TYPE_CHECKING:
+    from keras_dist.models.saveable import Saveable
+
+
+def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The path of a file of Keras that holds a whole model; None for others, and for a folder of that name."""
+    if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(KERAS_SUFFIX):
+        return None
+    path = folder_path(os.fspath(filepath))
+    return None if in_bucket(path) else path
+
+
+def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
+    """Write a model to a file that Keras reads; see `Model.save`."""
+    job = Rendezvous("a save")
+    if not overwrite:
+        job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
+    check_described(model)
+    session = model._with_weights()
+    written, compiled = serialize_keras_object(model), written_compile(model)
+    own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
+    own |= {"seed": session.seed, "fits": session.fits}
+    config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
+    slots = [*stored_weights(session), *stored_optimizer(session)]
+    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
+        drafts: list[pathlib.Path] = []
+
+        def write() -> None:
+            with contextlib.ExitStack() as file:
+                writer = None
+                if is_chief():
+                    drafts.append(opened.enter_context(draft_of(path)))
+                    writer = file.enter_context(H5Writer("save", drafts[0] / "arrays", path))
+                write_arrays("save", session, slots, own_arrays(session, slots), writer)
+
+        def commit() -> None:
+            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays")
+            os.replace(drafts[0] / "archive", path)
+
+        job.each(write)
+        job.first(commit)
+
+
+def load_keras(
+    path: pathlib.Path,
+    custom_objects: Mapping[str, Any] | None,
+    compile: bool,
+    model_class: type,
+) -> Any:
+    """Make the model in a file of Keras, on the current distribution; see `load_model`."""
+    with KerasArchive("load_model", path) as archive, custom_object_scope(custom_objects):
+        own = archive.own
+        is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
+        config = own["config"] if is_own else archive.config
+        compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
+        with _policy(own.get("policy")), reading(path):
+            config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
+            check_no_code([config, compiled])
+            model = deserialize_keras_object(config, {"Functional": model_class})
+            if not isinstance(model, model_class):
+                raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+            session = model._with_weights()
+            if compile and compiled:
+                model.compile_from_config(compiled)
+        reader = archive.arrays()
+        with session.cell.lock:
+            slots = stored_weights(session)
+            set_slots(model.name, session, slots, reader, strict=True)
+            optimizer = stored_optimizer(session)
+            if optimizer:
+                set_optimizer(session, optimizer, reader)
+            set_own(session, own_arrays(session, [*slots, *optimizer]), reader)
+        if isinstance(own.get("seed"), int) and isinstance(own.get("fits"), int):
+            session.use_seed(own["seed"])
+            session.fits = own["fits"]
+    return model
+
+
+@contextlib.contextmanager
+def _policy(name: Any) -> Iterator[None]:
+    """Layers that are made without a dtype follow this policy, as when the model was made."""
+    before = dtype_policy()
+    if isinstance(name, str):
+        set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        set_dtype_policy(before)
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path) -> Iterator[None]:
+    """What a constructor or `compile` says of odd values in a config is the error of that file."""
+    try:
+        yield
+    except (DeviceError, DistributionError, LayoutError, MissingExtraError):
+        raise  # of other things than the file
+    except ConfigError as error:
+        error.add_note(f"in {str(path)!r}")
+        raise
+    except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
+        raise ModelError(
+            f"load_model: the config in {str(path)!r} cannot be read",
+            given=f"{type(error).__name__}: {error}",
+            expected="the config of a model, as Keras 3 or keras_dist writes it",
+            fix="check that all was copied whole; make the model in code, and then model.load_weights(path)",
+        ) from error

@@ -1,0 +1,267 @@
+"""The arrays of a model in files of Keras: weights, and the state of its optimizer, each device's part by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import _jax
+from keras_dist.distribution import lint
+from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.errors import ModelError
+from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
+from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
+from keras_dist.interop.keras_paths import OPTIMIZER, name_now, stored_variables
+from keras_dist.interop.keras_slots import Slot, derived, stored_slots
+from keras_dist.interop.legacy_h5 import is_legacy, legacy_slots
+from keras_dist.models.saving import OVERWRITE, check_free, names_of
+from keras_dist.models.session import Session
+from keras_dist.models.variable import ModelVariable
+from keras_dist.models.weights_files import LoadReport, misfit, warn_of_parts
+from keras_dist.saving.drafts import draft_of, writing_to
+from keras_dist.saving.locks import alone_in
+from keras_dist.saving.tensor_files import grouped
+from keras_dist.training.optimization import DEFAULT
+from keras_dist.training.state_cell import host_copy
+
+
+def stored_weights(session: Session) -> list[Slot]:
+    """What Keras keeps of a model's variables, and of metrics in its attributes, in its order."""
+    order = {weight.path: place for place, weight in enumerate(session.variables())}
+    names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
+    found = [
+        Slot(name, session.variable(what) if isinstance(what, str) else what)
+        for name, what in stored_variables(session.cell.graph.described(), {**names, **order})
+    ]
+    kept = {slot.variable.path for slot in found}
+    return found + [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
+
+
+def stored_optimizer(session: Session) -> list[Slot]:
+    """What Keras keeps of the model's optimizer; nothing of one that Keras does not have."""
+    if [*session.optimizers] != [DEFAULT]:
+        return []
+    paths = [weight.path for weight in session.variables() if session.cell.is_trained(weight.path)]
+    return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
+
+
+def own_arrays(session: Session, slots: Iterable[Slot]) -> dict[str, int]:
+    """The names, and the places among the model's arrays, of those that Keras has no place for."""
+    kept = {slot.variable._place for slot in slots if isinstance(slot.variable, ModelVariable)}
+    places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
+    return {f"{OWN}/{name}": place for name, place in places.items()}
+
+
+def write_arrays(caller: str, session: Session, slots: Sequence[Slot], own: dict[str, int], writer: Any) -> None:
+    """Write arrays one after the other; in a job of several processes all call, and the first writes."""
+    fetched = [(slot.name, slot.numpy) for slot in slots]
+    arrays = session.cell.arrays
+    fetched += [(name, functools.partial(host_copy, arrays[place])) for name, place in own.items()]
+    failure: BaseException | None = None
+    for name, fetch in fetched:
+        value = np.asarray(fetch())
+        if writer is not None and failure is None:
+            try:
+                writer.write(name, value)
+            except Exception as error:  # the others wait for this process in what is left to be fetched
+                failure = error
+    if failure is not None:
+        raise failure
+
+
+def save_h5_weights(session: Session, path: pathlib.Path, overwrite: bool, max_bytes: float | None) -> None:
+    """Write the weights of a model, and what its optimizer keeps, in a `.weights.h5`, or in several and an index."""
+    path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
+    if not overwrite:
+        Rendezvous("a save of weights").first(lambda: check_free("save_weights", path, ModelError, OVERWRITE))
+    slots = [*stored_weights(session), *stored_optimizer(session)]
+    is_index = path.suffix == ".json"
+    groups = [slots]
+    sizes = {slot.name: _bytes(slot) for slot in slots}
+    if is_index:
+        by_name = {slot.name: slot for slot in slots}
+        groups = [[by_name[name] for name in names] for names in grouped(sizes, max_bytes)]
+    job = Rendezvous("a save of weights")
+    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
+        drafts: list[pathlib.Path] = []
+
+        def write() -> None:
+            folder = opened.enter_context(draft_of(path)) if is_chief() else None
+            for number, group in enumerate(groups):
+                with contextlib.ExitStack() as file:
+                    writer = None
+                    if folder is not None:
+                        drafts.append(folder / str(number))
+                        writer = file.enter_context(H5Writer("save_weights", drafts[-1], path))
+                    write_arrays("save_weights", session, group, {}, writer)
+
+        def commit() -> None:
+            with alone_in(path.parent):
+                if not is_index:
+                    os.replace(drafts[0], path)
+                    return
+                index = drafts[0].with_name("index")
+                index.write_text(index_of(path, [[slot.name for slot in group] for group in groups], sizes))
+                path.unlink(missing_ok=True)  # Keras fixes the names of the files: an old index would name the new ones
+                for number, draft in enumerate(drafts):
+                    os.replace(draft, path.with_name(shard_name(path, number)))
+                os.replace(index, path)
+                names = {shard_name(path, number) for number in range(len(drafts))}
+                for file in old_shards(path):
+                    if file.name not in names:
+                        file.unlink()
+
+        job.each(write)
+        job.first(commit)
+
+
+def load_h5_weights(
+    model: str, session: Session, layers: Sequence[Any], path: pathlib.Path, strict: bool
+) -> LoadReport:
+    """Set the weights of a model of this name to those in a file of Keras."""
+    with opened(path) as reader:
+        slots = legacy_slots(reader, model, layers) if is_legacy(reader) else stored_weights(session)
+        report = set_slots(model, session, slots, reader, strict)
+        optimizer = stored_optimizer(session)
+        if optimizer and int(session.cell.state.step):  # Keras, too, takes it where the optimizer is built
+            set_optimizer(session, optimizer, reader)
+    return report
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[H5Reader]:
+    """The arrays in a file of Keras."""
+    if path.name.endswith(KERAS_SUFFIX):
+        with KerasArchive("load_weights", path) as archive:
+            yield archive.arrays()
+    else:
+        with H5Reader("load_weights", path) as reader:
+            yield reader
+
+
+def set_slots(model: str, session: Session, slots: Sequence[Slot], reader: H5Reader, strict: bool) -> LoadReport:
+    """Set what a file has of these.
+
+    Raises:
+        ModelError: names or shapes are not those of the model, and `strict` is set. None is set then.
+    """
+    there = {name_now(name): name for name in reader.shapes}
+    missing: dict[str, str] = {}
+    unfit: dict[str, str] = {}
+    for slot in slots:
+        path, shape = slot.variable.path, reader.shapes.get(there.get(slot.name, ""))
+        if shape is None:
+            missing[path] = f"{path}, there {slot.name!r}"
+        elif shape != slot.shape or _loses_part(reader, there[slot.name], slot):
+            unfit[path] = f"{path}, there {slot.name!r} {shape} for {slot.shape}"
+    names = {slot.name for slot in slots}
+    extra = tuple(name for name in there if name not in names and not _is_beside(name))
+    if strict and (missing or extra or unfit):
+        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), ()), len(slots))
+    fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
+    Rendezvous("a load of weights").each(lambda: None)
+    for slot in fitting:
+        _set(session, slot, reader, there[slot.name])
+    loaded = dict.fromkeys(slot.variable.path for slot in fitting)
+    report = LoadReport(tuple(loaded), tuple(missing), extra, tuple(unfit))
+    warn_of_parts(str(reader.path), report)
+    return report
+
+
+def set_optimizer(session: Session, slots: Sequence[Slot], reader: H5Reader) -> bool:
+    """Take over the state of the optimizer from a file, if it has one of such an optimizer; whether it did."""
+    stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
+    if not stored:
+        return False
+    wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
+    if wrong or len(stored) != len(slots):
+        warnings.warn(
+            f"{str(reader.path)!r} has the state of another optimizer, or of one that took no step: {len(stored)} "
+            f"arrays for {len(slots)}; the optimizer stays as it is",
+            stacklevel=lint.frames_inside(),
+        )
+        return False
+    for slot in slots:
+        if slot.variable is not None:
+            _set(session, slot, reader, slot.name)
+    optimizer: Any = session.optimizers[DEFAULT].transformation
+    for handle, value in derived(optimizer):
+        handle.assign(value)
+    steps = next(handle for handle in optimizer.variables if handle.name == "iterations").numpy()
+    place = names_of(session).index("step")
+    session.cell.put({place: _placed(session, place, steps)})
+    return True
+
+
+def set_own(session: Session, own: dict[str, int], reader: H5Reader) -> None:
+    """Take over what the house has written beside what Keras keeps."""
+    for name, place in own.items():
+        if name in reader.shapes:
+            _set_place(session, place, reader, name, Slot(name))
+
+
+def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
+    variable = slot.variable
+    if isinstance(variable, ModelVariable) and variable._cell is session.cell:
+        _set_place(session, variable._place, reader, name, slot)
+    else:
+        variable.assign(slot.ours(reader.read(name)))
+
+
+def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
+    """Set an array of the model, of which each device of this process gets its part."""
+    row = session.cell.state_plan.rows[place]
+    before = session.cell.arrays[place]
+    if _jax.is_key_dtype(before.dtype):
+        data = reader.read(name)
+        if data.shape != jax.random.key_data(before).shape:
+            raise reader.damaged(f"{name!r} of shape {data.shape}")
+        value = jax.random.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=_jax.key_impl(before.dtype))
+        session.cell.put({place: _placed(session, place, value)})
+        return
+    found: dict[str, np.ndarray] = {}
+
+    def part(index: Any) -> np.ndarray:
+        key = str(index)  # devices that hold the same share it
+        if key not in found:
+            found[key] = np.array(slot.ours(reader.read(name, slot.of_ours(index))), row.dtype)
+        return found[key]
+
+    sharding = jax.tree.leaves(session.cell.state_plan.shardings)[place]
+    array = jax.make_array_from_callback(row.shape, sharding, part)
+    session.cell.put({place: _placed(session, place, array)})
+
+
+def _placed(session: Session, place: int, value: Any) -> jax.Array:
+    return place_copy(value, jax.tree.leaves(session.cell.state_plan.shardings)[place])
+
+
+def _is_beside(name: str) -> bool:
+    """Whether an array in a file is no weight."""
+    return name.startswith((f"{OPTIMIZER}/", f"{OWN}/")) or "seed_generator" in name
+
+
+def _misfits(reader: H5Reader, slot: Slot) -> bool:
+    return slot.shape is not None and reader.shapes[slot.name] != slot.shape
+
+
+def _loses_part(reader: H5Reader, name: str, slot: Slot) -> bool:
+    return reader.is_complex(name) and not jnp.issubdtype(slot.variable.dtype, jnp.complexfloating)
+
+
+def _bytes(slot: Slot) -> int:
+    if slot.variable is None:
+        return np.asarray(slot.numpy()).nbytes
+    return math.prod(slot.variable.shape) * _jax.itemsize(slot.variable.dtype)
