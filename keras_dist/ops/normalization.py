@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_int
 from keras_dist._types import ArrayLike
+from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.layers.normalization import wide
-from keras_dist.losses.targets import EPSILON
 from keras_dist.ops.operation import as_array, names_in, operation
 
 
@@ -115,7 +115,7 @@ def layer_normalization(
         return found if found.ndim == values.ndim or axes == [values.ndim - 1] else found.reshape(shape)
 
     mean, variance = (reduce(values, tuple(axes), keepdims=True) for reduce in (jnp.mean, jnp.var))
-    factor = jax.lax.rsqrt(variance + (EPSILON if epsilon is None else epsilon))
+    factor = jax.lax.rsqrt(variance + (default_epsilon() if epsilon is None else epsilon))
     if gamma is not None:
         factor = factor * of_values(gamma)
     if kwargs.pop("rms_scaling", False):
@@ -144,7 +144,7 @@ def rms_normalization(
     values: Any = jnp.atleast_1d(wide(array))
     axes = tuple(axis) if isinstance(axis, list | tuple) else axis
     squares: Any = jnp.mean(jnp.square(values), axes, keepdims=True)
-    normalized = values * jax.lax.rsqrt(squares + (EPSILON if epsilon is None else epsilon))
+    normalized = values * jax.lax.rsqrt(squares + (default_epsilon() if epsilon is None else epsilon))
     if scale is not None:
         normalized = normalized * as_array(scale, values.dtype)
     return normalized.astype(array.dtype)
@@ -163,7 +163,7 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
     check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
     axes: Any = tuple(axis) if isinstance(axis, list | tuple) else axis
-    least = EPSILON if epsilon is None else epsilon
+    least = default_epsilon() if epsilon is None else epsilon
     if order == 2:
         squares = jnp.sum(jnp.square(values), axes, keepdims=True)
         squares = squares.astype(jnp.result_type(squares, 0.0))

@@ -11,12 +11,11 @@ from keras_dist import _not_here, data
 @pytest.mark.parametrize(
     ("package", "name", "words"),
     [
-        (kd, "ops", "instead: `jax.numpy`"),
-        (kd, "StatelessScope", "model.stateless_call"),
-        (kd, "applications", "from_nnx"),
         (kd, "Quantizer", "nothing takes its place"),
-        (kd.layers, "Hashing", "hash while data is read"),
-        (kd.utils, "plot_model", "model.summary"),
+        (kd, "StatelessScope", "model.stateless_call"),
+        (kd.datasets, "cifar10", "tensorflow_datasets"),
+        (kd.layers, "TFSMLayer", "nothing takes its place"),
+        (kd.export, "ExportArchive", "model.export"),
         (kd, "GradientTape", "instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),
         (kd, "distribute", "kd.ModelParallel"),
