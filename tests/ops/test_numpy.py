@@ -1,4 +1,4 @@
-"""NumPy's names in `keras_dist.ops` beyond what Keras does: lists, models on meshes, errors; `tests/parity` has the rest."""
+"""NumPy's names in `keras_dist.ops`: lists, models on meshes, errors. `tests/parity` compares them with Keras."""
 
 import jax
 import jax.numpy as jnp
