@@ -40,18 +40,25 @@ def element_type_or_floatx(dtype: DTypeLike | None) -> Any:
     return element_type(mixed_precision.dtype_policy().variable_dtype if dtype is None else dtype)
 
 
-def known(x: Any, name: str, fix: str) -> jax.Array:
+def known(x: Any, name: str, fix: str) -> Any:
     """Return `x` as an array, if it has values: the shape of the result of `name` depends on them.
 
     Raises:
         ModelError: it is symbolic, or an argument of a function that is compiled.
     """
-    array = as_array(x)
-    if _jax.is_traced(array):
+    if _jax.is_traced(x):
         raise ModelError(
             f"the shape of the result of `ops.{name}` depends on values",
-            given=f"an array of shape {array.shape} without values: a symbolic tensor, or inside of a compiled step",
+            given=f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step",
             expected="an array outside of models and compiled functions",
             fix=fix,
         )
-    return array
+    return as_array(x)
+
+
+def known_number(x: Any, name: str, fix: str) -> Any:
+    """Return `x`, a number or an array of one, as a number of Python, if it has a value: see `known`.
+
+    Numbers do not become arrays on the way, which have no values inside of compiled functions.
+    """
+    return np.asarray(known(x, name, fix) if isinstance(x, jax.Array) else x).item()

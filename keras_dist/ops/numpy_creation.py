@@ -12,23 +12,36 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
-from keras_dist.ops.operation import as_array, names_in, operation, unary
-
-
-def _window(name: str, function: Callable[..., Any], doc: str) -> Callable[[ArrayLike], jax.Array]:
-    """Return the operation `name(x)` for a number of points."""
-    return unary(name, lambda x: _points(name, function, x), doc)
+from keras_dist.ops.operation import as_array, names_in, operation
 
 
 def _points(name: str, function: Callable[..., Any], x: ArrayLike, *options: Any) -> jax.Array:
-    count = arguments.known(x, name, f"ops.{name} of an integer")
-    return function(int(count.item()), *options).astype(arguments.element_type_or_floatx(None))
+    count = int(arguments.known_number(x, name, f"ops.{name} of an integer"))
+    return function(count, *options).astype(arguments.element_type_or_floatx(None))
 
 
-bartlett = _window("bartlett", jnp.bartlett, "The triangular window of `x` points.")
-blackman = _window("blackman", jnp.blackman, "The Blackman window of `x` points.")
-hamming = _window("hamming", jnp.hamming, "The Hamming window of `x` points.")
-hanning = _window("hanning", jnp.hanning, "The Hann window of `x` points.")
+@operation
+def bartlett(x: ArrayLike) -> jax.Array:
+    """Return the triangular window of `x` points."""
+    return _points("bartlett", jnp.bartlett, x)
+
+
+@operation
+def blackman(x: ArrayLike) -> jax.Array:
+    """Return the Blackman window of `x` points."""
+    return _points("blackman", jnp.blackman, x)
+
+
+@operation
+def hamming(x: ArrayLike) -> jax.Array:
+    """Return the Hamming window of `x` points."""
+    return _points("hamming", jnp.hamming, x)
+
+
+@operation
+def hanning(x: ArrayLike) -> jax.Array:
+    """Return the Hann window of `x` points."""
+    return _points("hanning", jnp.hanning, x)
 
 
 @operation
@@ -155,12 +168,14 @@ def arange(
     Raises:
         ModelError: one of these has no value: how many numbers there are would be the shape of the result.
     """
-    fix = "integers; ops.cumsum(ops.ones_like(x), axis=-1) - 1 counts along a dim"
-    given = [value if value is None else arguments.known(value, "arange", fix).item() for value in (start, stop, step)]
-    kinds = [value for value in (start, stop, step) if value is not None]
+    fix = "numbers as arguments; ops.cumsum(ops.ones_like(x), axis=-1) - 1 counts along a dim"
+    given = [value for value in (start, stop, step) if value is not None]
     if dtype is None:
-        dtype = jnp.result_type(*(as_array(value).dtype for value in kinds))
-    return jnp.arange(*given, dtype=arguments.element_type(dtype))
+        dtype = jnp.result_type(*(getattr(value, "dtype", type(value)) for value in given))
+    numbers = [
+        value if value is None else arguments.known_number(value, "arange", fix) for value in (start, stop, step)
+    ]
+    return jnp.arange(*numbers, dtype=arguments.element_type(dtype))
 
 
 @operation

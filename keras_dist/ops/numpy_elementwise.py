@@ -8,12 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike
-from keras_dist.ops.operation import as_array, names_in, operation, unary
-
-
-def _as_floats(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.result_type(x, 0.0))
-
+from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
 
 absolute = unary("absolute", jnp.absolute, "The distance of each element from 0.")
 angle = unary("angle", jnp.angle, "The angle of each complex number, in radians.")
@@ -24,7 +19,7 @@ arcsinh = unary("arcsinh", jnp.arcsinh, "The inverse of the hyperbolic sine.")
 arctan = unary("arctan", jnp.arctan, "The inverse of the tangent, in radians.")
 arctanh = unary("arctanh", jnp.arctanh, "The inverse of the hyperbolic tangent.")
 cbrt = unary("cbrt", jnp.cbrt, "The cube roots.")
-ceil = unary("ceil", lambda x: jnp.ceil(_as_floats(x)), "The next integers above, as floats.")
+ceil = unary("ceil", lambda x: jnp.ceil(floating(x)), "The next integers above, as floats.")
 conjugate = unary("conjugate", jnp.conjugate, "The complex conjugates.")
 copy = unary("copy", jnp.copy, "The array once more.")
 cos = unary("cos", jnp.cos, "The cosine of angles in radians.")
@@ -34,7 +29,7 @@ exp = unary("exp", jnp.exp, "The exponentials.")
 exp2 = unary("exp2", jnp.exp2, "`2 ** x`.")
 expm1 = unary("expm1", jnp.expm1, "`exp(x) - 1`, precise near 0.")
 fabs = unary("fabs", jnp.fabs, "The distance of each real number from 0, as floats.")
-floor = unary("floor", lambda x: jnp.floor(_as_floats(x)), "The next integers below, as floats.")
+floor = unary("floor", lambda x: jnp.floor(floating(x)), "The next integers below, as floats.")
 i0 = unary("i0", jnp.i0, "The modified Bessel function of the first kind, of order 0.")
 imag = unary("imag", jnp.imag, "The imaginary parts.")
 isfinite = unary("isfinite", jnp.isfinite, "Whether each element is neither infinite nor NaN.")

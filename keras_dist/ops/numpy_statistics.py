@@ -64,12 +64,13 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
     """
     if sparse:
         raise argument_error("sparse", sparse, "False: there are no sparse arrays", example=False)
-    x = arguments.known(x, "bincount", "ops.sum(ops.one_hot(x, length), axis=0) is of a shape that is known")
+    fix = "ops.sum(ops.one_hot(x, length), axis=0) is of a shape that is known"
+    array: jax.Array = arguments.known(x, "bincount", fix)
     weights = None if weights is None else as_array(weights)
-    if x.ndim != 2:
-        return jnp.bincount(x, weights, minlength)
-    length = 1 + int(x.max(initial=minlength - 1))
-    rows = zip(x, [None] * len(x) if weights is None else weights, strict=True)
+    if array.ndim != 2:
+        return jnp.bincount(array, weights, minlength)
+    length = 1 + int(array.max(initial=minlength - 1))
+    rows = zip(array, [None] * len(array) if weights is None else weights, strict=True)
     return jnp.stack([jnp.bincount(row, weight, length) for row, weight in rows])
 
 
