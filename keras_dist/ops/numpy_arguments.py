@@ -1,0 +1,64 @@
+"""Arguments of the names of NumPy: element types, axes, and arrays whose values must be known."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist import _jax, mixed_precision
+from keras_dist._types import DTypeLike
+from keras_dist.errors import ModelError
+from keras_dist.ops.operation import as_array
+
+Axes: TypeAlias = int | Sequence[int] | None
+"""A dim, several, or None for all."""
+
+
+def axes(axis: Axes) -> Any:
+    """Return dims as JAX takes them: hashable."""
+    return tuple(axis) if isinstance(axis, list) else axis
+
+
+def static(counts: Any) -> Any:
+    """Return a list of integers as JAX takes them: of numpy; anything else as it is."""
+    return np.asarray(counts) if isinstance(counts, list | tuple) else counts
+
+
+def element_type(dtype: DTypeLike | None) -> Any:
+    """Return an element type as JAX has it, in 32 bits by default; None for None."""
+    return None if dtype is None else jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
+
+
+def element_type_or_floatx(dtype: DTypeLike | None) -> Any:
+    """Return an element type as JAX has it; for None that of weights."""
+    return element_type(mixed_precision.dtype_policy().variable_dtype if dtype is None else dtype)
+
+
+def known(x: Any, name: str, fix: str) -> Any:
+    """Return `x` as an array, if it has values: the shape of the result of `name` depends on them.
+
+    Raises:
+        ModelError: it is symbolic, or an argument of a function that is compiled.
+    """
+    if _jax.is_traced(x):
+        raise ModelError(
+            f"the shape of the result of `ops.{name}` depends on values",
+            given=f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step",
+            expected="an array outside of models and compiled functions",
+            fix=fix,
+        )
+    return as_array(x)
+
+
+def known_number(x: Any, name: str, fix: str) -> Any:
+    """Return `x`, a number or an array of one, as a number of Python, if it has a value: see `known`.
+
+    Numbers do not become arrays on the way, which have no values inside of compiled functions.
+    """
+    return np.asarray(known(x, name, fix) if isinstance(x, jax.Array) else x).item()
