@@ -16,7 +16,6 @@ from keras_dist._arguments import check_option
 from keras_dist._operators import value_of, values_in
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.ops.operation import as_array, names_in, operation
 
 
@@ -57,9 +56,9 @@ def saturate_cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
     values, to = as_array(x), jax.dtypes.canonicalize_dtype(dtype)
     (lowest, highest), (least, most) = _range(values.dtype), _range(to)
     low, high = (np.asarray(limit).astype(values.dtype) for limit in (max(lowest, least), min(highest, most)))
-    if low < least:  # rounded out of the range
+    if float(low) < least:  # rounded out of the range
         low = np.nextafter(low, np.zeros_like(low))
-    if high > most:
+    if float(high) > most:
         high = np.nextafter(high, np.zeros_like(high))
     return as_array(jnp.clip(values, low, high), to)
 
@@ -85,7 +84,7 @@ def is_tensor(x: Any) -> bool:
 
 def shape(x: Any) -> tuple[int | None, ...]:
     """Return the sizes of the dims of an array or symbolic tensor; None for those that are not known."""
-    return tuple(x.shape) if isinstance(x, KerasTensor) else jnp.shape(value_of(x))
+    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
 
 
 def dtype(x: Any) -> str:

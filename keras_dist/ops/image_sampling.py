@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.ndimage
+import numpy as np
 
 from keras_dist import random
 from keras_dist._arguments import check_option
@@ -165,12 +166,12 @@ def elastic_transform(
     given = Images.of("elastic_transform", images, data_format)
     values = given.values
     size = int(6 * sigma) | 1
-    weights = jnp.exp(-0.5 * jnp.square((jnp.arange(size) - size // 2) / sigma)).astype(values.dtype)
-    weights = weights / jnp.sum(weights)
+    weights = np.exp(-0.5 * np.square((np.arange(size) - size // 2) / sigma))
+    kernel = jnp.asarray(np.outer(weights, weights) / np.sum(weights) ** 2, values.dtype)
     moved = random.normal(values.shape[:3], dtype=values.dtype, seed=seed) * sigma
     moved = jax.lax.conv_general_dilated(
         moved[..., None],
-        jnp.outer(weights, weights)[..., None, None],
+        kernel[..., None, None],
         (1, 1),
         "SAME",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),

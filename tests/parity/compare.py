@@ -85,8 +85,10 @@ def assert_close(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
     for a, b in zip(ours, theirs, strict=True):
         a, b = np.asarray(a), np.asarray(b)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = a.astype("float64"), b.astype("float64")
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max(initial=0))))
+        wide = "complex128" if a.dtype.kind == "c" else "float64"
+        a, b = a.astype(wide), b.astype(wide)
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=1))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)
 
 
 def values_and_gradients(function: Callable[..., Any], *arguments: Any) -> Any:
