@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +50,8 @@ class InputLayer(Layer):
         node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         self._outside.nodes.append(node)
 
-    def call(self) -> NoReturn:
-        """Not called: a model uses its input in place of this layer."""
-        raise NotImplementedError
+    def call(self) -> None:
+        """Return nothing: a model uses its input in place of this layer."""
 
     def get_config(self) -> dict[str, Any]:
         """Return the shape with the batch, the element type and the name."""
