@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 import numpy as np
 
 from keras_dist._signatures import takes
-from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, type_name
+from keras_dist.errors import ArgumentTypeError, KerasDistError, ModelError, did_you_mean, shorten, type_name
 
 Arguments = ParamSpec("Arguments")
 Checked = TypeVar("Checked")
@@ -111,7 +111,13 @@ def check_int(
     expected = "an integer" + _range_text(low, high) + (f", or {alternative}" if alternative else "")
     if example is None:
         example = 1 if low is None else max(low, 1)
+    error = _kind_of_error(value, error)
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+
+
+def _kind_of_error(value: object, error: type[KerasDistError] = ModelError) -> type[KerasDistError]:
+    """The class of the error for what should be an integer: where it is none, a `TypeError`, too."""
+    return ArgumentTypeError if error is ModelError and not is_int(value) else error
 
 
 def check_number(
@@ -213,8 +219,8 @@ def check_size(argument: str, value: object, layer: str = "") -> int:
     """Return `value` as an int, if it can be the size of a dim that is not empty."""
     if is_int(value, 1, LARGEST_SIZE):
         return operator.index(value)
-    expected = f"an integer of at least 1 and at most {LARGEST_SIZE}"
-    raise argument_error(argument, value, expected, wrong="is not a size", layer=layer, example=32)
+    expected, error = f"an integer of at least 1 and at most {LARGEST_SIZE}", _kind_of_error(value)
+    raise argument_error(argument, value, expected, wrong="is not a size", layer=layer, example=32, error=error)
 
 
 def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: int = 1) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, regularizers
+from keras_dist._arguments import argument_error
 from keras_dist._operators import native, value_of, values_in
 from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
@@ -114,6 +115,8 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     ) -> None:
         self._base_name = snake_case(type(self).__name__) if name is None else None  # None: it was given one
         self._name = self._base_name or check_name(name)
+        if not isinstance(trainable, bool | np.bool_):
+            raise argument_error("trainable", trainable, "True or False", layer=self._name, example=False)
         self._trainable = bool(trainable)
         self._trainable_was_set = False
         self._outside.is_passing = call_context.caller() is not None
@@ -144,12 +147,17 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     @property
     def built(self) -> bool:
-        """Whether its weights exist, or its shape is known: it was called on symbolic tensors."""
-        return self._has_weights or bool(self._outside.nodes)
+        """Whether its weights exist, or follow from its call on symbolic tensors, or there are none, as of `ReLU`."""
+        return self._has_weights or bool(self._outside.nodes) or self._needs_no_building()
 
     @built.setter
     def built(self, value: bool) -> None:
         self._is_built = bool(value)
+
+    @classmethod
+    def _needs_no_building(cls) -> bool:
+        calls = [base for base in cls.__mro__ if "call" in vars(base) and base is not Layer]
+        return cls.build is Layer.build and any(base.__module__.startswith("keras_dist.layers.") for base in calls)
 
     @property
     def _has_weights(self) -> bool:
@@ -261,7 +269,7 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         arguments = {
             name: axes_of(value) if name.endswith("_layout") else value
             for name, value in self._arguments.items()
-            if value is not None or not name.endswith("_layout")
+            if value is not None or not name.endswith(("_layout", "activity_regularizer"))
         }
         own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype_policy.name}
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
@@ -290,7 +298,14 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
         self._check_initialised()
         binding = self._outside.binding
         if binding is not None:
-            return binding.attribute(name)
+            try:
+                return binding.attribute(name)
+            except AttributeError:
+                if f"{name}_initializer" in vars(self):
+                    return None  # described and not made, such as `bias` with use_bias=False
+                raise
+        if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
+            return None
         asked = self._outside.first_call is not None or self._is_made_by_building(name)
         if asked and not name.startswith("_") and symbolic.build_as_called(self):
             return getattr(self, name)

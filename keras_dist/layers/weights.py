@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
-from keras_dist import _paths
+from keras_dist import _paths, random
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
@@ -18,6 +18,7 @@ from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
 from keras_dist.metrics import Metric
+from keras_dist.random.seeds import SeedState
 
 
 @as_pytree
@@ -183,8 +184,14 @@ class WeightOwner:
 
     @property
     def variables(self) -> list[Any]:
-        """As `weights`, without the states of random generators."""
-        return self.weights
+        """The weights, then the states of random generators."""
+        binding = self._outside.binding
+        if binding is not None:
+            return [*binding.weights(), *binding.generators()]
+        weights = self.weights
+        states = [node.state for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator)]
+        others = [variable for _, variable in walk(self) if isinstance(variable, SeedState)]
+        return [*weights, *{id(state): state for state in [*states, *others]}.values()]
 
     @property
     def trainable_weights(self) -> list[Any]:
@@ -203,7 +210,7 @@ class WeightOwner:
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """As `non_trainable_weights`."""
+        """The weights that are not trained, then the states of random generators."""
         return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
 
     def get_weights(self) -> list[np.ndarray]:
@@ -269,8 +276,6 @@ class WeightOwner:
     ) -> tuple[Any, ...]:
         """Call the layer with other values of its weights, which stay as they are.
 
-        Random generators start from where the layer's are.
-
         Args:
             trainable_variables: values for `trainable_variables`.
             non_trainable_variables: values for `non_trainable_variables`.
@@ -301,7 +306,7 @@ class WeightOwner:
             )
         order = {id(variable): index for index, variable in enumerate(self.variables)}
         copy = self._copy()
-        variables = [variable for _, variable in walk(copy) if not isinstance(variable, nnx.RngState)]
+        variables = copy.variables
         places = [variables[order[id(variable)]] for variable in listed]
         for place, value in zip(places, [*trainable_variables, *non_trainable_variables], strict=True):
             place[...] = jnp.asarray(value_of(value), place.dtype)

@@ -96,6 +96,27 @@ def key_stream(key: jax.Array) -> Generator[None]:
         _stream.reset(token)
 
 
+class SeedState(nnx.RngState):
+    """The position `[seed, draws]` of a generator, with what Keras's variables have."""
+
+    trainable = False
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return "seed_generator_state"
+
+    path = name
+
+    def numpy(self) -> np.ndarray:
+        """Its value on the host."""
+        return np.asarray(self[...])
+
+    def assign(self, value: Any) -> None:
+        """Set it, outside of compiled functions."""
+        self[...] = jnp.asarray(value, jnp.uint32)
+
+
 class SeedGenerator(nnx.Module):
     """A stream of random keys whose position is a variable. Layers that draw random numbers own one.
 
@@ -128,7 +149,7 @@ class SeedGenerator(nnx.Module):
             return _in_models[self]
         if not hasattr(self, "seed_generator_state"):
             first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
-            self.seed_generator_state = nnx.RngState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
+            self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
         return self.seed_generator_state
 
     def next(self) -> jax.Array:

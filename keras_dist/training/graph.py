@@ -64,17 +64,22 @@ class ModuleGraph:
     untrained: tuple[str, ...]
 
     def check_trains(self) -> None:
-        """Check that there is a variable that is trained, or that layers have some that are frozen on purpose."""
+        """Check that there is a variable that is trained; a model of layers may have none, which it is warned of.
+
+        Layers that have some are frozen on purpose.
+        """
         if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
             return
         fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
-        fix = fix if self.is_foreign else "make the weights with add_weight"
-        raise ModelError(
+        error = ModelError(
             "nothing is trainable: the loss would stay as it is",
             given=f"variables {self.described_kinds()}" if self.specs else "a model without variables",
             expected="floating parameters",
-            fix=fix,
+            fix=fix if self.is_foreign else "make the weights with add_weight",
         )
+        if self.is_foreign:
+            raise error
+        warnings.warn(str(error), stacklevel=lint.frames_inside())
 
     def warn_of_untrained(self) -> None:
         """Warn of raw arrays, which may have been meant as weights, beside variables that are trained."""

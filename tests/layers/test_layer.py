@@ -419,3 +419,72 @@ def test_a_layer_that_names_its_weights_takes_their_arguments():
     assert Shift.from_config(layer.get_config()).get_config() == layer.get_config()
     with pytest.raises(ModelError, match="did you mean 'shift_initializer'"):
         Shift(shift_initialiser="ones")
+
+
+def test_layers_are_built_by_a_call_on_symbolic_tensors():
+    layer = layers.Dense(3)
+    assert not layer.built
+    layer(kd.KerasTensor((None, 4)))
+    assert layer.built and [weight.shape for weight in layer.weights] == [(4, 3), (3,)]
+    inputs = kd.Input((4,))
+    layer = layers.Dense(3)
+    outputs = layer(inputs)
+    kernel = layer.kernel.numpy()
+    np.testing.assert_array_equal(kd.Model(inputs, outputs).get_weights()[0], kernel)
+
+
+def test_layers_without_weights_are_built():
+    class Late(layers.ReLU):
+        def build(self, input_shape):
+            pass
+
+    assert layers.ReLU().built and layers.Dropout(0.5).built
+    assert not Late().built and not layers.Dense(1).built and not layers.Layer().built
+
+
+@pytest.mark.parametrize("of_a_model", [False, True])
+def test_weights_that_are_described_and_not_made_are_none(of_a_model):
+    layer = layers.Dense(2, use_bias=False)
+    with pytest.raises(AttributeError, match="is not built"):
+        layer.bias  # noqa: B018
+    if of_a_model:
+        kd.Sequential([kd.Input((2,)), layer])
+    else:
+        layer.build((1, 2))
+    assert layer.bias is None and layer.kernel.shape == (2, 2)
+
+
+@pytest.mark.parametrize("of_a_model", [False, True])
+def test_variables_end_with_the_states_of_random_generators(of_a_model):
+    class Noisy(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.generators = [kd.random.SeedGenerator(1), kd.random.SeedGenerator(10)]
+            self.dense = layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs * kd.random.uniform(inputs.shape, seed=self.generators[1]))
+
+    layer = Noisy()
+    first, second = layer.variables
+    assert first is layer.generators[0].state and not second.trainable
+    if of_a_model:
+        layer = kd.Sequential([kd.Input((2,)), layer]).layers[0]
+    else:
+        layer.build((None, 2))
+        layer(np.ones((1, 2)))
+        layer.generators[1].state.assign([10, 0])
+    assert [np.shape(value) for value in layer.non_trainable_variables] == [(2,), (2,)] and len(layer.weights) == 2
+    state = [variable.numpy() for variable in layer.non_trainable_variables]
+    np.testing.assert_array_equal(state, [[1, 0], [10, 0]])
+    x, trained = np.ones((1, 2), "float32"), [variable.numpy() for variable in layer.trainable_variables]
+    _, state = layer.stateless_call(trained, state, x)
+    other, state = layer.stateless_call(trained, state, x)
+    np.testing.assert_array_equal(state, [[1, 0], [10, 2]])
+    assert not np.array_equal(other, layer.stateless_call(trained, state, x)[0])
+
+
+@pytest.mark.parametrize("trainable", ["yes", 1, None])
+def test_trainable_is_true_or_false(trainable):
+    with pytest.raises(ModelError, match="trainable"):
+        layers.Dense(2, trainable=trainable)
