@@ -157,7 +157,7 @@ class RNN(Layer):
         """Create the weights of the cell."""
         batch = sequences_shape[0] or 1
         step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
-        states = self.get_initial_state(batch)
+        states = self.states_before((batch, *sequences_shape[1:]))
         build_before(self.cell, step, states)
         if self.stateful:
             self.rnn_states = create_states(self, states, sequences_shape)
@@ -180,6 +180,10 @@ class RNN(Layer):
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
 
+    def states_before(self, sequences_shape: Shape) -> list[PyTree]:
+        """Return the states that a call on sequences of this shape begins with."""
+        return self.get_initial_state(sequences_shape[0] or 1)
+
     def call(
         self,
         sequences: jax.Array,
@@ -200,7 +204,7 @@ class RNN(Layer):
             it and goes on with the states, (batch, size) each.
         """
         if initial_state is None:
-            initial_state = self.get_initial_state(sequences.shape[0])
+            initial_state = self.states_before(sequences.shape)
             if self.stateful:
                 check_batch(self, sequences, self.rnn_states)
                 kept = [state[...] for state in self.rnn_states]
@@ -283,9 +287,11 @@ class RecurrentLayer(RNN):
 
     Attributes:
         cell_class: the class of the cell.
+        cell_name: the name of the cell; by default that of its class.
     """
 
     cell_class: ClassVar[type[RecurrentCell]]
+    cell_name: ClassVar[str | None] = None
     _cell_arguments: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -304,7 +310,7 @@ class RecurrentLayer(RNN):
         of_cell: dict[str, Any] = {name: options.pop(name) for name in self._cell_arguments if name in options}
         of_both: dict[str, Any] = {name: options[name] for name in ("dtype", "trainable") if name in options}
         cell_class: type[Layer] = self.cell_class
-        cell = cell_class(*args, name=snake_case(cell_class.__name__), **of_cell, **of_both)
+        cell = cell_class(*args, name=self.cell_name or snake_case(cell_class.__name__), **of_cell, **of_both)
         super().__init__(cell, **options)
         self.input_spec = InputSpec(ndim=3)
 

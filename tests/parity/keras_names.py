@@ -169,7 +169,6 @@ INSTEAD = {
     "layers.AutoContrast": "augment while data is read",
     "layers.CenterCrop": "`kd.layers.Cropping2D`",
     "layers.ContrastLimited*": "augment while data is read",
-    "layers.ConvLSTM*": "`kd.layers.RNN` with a cell of your own",
     "layers.CutMix": "augment while data is read",
     "layers.Discretization": "`jax.numpy.digitize`",
     "layers.Equalization": "augment while data is read",
