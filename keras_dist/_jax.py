@@ -305,10 +305,12 @@ def without_eager_sharding() -> Any:
 
 
 def variable_role(variable: Any) -> str:
-    """Return the role of an NNX `Variable`: parameter, rng or statistic; parameter for a box of Linen's."""
+    """Return the role of an NNX `Variable`: parameter, rng, state or statistic; parameter for a box of Linen's."""
     if isinstance(variable, nnx.Param | meta.Partitioned):
         return "parameter"
-    return "rng" if isinstance(variable, nnx.RngState) else "statistic"
+    if isinstance(variable, nnx.RngState):
+        return "rng"
+    return "state" if variable.get_metadata().get("changes_always") else "statistic"
 
 
 def metadata_of(variable: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Row:
         path: its name, such as `d1/kernel`.
         shape: its dims.
         dtype: its element type.
-        role: parameter, statistic, rng, counter, slot or gradient.
+        role: parameter, statistic, state, rng, counter, slot or gradient.
         axes: for each dim the mesh axis, several axes, or None.
         rule: what decided the layout: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
         nbytes: bytes of the whole array.

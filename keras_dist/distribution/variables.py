@@ -18,10 +18,13 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
 from keras_dist.errors import LayoutError, shorten
 
-Role = Literal["parameter", "statistic", "rng", "counter", "slot", "gradient", "batch"]
+Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch"]
 
-PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic")
+PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic", "state")
 """The roles that layout rules see; everything else is replicated or follows."""
+
+CHANGED_ALWAYS: tuple[Role, ...] = ("rng", "state")
+"""The roles of what calls change in evaluation and prediction, too: random streams, states from batch to batch."""
 
 
 @dataclasses.dataclass(frozen=True)

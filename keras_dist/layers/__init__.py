@@ -15,6 +15,9 @@ from keras_dist.layers.attention import Attention as Attention
 from keras_dist.layers.batch_normalization import BatchNormalization as BatchNormalization
 from keras_dist.layers.bidirectional import Bidirectional as Bidirectional
 from keras_dist.layers.category_encoding import CategoryEncoding as CategoryEncoding
+from keras_dist.layers.conv_lstm import ConvLSTM1D as ConvLSTM1D
+from keras_dist.layers.conv_lstm import ConvLSTM2D as ConvLSTM2D
+from keras_dist.layers.conv_lstm import ConvLSTM3D as ConvLSTM3D
 from keras_dist.layers.convolution import Conv1D as Conv1D
 from keras_dist.layers.convolution import Conv2D as Conv2D
 from keras_dist.layers.convolution import Conv3D as Conv3D

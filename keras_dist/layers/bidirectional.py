@@ -61,7 +61,7 @@ class Bidirectional(Layer):
                 one.zero_output_for_mask = one.return_sequences
         self._members = {forward.name: forward, backward.name: backward}
         self._names = (forward.name, backward.name)
-        self.stateful = False
+        self.stateful = any(bool(getattr(one, "stateful", False)) for one in (forward, backward))
         self.return_sequences = bool(layer.return_sequences)
         self.return_state = bool(layer.return_state)
         self.input_spec = layer.input_spec
@@ -76,6 +76,21 @@ class Bidirectional(Layer):
     def backward_layer(self) -> Layer:
         """The layer that goes backwards."""
         return self._members[self._names[1]]
+
+    def reset_state(self) -> None:
+        """Let the next batch begin with zeros, if the layers keep their states."""
+        for layer in (self.forward_layer, self.backward_layer):
+            if getattr(layer, "stateful", False):
+                layer.reset_state()
+
+    def reset_states(self) -> None:
+        """As `reset_state`."""
+        self.reset_state()
+
+    @property
+    def states(self) -> tuple[Any, Any] | None:
+        """The states that both layers keep; None without `stateful=True`."""
+        return (self.forward_layer.states, self.backward_layer.states) if self.stateful else None
 
     def build(self, sequences_shape: Shape, initial_state_shape: PyTree = None) -> None:
         """Create the weights of both layers."""

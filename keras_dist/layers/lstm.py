@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import jax
@@ -68,10 +68,16 @@ class LSTMCell(GatedCell):
         return outputs, [outputs, memory]
 
     def _first_bias(self) -> Identifier:
-        def with_open_forget_gate(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
-            return self.bias_initializer(shape, dtype, key=key).at[self.units : 2 * self.units].set(1)
+        return with_open_forget_gate(self.bias_initializer, self.units) if self.unit_forget_bias else None
 
-        return with_open_forget_gate if self.unit_forget_bias else None
+
+def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> Callable[..., jax.Array]:
+    """Return an initializer of the biases of four gates, which gives ones to the second, that of what is kept."""
+
+    def initialize(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
+        return initializer(shape, dtype, key=key).at[units : 2 * units].set(1)
+
+    return initialize
 
 
 class LSTMArguments(RecurrentLayerArguments, total=False):

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 
 from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import rnn_state
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
+from keras_dist.layers.rnn_state import check_batch, create_states
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.saving.vocabulary import snake_case
 
@@ -105,12 +107,14 @@ class RNN(Layer):
         return_sequences: whether to return the outputs of all steps, not of the last one alone.
         return_state: whether to return the last states, too.
         go_backwards: whether to begin with the last position; the outputs come in the order of the steps.
-        stateful: only False.
+        stateful: whether each batch, of training and of evaluation, begins with the last states of the batch before.
+            They are weights that are not trained, `rnn_state`, so that all batches must have as many rows as the first.
         unroll: whether the compiled program repeats the step instead of looping; the numbers are the same.
         zero_output_for_mask: whether outputs of masked positions are zeros, not repetitions of the last one.
         **kwargs: as of `Layer`.
 
-    Differs from Keras: `stateful` is refused; pass states on with `return_state` and `initial_state`.
+    Differs from Keras: with `stateful=True`, `fit`, `evaluate` and `predict` keep the states, too; on JAX Keras forgets
+    them there. They are in `weights`.
     """
 
     def __init__(
@@ -127,19 +131,12 @@ class RNN(Layer):
         super().__init__(**kwargs)
         is_list = isinstance(cell, list | tuple)
         cell = StackedRNNCells(cell, dtype=self.dtype_policy) if is_list else check_cell(cell, self.name)
-        if stateful:
-            raise ModelError(
-                f"layer {self.name!r} cannot keep its states from one batch to the next",
-                given="stateful=True",
-                expected="stateful=False",
-                fix="return_state=True, and layer(inputs, initial_state=states) with the states of the batch before",
-            )
         self._members = {cell.name: cell}
         self._cell_name = cell.name
         self.return_sequences = return_sequences
         self.return_state = return_state
         self.go_backwards = go_backwards
-        self.stateful = False
+        self.stateful = bool(stateful)
         self.unroll = unroll
         self.zero_output_for_mask = zero_output_for_mask
         self.input_spec = InputSpec(min_ndim=3)
@@ -160,12 +157,32 @@ class RNN(Layer):
         """Create the weights of the cell."""
         batch = sequences_shape[0] or 1
         step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
-        build_before(self.cell, step, self.get_initial_state(batch))
+        states = self.states_before((batch, *sequences_shape[1:]))
+        build_before(self.cell, step, states)
+        if self.stateful:
+            self.rnn_states = create_states(self, states, sequences_shape)
+
+    @property
+    def states(self) -> list[Any] | None:
+        """The states that are kept, as weights; None without `stateful=True`, and before the layer is built."""
+        return self.rnn_states if self.stateful and self.built else None
+
+    def reset_state(self) -> None:
+        """Let the next batch begin with zeros."""
+        rnn_state.reset(self.states)
+
+    def reset_states(self) -> None:
+        """As `reset_state`."""
+        self.reset_state()
 
     def get_initial_state(self, batch_size: int) -> list[PyTree]:
         """Return the initial states: (batch, size) each."""
         states = first_states(self.cell, batch_size)
         return list(states) if isinstance(states, list | tuple) else [states]
+
+    def states_before(self, sequences_shape: Shape) -> list[PyTree]:
+        """Return the states that a call on sequences of this shape begins with."""
+        return self.get_initial_state(sequences_shape[0] or 1)
 
     def call(
         self,
@@ -186,7 +203,13 @@ class RNN(Layer):
             (batch, units), with `return_sequences` (batch, time, units); with `return_state` a tuple that begins with
             it and goes on with the states, (batch, size) each.
         """
-        states = self._as_states(self.get_initial_state(sequences.shape[0]) if initial_state is None else initial_state)
+        if initial_state is None:
+            initial_state = self.states_before(sequences.shape)
+            if self.stateful:
+                check_batch(self, sequences, self.rnn_states)
+                kept = [state[...] for state in self.rnn_states]
+                initial_state = jax.tree.unflatten(jax.tree.structure(initial_state), kept)
+        states = self._as_states(initial_state)
         options = {}
         if training and hasattr(self.cell, "draw_noise"):
             options["noise"] = self.cell.draw_noise((sequences.shape[0], *sequences.shape[2:]))
@@ -208,6 +231,9 @@ class RNN(Layer):
         )
         add_losses(losses)
         outputs, states = jax.tree.map(lambda array: array.astype(self.compute_dtype), (outputs, states))
+        if self.stateful:
+            for kept, state in zip(self.rnn_states, jax.tree.leaves(states), strict=True):
+                kept.assign(jax.lax.stop_gradient(state))
         outputs = outputs[::-1] if self.go_backwards else outputs
         outputs = jnp.swapaxes(outputs, 0, 1) if self.return_sequences else outputs[-1]
         return (outputs, *states) if self.return_state else outputs
@@ -261,9 +287,11 @@ class RecurrentLayer(RNN):
 
     Attributes:
         cell_class: the class of the cell.
+        cell_name: the name of the cell; by default that of its class.
     """
 
     cell_class: ClassVar[type[RecurrentCell]]
+    cell_name: ClassVar[str | None] = None
     _cell_arguments: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -282,7 +310,7 @@ class RecurrentLayer(RNN):
         of_cell: dict[str, Any] = {name: options.pop(name) for name in self._cell_arguments if name in options}
         of_both: dict[str, Any] = {name: options[name] for name in ("dtype", "trainable") if name in options}
         cell_class: type[Layer] = self.cell_class
-        cell = cell_class(*args, name=snake_case(cell_class.__name__), **of_cell, **of_both)
+        cell = cell_class(*args, name=self.cell_name or snake_case(cell_class.__name__), **of_cell, **of_both)
         super().__init__(cell, **options)
         self.input_spec = InputSpec(ndim=3)
 

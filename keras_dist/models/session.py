@@ -28,6 +28,7 @@ from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.variable import checked_value
@@ -235,13 +236,15 @@ class Session:
 
     def _call_in_scope(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> PyTree:
         """As `call`, with the values that the variables have in a function that is traced."""
-        graph, handles = self.cell.graph, [self._handle(row) for row in self.cell.plan.rows]
+        graph, rows = self.cell.graph, self.cell.plan.rows
+        handles = [self._handle(row) for row in rows]
         before = [handle.value for handle in handles]
         with without_scope():  # the module's own variables have but the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
         self.added_losses = added_losses(module)
-        for handle, old, new in zip(handles, before, graph.flatten(*graph.split(module)), strict=True):
-            if new is not old and (training or handle.is_key):
+        after = graph.flatten(*graph.split(module))
+        for row, handle, old, new in zip(rows, handles, before, after, strict=True):
+            if new is not old and (training or row.role in CHANGED_ALWAYS):
                 scope.put(handle, new)
         return outputs
 
@@ -255,14 +258,14 @@ class Session:
             )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool) -> None:
-        """Take over what a call has changed: in training statistics and random streams, else the streams alone."""
+        """Take over what a call has changed: in training all of it, else random streams and states."""
         plan = self.cell.state_plan
         flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
         self.cell.put(
             {
                 index: jax.device_put(new, sharding)
                 for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
-                if new is not old and (training or row.role == "rng")
+                if new is not old and (training or row.role in CHANGED_ALWAYS)
             }
         )
 

@@ -18,6 +18,7 @@ from keras_dist._types import PyTree
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
+from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
@@ -292,7 +293,7 @@ class _Arrays:
         """The number of elements of a layer's weights."""
         if self._session is None and isinstance(layer, Layer):
             return f"{layer.count_params():,}" if layer._has_weights else "0 (unbuilt)"
-        weights = [row for row in self._rows(layer) if row.role in ("parameter", "statistic")]
+        weights = [row for row in self._rows(layer) if row.role in PLANNED_BY_RULE]
         return f"{sum(map(_size, weights)):,}"
 
     def _is_trained(self, row: Row) -> bool:

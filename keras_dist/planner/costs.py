@@ -52,7 +52,7 @@ def fully_sharded(
     shards = math.prod(sizes[axis] for axis in axes)
     found = {path: tuple(entries) for path, entries in layouts.items()}
     for row in rows:
-        if row.role not in ("parameter", "statistic", "slot"):
+        if row.role not in ("parameter", "statistic", "state", "slot"):
             continue
         entries = list(layouts.get(row.path) or (None,) * len(row.shape))
         dims = [dim for dim, size in enumerate(row.shape) if size and entries[dim] is None and size % shards == 0]

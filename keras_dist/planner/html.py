@@ -34,7 +34,16 @@ _LEAST_SHARE = 0.001
 _BAR_PIXELS = (520, 18, 30)
 """Length of the longest bar, height, distance from one to the next."""
 
-_HUES = {"parameter": 212, "slot": 262, "statistic": 162, "gradient": 22, "rng": 322, "counter": 92, "batch": 42}
+_HUES = {
+    "parameter": 212,
+    "slot": 262,
+    "statistic": 162,
+    "state": 132,
+    "gradient": 22,
+    "rng": 322,
+    "counter": 92,
+    "batch": 42,
+}
 _INTERMEDIATE = "intermediate results"
 
 COLLECTIVE_HEADERS = ("kind", "axes", "layer", "operation", "turns", "bytes")

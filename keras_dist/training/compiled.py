@@ -25,6 +25,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
+from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
@@ -83,7 +84,9 @@ class CompiledSteps:
         self._options = options or StepOptions()
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
-        self._streams = [index for index, row in enumerate(plan.rows) if row.role == "rng"]
+        self._streams = [index for index, row in enumerate(plan.rows) if row.role in CHANGED_ALWAYS]
+        self._streams_lie = {index: self._state_shardings[index] for index in self._streams}
+        self._states = [index for index in self._streams if plan.rows[index].role == "state"]
         self._mesh, self._replicated, self._is_shared = plan.mesh, _replicated(plan.mesh), is_shared(plan.mesh)
         several = plan.mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
@@ -135,9 +138,9 @@ class CompiledSteps:
 
         Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
         """
-        drawn, outputs = self._prepared("predict", step, execution, expected, state, needs_all=not local)()
+        (drawn, states), outputs = self._prepared("predict", step, execution, expected, state, needs_all=not local)()
         # in the program that computes them, XLA would gather the last kernel instead
-        return drawn, self._outputs_at[local](outputs) if self._outputs_at else outputs
+        return drawn | states, self._outputs_at[local](outputs) if self._outputs_at else outputs
 
     def accumulators(
         self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
@@ -314,20 +317,22 @@ class CompiledSteps:
             return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)
 
         shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
-        return self._jit(test, shardings, (self._replicated, self._replicated))
+        return self._jit(test, shardings, (self._streams_lie, self._replicated))
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, x: Any) -> tuple[Streams, Any]:
+        def predict(arrays: Flat, x: Any) -> tuple[tuple[Streams, Streams], Any]:
             state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution))
             leaves = jax.tree.leaves(state)
             drawn = {index: leaves[index] for index in self._streams if leaves[index] is not arrays[index]}
-            return drawn, _pad_rows(outputs, rows, padded)
+            states = {index: drawn.pop(index, arrays[index]) for index in self._states}
+            return (drawn, states), _pad_rows(outputs, rows, padded)
 
         # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
         shardings = self._state_shardings, execution.shardings(self._distribution)[0]
-        return self._jit(predict, shardings, (self._replicated, None))
+        states = {index: self._state_shardings[index] for index in self._states}
+        return self._jit(predict, shardings, ((self._replicated, states), None))
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
         """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""

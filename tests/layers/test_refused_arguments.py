@@ -209,7 +209,6 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.GRU(4, recurrent_dropout=-1), ("`recurrent_dropout`",)),
     (lambda: layers.LSTM(4, use_cudnn=True), ("`use_cudnn`", "leave it out")),
     (lambda: layers.LSTM(4, implementation=3), ("`implementation`", "1, 2")),
-    (lambda: layers.LSTM(4, stateful=True), ("stateful=True", "return_state=True", "initial_state")),
     (lambda: layers.RNN(layers.Dense(3)), ("`cell`", "state_size", "RNN(LSTMCell(32))")),
     (lambda: layers.RNN(5), ("`cell`", "5 of type int")),
     (lambda: layers.RNN([]), ("`cells`", "cells=[]")),
