@@ -12,6 +12,7 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.strategy import BatchDimName, Distribution, resolve_axes
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError
 
 
@@ -83,7 +84,8 @@ class RuleBased(Distribution):
         """Return the layout that was decided for a variable, with its reason; None when nothing decides.
 
         In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
-        itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`.
+        itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`; for a
+        factor of LoRA the weight that it adapts, dim by dim.
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
@@ -98,6 +100,13 @@ class RuleBased(Distribution):
             layout = self._decided(parameter)
             if layout is not None:
                 return layout.because(f"follows {parameter.path}")
+        factor_of = getattr(variable, "factor_of", None)
+        if factor_of is not None:
+            weight, dims = cast("tuple[VariableSpec, tuple[int | None, ...]]", factor_of)
+            layout = self._decided(weight)
+            if layout is not None:
+                axes = [None if dim is None else layout.axes[dim] for dim in dims]
+                return TensorLayout(axes, layout.device_mesh).because(f"follows {weight.path}")
         return None
 
 

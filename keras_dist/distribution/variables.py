@@ -6,7 +6,7 @@ from __future__ import annotations
 # JAX's own types are unknown in part
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -39,6 +39,8 @@ class VariableSpec:
         aliases: other names that lead to the same array.
         beside: for a statistic, the same-shaped parameters of the same module.
         own: its layout in the model itself.
+        factor_of: for a factor of LoRA the weight that it adapts, and for each of its dims that of the weight; None for
+            the rank.
     """
 
     path: str
@@ -48,6 +50,7 @@ class VariableSpec:
     aliases: tuple[str, ...] = ()
     beside: tuple[VariableSpec, ...] = ()
     own: OwnLayout | None = None
+    factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -61,14 +64,18 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
     variables = _variables_by_prefix(tree)
     collections = _linen_collections(tree)
     specs: list[VariableSpec] = []
+    factors: dict[str, tuple[str, tuple[int | None, ...]]] = {}
     for (key_path, leaf), path, owner in zip(leaves, leaf_paths(tree), leaf_owners(tree), strict=True):
         shape, dtype = shape_and_dtype(leaf, path)
         collection = str(_paths.parts_of(key_path[:1])[0]) if collections else ""
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, _jax.is_nnx_state(tree))
         specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner)))
+        if factor_of := _jax.metadata_of(owner).get("factor_of"):
+            weight, dims = factor_of
+            factors[path] = (f"{_parent(path)}/{weight}".lstrip("/"), dims)
     _refuse_equal_paths(specs)
     specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied, collections)
-    return _with_neighbours(specs), treedef
+    return _with_factors(_with_neighbours(specs, factors), factors), treedef
 
 
 def leaf_paths(tree: PyTree) -> list[str]:
@@ -200,10 +207,22 @@ def _tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:
     return names
 
 
-def _with_neighbours(specs: Sequence[VariableSpec]) -> list[VariableSpec]:
+def _with_factors(
+    specs: Sequence[VariableSpec], factors: Mapping[str, tuple[str, tuple[int | None, ...]]]
+) -> list[VariableSpec]:
+    by_path = {spec.path: spec for spec in specs} if factors else {}
+    result: list[VariableSpec] = []
+    for spec in specs:
+        weight, dims = factors.get(spec.path, ("", ()))
+        of = by_path.get(weight)
+        result.append(spec if of is None else dataclasses.replace(spec, factor_of=(of, dims)))
+    return result
+
+
+def _with_neighbours(specs: Sequence[VariableSpec], factors: Container[str]) -> list[VariableSpec]:
     parameters: dict[tuple[str, tuple[int, ...]], list[VariableSpec]] = {}
     for spec in specs:
-        if spec.role == "parameter":
+        if spec.role == "parameter" and spec.path not in factors:
             parameters.setdefault((_parent(spec.path), spec.shape), []).append(spec)
     result = []
     for spec in specs:

@@ -12,6 +12,7 @@ from keras_dist import activations
 from keras_dist._arguments import check_option, check_size, check_sizes
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import (
@@ -129,7 +130,7 @@ class BaseConvolution(SpatialLayer):
             )
 
 
-class Convolution(BaseConvolution):
+class Convolution(LoraLayer, BaseConvolution):
     """The base of `Conv1D`, `Conv2D` and `Conv3D`. Arguments that are not listed are those of `BaseConvolution`.
 
     Args:
@@ -140,6 +141,8 @@ class Convolution(BaseConvolution):
             ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
             on later inputs.
         groups: number of groups into which the channels are split; each has filters of its own.
+        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
+        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
@@ -158,9 +161,14 @@ class Convolution(BaseConvolution):
         groups: int = 1,
         activation: Identifier = None,
         use_bias: bool = True,
+        *,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
-        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
+        options = (strides, padding, data_format, dilation_rate, activation, use_bias)
+        BaseConvolution.__init__(self, kernel_size, *options, **kwargs)
+        self._describe_lora(lora_rank, lora_alpha)
         self.filters = check_size("filters", filters, self.name)
         self.groups = check_size("groups", groups, self.name)
         self._check_groups("filters", self.filters)
@@ -170,13 +178,14 @@ class Convolution(BaseConvolution):
         """Create `kernel` (*kernel_size, channels // groups, filters) and `bias` (filters,)."""
         channels = self.channels_of(input_shape)
         self._check_groups("channels of the input", channels)
-        self.kernel = self.add_weight((*self.kernel_size, channels // self.groups, self.filters), name="kernel")
+        self.kernel = self._add_adapted((*self.kernel_size, channels // self.groups, self.filters))
         if self.use_bias:
             self.bias = self.add_weight((self.filters,), name="bias")
+        self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the output, in which `filters` stands for the channels of the inputs."""
-        return self.activate(self.convolve(inputs, self.kernel[...], self.groups))
+        return self.activate(self.convolve(inputs, self._adapted_value(), self.groups))
 
     def _check_groups(self, what: str, size: int) -> None:
         if size % self.groups:

@@ -15,7 +15,7 @@ from keras_dist._arguments import check_size
 from keras_dist._types import Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
 
 _FORMS = re.compile(
@@ -24,7 +24,7 @@ _FORMS = re.compile(
 )
 
 
-class EinsumDense(Layer):
+class EinsumDense(LoraLayer):
     """`activation(einsum(equation, inputs, kernel) + bias)`.
 
     Args:
@@ -44,7 +44,7 @@ class EinsumDense(Layer):
         >>> heads(layers.Input((10, 64))).shape
         (None, 10, 4, 16)
 
-    Differs from Keras: there are no `lora_rank`, `gptq_unpacked_column_size` and `quantization_config`.
+    Differs from Keras: there are no `gptq_unpacked_column_size` and `quantization_config`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -55,6 +55,9 @@ class EinsumDense(Layer):
         output_shape: int | Shape,
         activation: Identifier = None,
         bias_axes: str | None = None,
+        *,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         **kwargs: Unpack[KernelAndBiasArguments],
     ) -> None:
         super().__init__(**kwargs)
@@ -63,22 +66,24 @@ class EinsumDense(Layer):
         self.partial_output_shape = self._check_output_shape(output_shape)
         self.identify("activation", activations.get, activation)
         self.bias_axes = self._check_bias_axes(bias_axes)
+        self._describe_lora(lora_rank, lora_alpha)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `kernel` and `bias`, as the equation says."""
         sizes, passed_on = self._sizes(input_shape)
         _, letters, outputs, side = self._terms
         shape = [sizes[letter] for letter in letters]
-        self.kernel = self.add_weight(shape, self._kernel_initializer(), name="kernel")
+        self.kernel = self._add_adapted(tuple(shape), self._kernel_initializer())
         if self.bias_axes is not None:
             first = min(map(outputs.index, self.bias_axes))
             dims = [sizes[letter] if letter in self.bias_axes else 1 for letter in outputs[first:]]
             self.bias = self.add_weight(dims + [1] * (passed_on if side == "right" else 0), name="bias")
+        self._add_factors()
         self.input_spec = InputSpec(ndim=len(input_shape))
 
     def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
         """Return the outputs, whose dims follow from the equation."""
-        outputs = jnp.einsum(self.equation, inputs, self.kernel[...])
+        outputs = jnp.einsum(self.equation, inputs, self._adapted_value())
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return self.activation(outputs)

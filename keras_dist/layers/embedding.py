@@ -15,12 +15,12 @@ from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.attributes import check_dtype
-from keras_dist.layers.layer import Layer
+from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
 
 
-class Embedding(Layer):
+class Embedding(LoraLayer):
     """Look up a vector for each integer: row `i` of a table.
 
     Args:
@@ -28,13 +28,16 @@ class Embedding(Layer):
         output_dim: size of a vector.
         mask_zero: whether 0 stands for padding: the output has a mask then.
         weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
+        lora_rank: the rank of a product that is trained instead of `embeddings`; None for none. See `enable_lora`.
+        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
         **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
-    Differs from Keras: there are no `lora_rank` and `quantization_config`.
+    Differs from Keras: there is no `quantization_config`.
     """
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}
+    _adapted = "embeddings"
 
     def __init__(
         self,
@@ -43,12 +46,15 @@ class Embedding(Layer):
         *,
         mask_zero: bool = False,
         weights: ArrayLike | list[ArrayLike] | None = None,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
         **kwargs: Unpack[EmbeddingsArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.input_dim = check_size("input_dim", input_dim, self.name)
         self.output_dim = check_size("output_dim", output_dim, self.name)
         self.mask_zero = mask_zero
+        self._describe_lora(lora_rank, lora_alpha)
         self.supports_masking = bool(mask_zero)
         self.autocast = False  # large integers are no longer themselves in bfloat16
         self._arguments.pop("weights", None)  # a config holds no values of weights
@@ -59,6 +65,7 @@ class Embedding(Layer):
         """Create `embeddings` (input_dim, output_dim)."""
         if not hasattr(self, "embeddings"):
             self.embeddings = self._add_embeddings()
+        self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the vectors (..., output_dim) for integers (...); other numbers are cut to integers.
@@ -74,14 +81,16 @@ class Embedding(Layer):
         )
         inputs = jnp.asarray(inputs)
         rows = inputs if inputs.dtype in (jnp.int32, jnp.int64) else inputs.astype("int32")
-        return jnp.take(self.embeddings[...], rows, axis=0).astype(self.compute_dtype)
+        vectors = jnp.take(self.embeddings[...], rows, axis=0)
+        vectors = vectors if self.lora_rank is None else vectors + self._product(rows)
+        return vectors.astype(self.compute_dtype)
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Identifier = None) -> Variable:
-        return self.add_weight((self.input_dim, self.output_dim), initializer, name="embeddings")
+        return self._add_adapted((self.input_dim, self.output_dim), initializer)
 
     def _as_initializer(self, weights: ArrayLike | Sequence[ArrayLike]) -> Callable[..., jax.Array]:
         table: Any = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
@@ -100,6 +109,8 @@ class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
 
     mask_zero: bool
     weights: ArrayLike | list[ArrayLike] | None
+    lora_rank: int | None
+    lora_alpha: float | None
 
 
 class ReversibleEmbedding(Embedding):
@@ -158,7 +169,7 @@ class ReversibleEmbedding(Embedding):
             if context is not None:
                 context.set_mask(outputs, super().compute_mask(inputs))
             return outputs
-        kernel = self.embeddings[...].T if self.tie_weights else self.reverse_embeddings[...]
+        kernel = self._adapted_value().T if self.tie_weights else self.reverse_embeddings[...]
         if self.reverse_dtype is not None:
             inputs, kernel = inputs.astype(self.reverse_dtype), kernel.astype(self.reverse_dtype)
         logits = jnp.matmul(inputs, kernel)

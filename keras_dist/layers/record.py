@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from keras_dist._types import PyTree
@@ -49,6 +49,10 @@ class Binding(Protocol):
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """Call the layer on arrays, with its current weights."""
+        ...
+
+    def grow(self, change: Callable[[Any], None]) -> None:
+        """Let `change`, which is given the layer, add weights to it and freeze others, in the model."""
         ...
 
     def check_inputs(self, args: tuple[Any, ...]) -> None:

@@ -129,6 +129,12 @@ class Variable(Operators, nnx.Variable):
             return handle.trainable
         return isinstance(self, nnx.Param) and say_trainable(self._owners)
 
+    def frozen(self) -> Variable:
+        """Return a weight like it that gradients do not train, in its place among those that they train."""
+        weight = Variable(self.get_raw_value(), dtype=self.get_raw_value().dtype, trainable=False)
+        weight.set_metadata(**{**self.get_metadata(), "is_frozen": True})
+        return weight
+
     @property
     def handle(self) -> Any:
         """The handle on it in the model that has its array; None outside of a model."""

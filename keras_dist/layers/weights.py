@@ -128,7 +128,8 @@ def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
 
 
 def _rank(variable: nnx.Variable) -> tuple[bool, int]:
-    return not isinstance(variable, nnx.Param), variable.get_metadata().get("number") or 0
+    metadata = variable.get_metadata()
+    return not (isinstance(variable, nnx.Param) or metadata.get("is_frozen")), metadata.get("number") or 0
 
 
 def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:

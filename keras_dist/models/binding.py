@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from keras_dist.layers import Layer, call_context
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import children_of, own_variables
+from keras_dist.models.growing import grow
 from keras_dist.models.naming import is_below
 from keras_dist.models.session import Session, added_losses
 from keras_dist.models.variable import ModelVariable
@@ -97,6 +98,11 @@ class ModelBinding:
         self.session.added_losses = {**kept, **found}
         return outputs
 
+    def grow(self, change: Callable[[Any], None]) -> None:
+        """Let `change`, which is given the layer, add weights to it and freeze others, in the model."""
+        grow(self.session, self.prefix, self._find, change)
+        vars(self._node).update(vars(self._find(self.session.cell.graph.described())))
+
     def check_inputs(self, args: tuple[Any, ...]) -> None:
         """Check that symbolic inputs are what the layer was built for."""
         if args:
@@ -104,10 +110,13 @@ class ModelBinding:
 
     def module(self) -> nnx.Module:
         """The layer with copies of its current values."""
-        layer = self.session.module()
+        return self._find(self.session.module())
+
+    def _find(self, module: Any) -> Any:
+        """The layer in a module of the model."""
         for part in filter(None, self.prefix.split("/")):
-            layer = _child(layer, part)
-        return layer
+            module = _child(module, part)
+        return module
 
 
 _MISSING = object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -30,10 +30,10 @@ from keras_dist.layers import Layer, call_context, shape_tracing
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
-from keras_dist.layers.weights import children_of, keras_name, tell_paths, walk
+from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.binding import bind
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
-from keras_dist.models.naming import is_below, layers_below, layers_in, number_names
+from keras_dist.models.naming import is_below, keras_names, layers_below, with_alias
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
@@ -260,7 +260,7 @@ def _traced_layers(
                 if _is_rng(variable) and variable.tag == "seed_generator_state":
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
-            built["names"] = dict(_keras_names(copy))
+            built["names"] = dict(keras_names(copy))
             tell_paths(copy)
             return copy
 
@@ -273,7 +273,7 @@ def _traced_layers(
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
-    graph = dataclasses.replace(graph, specs=tuple(_with_alias(spec, built["names"]) for spec in graph.specs))
+    graph = dataclasses.replace(graph, specs=tuple(with_alias(spec, built["names"]) for spec in graph.specs))
     aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
@@ -392,35 +392,6 @@ def _check_same_shape(layer: Layer, row: Row, theirs: Row) -> None:
             expected=f"{theirs.dtype} of shape {theirs.shape}, as {theirs.path!r} of the model that it lives in",
             fix="give it inputs of the same shape, or make another layer",
         )
-
-
-def _keras_names(root: nnx.Module) -> list[tuple[str, str]]:
-    """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
-    found: list[tuple[str, str]] = []
-
-    seen: set[int] = set()
-
-    def visit(node: Any, path: str, name: str, names: Mapping[int, str]) -> None:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        if isinstance(node, Layer):
-            name = f"{name}/{names.get(id(node), node.name)}".lstrip("/")
-            names = {id(layer): given for given, layer in number_names(layers_in(node)).items()}
-        for key, child in children_of(node):
-            inner = path if key == _paths.MEMBERS else f"{path}/{key}".lstrip("/")
-            if isinstance(child, nnx.Variable):
-                found.append((inner, f"{name}/{keras_name(child) or key}"))
-            else:
-                visit(child, inner, name, names)
-
-    visit(root, "", "", {})
-    return found
-
-
-def _with_alias(spec: VariableSpec, names: dict[str, str]) -> VariableSpec:
-    aliases = dict.fromkeys((*spec.aliases, names.get(spec.path, spec.path)))
-    return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path))
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

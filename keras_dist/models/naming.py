@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
 from keras_dist import _paths
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.record import binding_of
-from keras_dist.layers.weights import children_of
+from keras_dist.layers.weights import children_of, keras_name
 
 
 def layers_in(module: nnx.Module) -> list[Layer]:
@@ -91,3 +93,34 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
 def is_below(path: str, prefix: str) -> bool:
     """Whether a path is `prefix`, or begins with its parts."""
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
+def keras_names(root: nnx.Module) -> list[tuple[str, str]]:
+    """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
+    found: list[tuple[str, str]] = []
+
+    seen: set[int] = set()
+
+    def visit(node: Any, path: str, name: str, names: Mapping[int, str]) -> None:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, Layer):
+            name = f"{name}/{names.get(id(node), node.name)}".lstrip("/")
+            names = {id(layer): given for given, layer in number_names(layers_in(node)).items()}
+        for key, child in children_of(node):
+            inner = path if key == _paths.MEMBERS else f"{path}/{key}".lstrip("/")
+            if isinstance(child, nnx.Variable):
+                found.append((inner, f"{name}/{keras_name(child) or key}"))
+            else:
+                visit(child, inner, name, names)
+
+    visit(root, "", "", {})
+    return found
+
+
+def with_alias(spec: VariableSpec, names: Mapping[str, str]) -> VariableSpec:
+    """A variable that rules know by the name that Keras gives it, too."""
+    aliases = dict.fromkeys((*spec.aliases, names.get(spec.path, spec.path)))
+    factor_of = None if spec.factor_of is None else (with_alias(spec.factor_of[0], names), spec.factor_of[1])
+    return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path), factor_of=factor_of)

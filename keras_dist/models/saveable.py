@@ -24,6 +24,7 @@ from keras_dist.models.config import (
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.keras_files import archive_path, save_keras
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
+from keras_dist.models.lora_weights import merged_weights
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
@@ -52,6 +53,9 @@ class Saveable(Trainer):
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
         state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares.
+
+        Of a layer with LoRA a safetensors file has the sum of the frozen weight and the product, as in Keras, and no
+        factors; models with and without LoRA can load it. A folder of orbax has all three.
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
@@ -92,11 +96,11 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save_weights`.
         """
-        path = path_of_keras("save_weights", filepath)
+        path, session = path_of_keras("save_weights", filepath), self._with_weights()
         if path is None:
-            save_weights(self._with_weights(), self.weights, filepath, overwrite, max_shard_size)
+            save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged_weights(self, session))
         else:
-            save_h5_weights(self._with_weights(), path, overwrite, checked_size(max_shard_size))
+            save_h5_weights(session, path, overwrite, checked_size(max_shard_size))
 
     def load_weights(
         self,
@@ -172,11 +176,12 @@ class Saveable(Trainer):
         Source: `keras.Model.load_weights`.
         """
         strict = strict and not skip_mismatch
-        path = path_of_keras("load_weights", filepath)
+        path, session = path_of_keras("load_weights", filepath), self._with_weights()
         if path is None:
-            return load_weights(self.name, self._with_weights(), self.weights, filepath, strict, name_map, transform)
+            options = (strict, name_map, transform, merged_weights(self, session))
+            return load_weights(self.name, session, self.weights, filepath, *options)
         check_no_rules(path, name_map, transform)
-        return load_h5_weights(self.name, self._with_weights(), self.layers, path, strict)
+        return load_h5_weights(self.name, session, self.layers, path, strict)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.

@@ -24,7 +24,7 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
-from keras_dist.distribution.plan import Row
+from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
@@ -38,6 +38,7 @@ from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
 from keras_dist.planner import AutoParallel
 from keras_dist.training.choices import Choices
+from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.masks import note_masks
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
@@ -132,6 +133,36 @@ class Session:
         self._attach_optimizers(optimizers)
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
+
+    def extend(
+        self,
+        graph: ModuleGraph,
+        plan: LayoutPlan,
+        leaves: Sequence[jax.Array],
+        order: Sequence[str],
+        names: Mapping[str, str],
+    ) -> None:
+        """Have the weights of another graph from now on. A compiled model is compiled anew.
+
+        Args:
+            graph: of the same layers, one of which has other weights.
+            plan: where its weights live.
+            leaves: their arrays, there.
+            order: their paths as `model.weights` lists them.
+            names: what `add_weight` called them, by their paths.
+        """
+        choices = self.choices
+        self.release_optimizers()
+        self.choices = None
+        if self.trainability is not None:
+            self.trainability = self.trainability.of(graph.specs)
+            self.stated = self.trainability.stated()
+            graph = dataclasses.replace(graph, trained=self.trainability.flags())
+        self.cell.extend(graph, plan, leaves)
+        self._order, self._names = list(order), names
+        self._settle(self.distribution)
+        if choices is not None:
+            self.compile(choices)
 
     def _follow_layers(self, trainability: Trainability) -> None:
         """Train what the layers say now. Nothing happens while they say what they said before."""

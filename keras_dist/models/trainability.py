@@ -27,6 +27,10 @@ class Trainability:
         }
         self._paths = [spec.path for spec in specs]
 
+    def of(self, specs: Sequence[VariableSpec]) -> Trainability:
+        """What the same layers say about other variables."""
+        return Trainability(self._model, specs)
+
     def is_trainable(self, path: str) -> bool:
         """Whether a variable is trained, as far as the layers in the model have a say."""
         return path in self._owners and say_trainable(self._owners[path])

@@ -25,6 +25,7 @@ from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
+from keras_dist.models.lora_weights import MergedWeight, factor_paths
 from keras_dist.models.saving import OVERWRITE, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -80,6 +81,7 @@ def save_weights(
     filepath: str | os.PathLike[str],
     overwrite: bool,
     max_shard_size: float | None,
+    merged: Mapping[str, MergedWeight],
 ) -> None:
     """Write weights to files, or to a folder; see `Model.save_weights`."""
     path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
@@ -89,10 +91,11 @@ def save_weights(
     if not overwrite:
         for file in (path,) if is_folder else (path, index_path(path)):
             job.first(functools.partial(check_free, "save_weights", file, ModelError, OVERWRITE))
-    handles = {weight.path: weight for weight in weights}
     if is_folder:
-        _write_folder(path, list(handles), session)
+        _write_folder(path, [weight.path for weight in weights], session)
         return
+    factors = factor_paths(merged)
+    handles = {weight.path: merged.get(weight.path, weight) for weight in weights if weight.path not in factors}
     sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
     groups = grouped(sizes, max_bytes)
     # all are of one step, whoever trains
@@ -118,10 +121,12 @@ def load_weights(
     strict: bool,
     name_map: NameMap | None,
     transform: Transforms | None,
+    merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
     reader = _reader(filepath, session)
-    handles = {weight.path: weight for weight in weights}
+    factors = factor_paths(merged)
+    handles = {weight.path: weight for weight in weights if weight.path not in factors or weight.path in reader.shapes}
     origins, unused = origins_of(handles, name_map, transform)
     if not isinstance(reader, TensorReader):
         check_no_rules(reader.path, name_map, transform)
@@ -132,6 +137,9 @@ def load_weights(
         values = reader.read(report.loaded)
         for name in report.loaded:
             handles[name].assign(values.pop(name))
+    for path in report.loaded:
+        if path in merged and merged[path].factors[1].path not in handles:
+            merged[path].forget()
     warn_of_parts(str(reader.path), report)
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
         warnings.warn(

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -253,6 +253,23 @@ class StateCell:
         self.state_plan = self._plan_of_state({})
         trainable, rest = graph.nest(leaves)
         self.state = TrainState(trainable, rest, {}, self.state.step)
+
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan, leaves: Sequence[jax.Array]) -> None:
+        """Have the variables of another graph, which lie as its plan says; slots are dropped."""
+        with self.lock:
+            paths, shared, taken, step = list(self._indices), self._shared, self._taken, self.state.step
+            self.graph, self.plan = graph, plan
+            self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
+            self._shared, self._taken = {}, {}
+            self.state_plan = self._plan_of_state({})
+            trainable, rest = graph.nest(leaves)
+            self.state = TrainState(trainable, rest, {}, step)
+            self._taken = {self._indices[paths[index]]: version for index, version in taken.items()}
+            self._shared = {self._indices[paths[index]]: one for index, one in shared.items()}
+
+    def is_shared(self, path: str) -> bool:
+        """Whether another model has a variable, too."""
+        return self.index(path) in self._shared
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
         """Create the slots of these optimizers, in place of the previous ones, and count steps from 0."""

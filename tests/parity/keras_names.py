@@ -42,7 +42,7 @@ it runs. Paths are made of the attributes that lead to a weight, and leave out t
 
 **Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
 say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is
-an element type, or a policy for all of a layer, not a map. Layers have neither LoRA nor quantization. Arguments
+an element type, or a policy for all of a layer, not a map. Layers have no quantization; `kernel` of one with LoRA is the frozen weight. Arguments
 that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead. In functional
 models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras overrides both. In a `call`
 that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the layers that are called after

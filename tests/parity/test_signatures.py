@@ -32,7 +32,7 @@ EXCEPTIONS = [
     ("layers.LSTM*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.PReLU", "shared_axes", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.SimpleRNN*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
-    ("layers.*", "lora_*", MISSING, "no LoRA in layers"),
+    ("layers.*", "lora_*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.*", "quantization_config", MISSING, "no quantization in layers"),
     ("layers.EinsumDense", "gptq_unpacked_column_size", MISSING, "no quantization in layers"),
     ("layers.GRU*", "implementation", EXTRA, "in Keras one of `**kwargs`"),

@@ -1,0 +1,176 @@
+"""`LoraLayer`: the base of layers whose largest weight low-rank adaptation (LoRA) can freeze and adapt."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import initializers
+from keras_dist._arguments import check_number, check_optional, check_size
+from keras_dist.errors import ModelError
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weight_arguments import Identifier
+
+
+@dataclasses.dataclass(frozen=True)
+class _Factors:
+    """How the factors of a weight are created.
+
+    Attributes:
+        rank: how many columns the first has, and rows the second.
+        alpha: their product counts times `alpha / rank`.
+        a_initializer: gives the first.
+        b_initializer: gives the second.
+    """
+
+    rank: int
+    alpha: float
+    a_initializer: Identifier = "he_uniform"
+    b_initializer: Identifier = "zeros"
+
+
+class LoraLayer(Layer):
+    """The base of layers whose largest weight LoRA can adapt: it is frozen, and a product of two small ones is trained.
+
+    The weight counts as `weight + lora_alpha / lora_rank * lora_<weight>_a @ lora_<weight>_b`. The factors follow its
+    layout: the first has that of all its dims but the last, the second that of the last, and the rank is replicated; a
+    layout rule that names a factor comes first.
+
+    Attributes:
+        lora_rank: the rank; None without LoRA.
+        lora_alpha: the product counts times `lora_alpha / lora_rank`.
+    """
+
+    _adapted: ClassVar[str] = "kernel"
+
+    def _describe_lora(self, rank: int | None, alpha: float | None) -> None:
+        """Store the arguments `lora_rank` and `lora_alpha`."""
+        self.lora_rank = check_optional(check_size, "lora_rank", rank, self.name)
+        alpha = check_optional(check_number, "lora_alpha", alpha, layer=self.name)
+        self.lora_alpha = self.lora_rank if alpha is None else alpha
+
+    @property
+    def lora_enabled(self) -> bool:
+        """Whether the weight is adapted: the layer is built, and has a rank."""
+        return self.built and self.lora_rank is not None
+
+    @property
+    def lora_scale(self) -> float:
+        """What the product of the factors is multiplied by; 0 without LoRA."""
+        return 0.0 if self.lora_rank is None else (self.lora_alpha or 0) / self.lora_rank
+
+    @property
+    def lora_names(self) -> tuple[str, str, str]:
+        """The names of the frozen weight and of its two factors."""
+        return self._adapted, f"lora_{self._adapted}_a", f"lora_{self._adapted}_b"
+
+    def enable_lora(
+        self,
+        rank: int,
+        lora_alpha: float | None = None,
+        a_initializer: Identifier = "he_uniform",
+        b_initializer: Identifier = "zeros",
+    ) -> None:
+        """Freeze the largest weight, and train a product of two small ones beside it.
+
+        A model that the layer is in has the new weights from now on, laid out as the frozen one. If it is compiled, its
+        optimizer starts anew.
+
+        Args:
+            rank: the size of the dim that the factors share.
+            lora_alpha: the product counts times `lora_alpha / rank`; by default `rank`.
+            a_initializer: gives the first factor.
+            b_initializer: gives the second factor; by default zeros, so that the outputs are those of before.
+
+        Raises:
+            ModelError: the layer is not built, has LoRA already, has a constraint on the weight, or shares it with
+                another model; or fit is running.
+
+        Source: `keras.layers.Dense.enable_lora`; https://arxiv.org/abs/2106.09685.
+        """
+        self._check_adaptable()
+        alpha = check_optional(check_number, "lora_alpha", lora_alpha, layer=self.name)
+        rank = check_size("rank", rank, self.name)
+        given = (initializers.get(a_initializer), initializers.get(b_initializer))
+        factors = _Factors(rank, rank if alpha is None else alpha, *given)
+        if self._outside.binding is None:
+            self._adapt(factors)
+        else:
+            self._outside.binding.grow(lambda layer: layer._adapt(factors))
+        vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # a layer in a model cannot change else
+        if hasattr(self, "_arguments"):
+            self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)
+
+    def _adapt(self, factors: _Factors) -> None:
+        """Freeze the weight of a built layer, and create its factors."""
+        self.lora_rank, self.lora_alpha = factors.rank, factors.alpha
+        setattr(self, self._adapted, getattr(self, self._adapted).frozen())
+        self._add_factors(factors)
+
+    def _add_adapted(self, shape: tuple[int, ...], initializer: Identifier = None) -> Variable:
+        """Create the weight that LoRA adapts, frozen if there is a rank."""
+        weight = self.add_weight(shape, initializer, name=self._adapted, trainable=self.lora_rank is None)
+        weight.set_metadata(is_frozen=self.lora_rank is not None)
+        return weight
+
+    def _add_factors(self, factors: _Factors | None = None) -> None:
+        """Create the factors, if there is a rank."""
+        if self.lora_rank is None:
+            return
+        self._check_no_constraint()
+        factors = factors or _Factors(self.lora_rank, self.lora_alpha or self.lora_rank)
+        shape = getattr(self, self._adapted).shape
+        outer = tuple(range(len(shape) - 1))
+        dims_of = ((*outer, None), (None, len(outer)))
+        initial = (factors.a_initializer, factors.b_initializer)
+        for name, dims, initializer in zip(self.lora_names[1:], dims_of, initial, strict=True):
+            sizes = tuple(factors.rank if dim is None else shape[dim] for dim in dims)
+            regularizer = getattr(self, f"{self._adapted}_regularizer")
+            weight = self.add_weight(sizes, initializer, "float32", regularizer=regularizer, name=name)
+            weight.set_metadata(factor_of=(self._adapted, dims))
+            setattr(self, name, weight)
+
+    def _adapted_value(self) -> jax.Array:
+        """Return the weight with what the factors add to it, as `call` uses it."""
+        weight = getattr(self, self._adapted)[...]
+        return weight if self.lora_rank is None else (weight + self._product()).astype(self.compute_dtype)
+
+    def _product(self, rows: jax.Array | None = None) -> jax.Array:
+        """Return what the factors add to the weight, or to some rows of it."""
+        first, second = (getattr(self, name)[...] for name in self.lora_names[1:])
+        return self.lora_scale * jnp.matmul(first if rows is None else jnp.take(first, rows, axis=0), second)
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor; as in Keras those of LoRA only where it is enabled."""
+        arguments = super()._config_arguments()
+        return {
+            name: value
+            for name, value in arguments.items()
+            if self.lora_rank is not None or name not in ("lora_rank", "lora_alpha")
+        }
+
+    def _check_adaptable(self) -> None:
+        if not self.built:
+            raise self._not_built("enable_lora")
+        if self.lora_rank is not None:
+            raise ModelError(
+                f"enable_lora: layer {self.name!r} has LoRA already",
+                given=f"a layer with lora_rank={self.lora_rank}",
+                expected="a layer without LoRA",
+                fix="enable it once; with another rank in a layer that is made anew",
+            )
+        self._check_no_constraint()
+
+    def _check_no_constraint(self) -> None:
+        constraint = getattr(self, f"{self._adapted}_constraint")
+        if constraint is not None:
+            raise ModelError(
+                f"LoRA of layer {self.name!r}: its weight {self._adapted!r} has a constraint",
+                given=f"{self._adapted}_constraint={constraint!r}",
+                expected="no constraint, which the sum of weight and factors would not keep",
+                fix=f"leave out {self._adapted}_constraint",
+            )
