@@ -41,10 +41,10 @@ _CLASSES = {
 
 _PLACES = {snake_case(name): (module, name) for module, names in _CLASSES.items() for name in names.split()}
 
-_CALLED = frozenset(
-    ("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates")
-    + ("values", "weights", "x", "x1", "x2", "x3", "xs", "y")
-)
+_CALLED = {
+    *("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates"),
+    *("values", "weights", "x", "x1", "x2", "x3", "xs", "y"),
+}
 """The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""
 
 _METHODS = {"reshape": ("x", "newshape"), "round": ("x", "decimals"), "squeeze": ("x", "axis")}

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist import _paths, optimizers
 from keras_dist._operators import Operators
-from keras_dist.optimizers.learning_rate import ScheduledRateState
+from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
             if handle.name == "count":
                 yield handle, np.int32(steps // (inner.gradient_accumulation_steps or 1))
         if isinstance(state, ScheduledRateState):
-            yield state.learning_rate, optimizers.rate_after(inner._rate, steps)
+            yield state.learning_rate, rate_after(inner._rate, steps)
 
 
 def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | None:
@@ -163,7 +163,8 @@ def _of_adafactor(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot
     for path in paths:
         row, column, entry = rows[path], columns[path], entries[path]
         if len(row.shape) < 2:
-            found.append(Slot("", entry))
+            unused = Slot("", computed=lambda: np.float32(0))  # for rows and columns, which it does not have
+            found += [unused, unused, Slot("", entry)]
         else:
             found += [Slot("", row, -1), Slot("", column, -2), Slot("", computed=_product_of(row, column))]
     return found
