@@ -95,8 +95,10 @@ def _of_properties(node: Any, held: Mapping[int, _paths.Parts]) -> dict[str, tup
     """Return the properties of classes outside of the house that give what the object holds."""
     found: dict[str, tuple[Any, _paths.Parts]] = {}
     for cls in type(node).__mro__:
+        if cls.__module__.startswith(("keras_dist.", "flax.")):
+            continue
         for name, value in vars(cls).items():
-            if isinstance(value, property) and not cls.__module__.startswith("keras_dist."):
+            if isinstance(value, property):
                 try:
                     child = getattr(node, name)
                 except Exception:  # it may need what is not there: Keras leaves it out, too
