@@ -26,8 +26,9 @@ class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, after some number of batches, or whenever a value has improved.
 
     The path decides what is saved: if it ends in `.safetensors`, `.orbax` or `.weights.h5`, the weights, by
-    `Model.save_weights`; else the whole model, as a folder or a `.keras` file, by `Model.save`. To keep both the latest and the best model, use two callbacks, one
-    with `save_best_only`, with different paths. To resume training that was killed, use `BackupAndRestore`.
+    `Model.save_weights`; else the whole model, as a folder or a `.keras` file, by `Model.save`. To keep both the latest
+    and the best model, use two callbacks, one with `save_best_only`, with different paths. To resume training that was
+    killed, use `BackupAndRestore`.
 
     Args:
         filepath: path in which `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:

@@ -18,11 +18,7 @@ _CLASSES = {
 }
 """What has another name, or another module, in Keras: its module, class and registered name."""
 
-_ONLY_HERE = {
-    **dict.fromkeys(("GRU", "GRUCell", "LSTM", "LSTMCell"), ("implementation",)),
-    **dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",)),
-    "LayerNormalization": ("rms_scaling",),
-}
+_ONLY_HERE = dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",))
 """The arguments of classes that Keras does not take, beside layouts."""
 
 _COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile")
