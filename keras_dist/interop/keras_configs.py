@@ -111,8 +111,9 @@ def _is_layout(name: str, value: Any) -> bool:
 def _layer_of_code(config: Mapping[str, Any]) -> str | None:
     """Return the name of a layer `Lambda` whose function is code; None for others."""
     inner = config.get("config")
-    is_lambda = config.get("class_name") == "Lambda" and isinstance(inner, Mapping)
-    return str(inner.get("name")) if is_lambda and _is_code(inner.get("function")) else None
+    if config.get("class_name") != "Lambda" or not isinstance(inner, Mapping) or not _is_code(inner.get("function")):
+        return None
+    return str(inner.get("name"))
 
 
 def _is_code(function: Any) -> bool:

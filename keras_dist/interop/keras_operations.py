@@ -58,8 +58,8 @@ def is_operation(entry: Mapping[str, Any]) -> bool:
 
 def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operation in a config, as it is written here, as Keras writes it."""
-    ours = entry["config"]["name"]
-    name = _IN_KERAS.get(ours, ours)
+    ours: str = entry["config"]["name"]
+    name: str = _IN_KERAS.get(ours, ours)
     module, class_name = _PLACES.get(name, ("numpy", "".join(part.capitalize() for part in name.split("_"))))
     config: dict[str, Any] = {"name": entry["name"]}
     nodes = []

@@ -102,7 +102,7 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
         if found is None:
             return None
         # of its own Keras counts no steps, and keeps a rate that is never read
-        own = [Slot("", computed=lambda: np.int32(0)), Slot("", computed=lambda: np.float32(0.001))]
+        own = [Slot("", computed=lambda: np.zeros((), np.int32)), Slot("", computed=lambda: np.full((), 0.001, np.float32))]
         return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
     of_class = _SLOTS.get(type(optimizer))
     if of_class is None:
@@ -163,7 +163,7 @@ def _of_adafactor(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot
     for path in paths:
         row, column, entry = rows[path], columns[path], entries[path]
         if len(row.shape) < 2:
-            unused = Slot("", computed=lambda: np.float32(0))  # for rows and columns, which it does not have
+            unused = Slot("", computed=lambda: np.zeros((), np.float32))  # for rows and columns, which it does not have
             found += [unused, unused, Slot("", entry)]
         else:
             found += [Slot("", row, -1), Slot("", column, -2), Slot("", computed=_product_of(row, column))]

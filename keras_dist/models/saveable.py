@@ -47,7 +47,7 @@ class Saveable(Trainer):
         overwrite: bool = True,
         max_shard_size: float | None = None,
     ) -> None:
-        """Save the weights in a safetensors file under their paths, or in several files if they are large; or for Keras.
+        """Save the weights in a safetensors file under their paths, or in several files if they are large.
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
