@@ -87,7 +87,7 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     name = next((ours for ours in (name, *(o for o, k in _IN_KERAS.items() if k == name)) if ours in OPERATIONS), None)
     if name is None or not isinstance(entry.get("inbound_nodes"), list):
         return None
-    options = {key: value for key, value in entry["config"].items() if key not in ("name", "dtype", "trainable")}
+    options = {key: value for key, value in entry["config"].items() if key != "name"}
     nodes = []
     for node in entry["inbound_nodes"]:
         args, kwargs = list(node["args"]), {**node["kwargs"]}
@@ -95,7 +95,7 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
             args += options.values()
         else:
             kwargs |= options
-        if name == "getitem":  # JSON has no tuples
+        if name in ("getitem", "get_item"):  # JSON has no tuples
             args = [_as_tuple(value) for value in args]
         nodes.append({"args": args, "kwargs": kwargs})
     written = {**_OPERATION, "config": {"name": name}, "name": entry["name"], "inbound_nodes": nodes}
