@@ -18,16 +18,17 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
 
-_SUFFIXES = (".safetensors", ".orbax")
+_SUFFIXES = (".safetensors", ".orbax", ".weights.h5", ".weights.json")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
 
 
 class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, after some number of batches, or whenever a value has improved.
 
-    The path decides what is saved: if it ends in `.safetensors` or `.orbax`, the weights, by `Model.save_weights`; else
-    the whole model, as a folder, by `Model.save`. To keep both the latest and the best model, use two callbacks, one
-    with `save_best_only`, with different paths. To resume training that was killed, use `BackupAndRestore`.
+    The path decides what is saved: if it ends in `.safetensors`, `.orbax` or `.weights.h5`, the weights, by
+    `Model.save_weights`; else the whole model, as a folder or a `.keras` file, by `Model.save`. To keep both the latest
+    and the best model, use two callbacks, one with `save_best_only`, with different paths. To resume training that was
+    killed, use `BackupAndRestore`.
 
     Args:
         filepath: path in which `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
@@ -64,8 +65,7 @@ class ModelCheckpoint(MonitorCallback):
         ['01.weights.safetensors', '02.weights.safetensors']
         >>> report = model.load_weights(folder / "01.weights.safetensors")
 
-    Differs from Keras: weights are saved in the safetensors format; NaN is never the best value, and an unknown `mode`
-    is an error.
+    Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
     """
 
     state_names = ("best", "_epoch", "_last_batch", "_batches_since_save")

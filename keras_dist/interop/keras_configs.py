@@ -18,11 +18,7 @@ _CLASSES = {
 }
 """What has another name, or another module, in Keras: its module, class and registered name."""
 
-_ONLY_HERE = {
-    **dict.fromkeys(("GRU", "GRUCell", "LSTM", "LSTMCell"), ("implementation",)),
-    **dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",)),
-    "LayerNormalization": ("rms_scaling",),
-}
+_ONLY_HERE = dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",))
 """The arguments of classes that Keras does not take, beside layouts."""
 
 _COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile")
@@ -115,8 +111,9 @@ def _is_layout(name: str, value: Any) -> bool:
 def _layer_of_code(config: Mapping[str, Any]) -> str | None:
     """Return the name of a layer `Lambda` whose function is code; None for others."""
     inner = config.get("config")
-    is_lambda = config.get("class_name") == "Lambda" and isinstance(inner, Mapping)
-    return str(inner.get("name")) if is_lambda and _is_code(inner.get("function")) else None
+    if config.get("class_name") != "Lambda" or not isinstance(inner, Mapping) or not _is_code(inner.get("function")):
+        return None
+    return str(inner.get("name"))
 
 
 def _is_code(function: Any) -> bool:

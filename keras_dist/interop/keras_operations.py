@@ -41,11 +41,10 @@ _CLASSES = {
 
 _PLACES = {snake_case(name): (module, name) for module, names in _CLASSES.items() for name in names.split()}
 
-_CALLED = frozenset(
-    "a array b condition inputs indices key operands q sorted_sequence updates values weights x x1 x2 x3 xs y".split(
-        " "
-    )  # noqa: SIM905
-)
+_CALLED = {
+    *("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates"),
+    *("values", "weights", "x", "x1", "x2", "x3", "xs", "y"),
+}
 """The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""
 
 _METHODS = {"reshape": ("x", "newshape"), "round": ("x", "decimals"), "squeeze": ("x", "axis")}
@@ -59,8 +58,8 @@ def is_operation(entry: Mapping[str, Any]) -> bool:
 
 def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operation in a config, as it is written here, as Keras writes it."""
-    ours = entry["config"]["name"]
-    name = _IN_KERAS.get(ours, ours)
+    ours: str = entry["config"]["name"]
+    name: str = _IN_KERAS.get(ours, ours)
     module, class_name = _PLACES.get(name, ("numpy", "".join(part.capitalize() for part in name.split("_"))))
     config: dict[str, Any] = {"name": entry["name"]}
     nodes = []
@@ -88,7 +87,7 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     name = next((ours for ours in (name, *(o for o, k in _IN_KERAS.items() if k == name)) if ours in OPERATIONS), None)
     if name is None or not isinstance(entry.get("inbound_nodes"), list):
         return None
-    options = {key: value for key, value in entry["config"].items() if key not in ("name", "dtype", "trainable")}
+    options = {key: value for key, value in entry["config"].items() if key != "name"}
     nodes = []
     for node in entry["inbound_nodes"]:
         args, kwargs = list(node["args"]), {**node["kwargs"]}
@@ -96,7 +95,7 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
             args += options.values()
         else:
             kwargs |= options
-        if name == "getitem":  # JSON has no tuples
+        if name in ("getitem", "get_item"):  # JSON has no tuples
             args = [_as_tuple(value) for value in args]
         nodes.append({"args": args, "kwargs": kwargs})
     written = {**_OPERATION, "config": {"name": name}, "name": entry["name"], "inbound_nodes": nodes}

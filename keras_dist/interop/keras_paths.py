@@ -12,16 +12,15 @@ from keras_dist import _paths, layers
 from keras_dist.layers.projected_attention import ProjectedAttention
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.layers.wrapper import Wrapper
-from keras_dist.metrics import Metric
 from keras_dist.saving.vocabulary import snake_case
 
 OPTIMIZER = "optimizer"
 
 
-def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
-    """Yield the names under which Keras keeps the variables of a model, and what they are: a path, or that of a metric.
+def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the names under which Keras keeps the variables of a model, and their paths here.
 
-    Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too.
+    Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
 
     Args:
         module: the model as it was built, without arrays.
@@ -32,13 +31,10 @@ def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[st
 
 def _walk(
     node: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, str]]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    if isinstance(node, Metric):
-        yield from ((_joined(name, f"vars/{number}"), variable) for number, variable in enumerate(node.variables))
-        return
     for number, path in enumerate(_own(node, parts, order)):
         yield _joined(name, f"vars/{number}"), path
     for attribute, child, inner in _attributes(node):
@@ -50,7 +46,7 @@ def _walk(
 
 def _walk_container(
     container: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, str]]:
     """Yield as `_walk` does; members go by their classes, which are numbered."""
     counts: dict[str, int] = {}
     members = container if isinstance(container, list) else [(child, (key,)) for key, child in children_of(container)]
@@ -83,7 +79,6 @@ def _attributes(node: Any) -> list[tuple[str, Any, _paths.Parts]]:
     """
     found: dict[str, tuple[Any, _paths.Parts]]
     found = {str(name): (child, (name,)) for name, child in children_of(node) if not isinstance(child, nnx.Variable)}
-    found |= {name: (value, (name,)) for name, value in vars(node).items() if isinstance(value, Metric)}
     found |= _of_properties(node, {id(child): parts for child, parts in found.values()})
     members = found.pop(_paths.MEMBERS, None)
     in_keras = next((attributes for cls, attributes in _IN_KERAS.items() if isinstance(node, cls)), None)
@@ -100,8 +95,10 @@ def _of_properties(node: Any, held: Mapping[int, _paths.Parts]) -> dict[str, tup
     """Return the properties of classes outside of the house that give what the object holds."""
     found: dict[str, tuple[Any, _paths.Parts]] = {}
     for cls in type(node).__mro__:
+        if cls.__module__.startswith(("keras_dist.", "flax.")):
+            continue
         for name, value in vars(cls).items():
-            if isinstance(value, property) and not cls.__module__.startswith("keras_dist."):
+            if isinstance(value, property):
                 try:
                     child = getattr(node, name)
                 except Exception:  # it may need what is not there: Keras leaves it out, too

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist import _paths, optimizers
 from keras_dist._operators import Operators
-from keras_dist.optimizers.learning_rate import ScheduledRateState
+from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
             if handle.name == "count":
                 yield handle, np.int32(steps // (inner.gradient_accumulation_steps or 1))
         if isinstance(state, ScheduledRateState):
-            yield state.learning_rate, optimizers.rate_after(inner._rate, steps)
+            yield state.learning_rate, rate_after(inner._rate, steps)
 
 
 def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | None:
@@ -102,7 +102,10 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
         if found is None:
             return None
         # of its own Keras counts no steps, and keeps a rate that is never read
-        own = [Slot("", computed=lambda: np.int32(0)), Slot("", computed=lambda: np.float32(0.001))]
+        own = [
+            Slot("", computed=lambda: np.zeros((), np.int32)),
+            Slot("", computed=lambda: np.full((), 0.001, np.float32)),
+        ]
         return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
     of_class = _SLOTS.get(type(optimizer))
     if of_class is None:
@@ -163,7 +166,8 @@ def _of_adafactor(optimizer: Any, slots: Any, paths: Sequence[str]) -> list[Slot
     for path in paths:
         row, column, entry = rows[path], columns[path], entries[path]
         if len(row.shape) < 2:
-            found.append(Slot("", entry))
+            unused = Slot("", computed=lambda: np.zeros((), np.float32))  # for rows and columns, which it does not have
+            found += [unused, unused, Slot("", entry)]
         else:
             found += [Slot("", row, -1), Slot("", column, -2), Slot("", computed=_product_of(row, column))]
     return found

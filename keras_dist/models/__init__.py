@@ -5,13 +5,22 @@ from typing import TYPE_CHECKING
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
 from keras_dist.models.cloning import clone_model
-from keras_dist.models.loading import load_model, model_from_json
+from keras_dist.models.loading import load_model, model_from_json, save_model
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weights_files import LoadReport
 
-__all__ = ["LoadReport", "Model", "ModelVariable", "Sequential", "clone_model", "load_model", "model_from_json"]
+__all__ = [
+    "LoadReport",
+    "Model",
+    "ModelVariable",
+    "Sequential",
+    "clone_model",
+    "load_model",
+    "model_from_json",
+    "save_model",
+]
 complete_docstrings(vars(), ours=("LoadReport", "ModelVariable"))
 
 if not TYPE_CHECKING:

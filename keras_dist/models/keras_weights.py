@@ -38,12 +38,12 @@ from keras_dist.training.state_cell import host_copy
 
 
 def stored_weights(session: Session) -> list[Slot]:
-    """What Keras keeps of a model's variables, and of metrics in its attributes, in its order."""
+    """What Keras keeps of a model's variables, in its order."""
     order = {weight.path: place for place, weight in enumerate(session.variables())}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
     found = [
-        Slot(name, session.variable(what) if isinstance(what, str) else what)
-        for name, what in stored_variables(session.cell.graph.described(), {**names, **order})
+        Slot(name, session.variable(path))
+        for name, path in stored_variables(session.cell.graph.described(), {**names, **order})
     ]
     kept = {slot.variable.path for slot in found}
     return found + [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]

@@ -38,6 +38,7 @@ from keras_dist.models.saving import (
     noted_of,
     restore,
 )
+from keras_dist.models.weights_files import LoadReport
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
@@ -113,6 +114,59 @@ def load_model(
                 model.compile_from_config(compiled)
         restore(model.name, model._with_weights(), stored, with_slots=is_compiled)
     return model
+
+
+def save_model(
+    model: Model, filepath: str | os.PathLike[str], overwrite: bool = True, zipped: bool | None = None
+) -> None:
+    """Save a model; see `Model.save`.
+
+    Args:
+        model: the model.
+        filepath: a folder, or a file that ends in `.keras`.
+        overwrite: whether what is there is replaced.
+        zipped: whether it is a file, which the path tells, too.
+
+    Raises:
+        ModelError: `zipped` is not what the path says.
+    """
+    is_file = archive_path(filepath) is not None
+    if zipped is not None and bool(zipped) != is_file:
+        raise ModelError(
+            "save_model: `zipped` is not what the path says",
+            given=f"zipped={zipped}, filepath={shorten(filepath)}",
+            expected="zipped=True for a path that ends in '.keras', zipped=False for a folder",
+            fix="leave `zipped` out",
+        )
+    model.save(filepath, overwrite)
+
+
+def save_weights(
+    model: Model, filepath: str | os.PathLike[str], overwrite: bool = True, max_shard_size: float | None = None
+) -> None:
+    """Save the weights of a model; see `Model.save_weights`.
+
+    Args:
+        model: the model.
+        filepath: of a file or a folder, whose ending tells the format.
+        overwrite: whether what is there is replaced.
+        max_shard_size: in GB; more weights go to several files.
+    """
+    model.save_weights(filepath, overwrite, max_shard_size)
+
+
+def load_weights(
+    model: Model, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **options: Any
+) -> LoadReport:
+    """Load the weights of a model, and return what was set; see `Model.load_weights`.
+
+    Args:
+        model: the model.
+        filepath: of a file or a folder.
+        skip_mismatch: whether what does not fit is left out.
+        **options: further ones of `Model.load_weights`.
+    """
+    return model.load_weights(filepath, skip_mismatch, **options)
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:

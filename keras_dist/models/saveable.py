@@ -59,13 +59,17 @@ class Saveable(Trainer):
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
-                folder, to which each process writes what its devices hold, so that no weight is gathered.
+                folder, to which each process writes what its devices hold, so that no weight is gathered. Or one that
+                ends in `.weights.h5`, which Keras reads, with the state of the optimizer if Keras has such a one;
+                that needs the extra `h5`.
             overwrite: whether a file that exists is replaced.
             max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
                 Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
                 names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
                 A weight that is larger has a file of its own. The host holds the weights of one file at a time.
-                None for a single file; orbax has files of its own.
+                None for a single file; orbax has files of its own. With `.weights.h5`, or `.weights.json`, they are
+                Keras's, `model_00000.weights.h5` and so on, and `model.weights.json`, which is not there while those of
+                an earlier save are replaced: Keras fixes their names.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
@@ -120,7 +124,9 @@ class Saveable(Trainer):
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
                 there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
-                a `CheckpointManager`, of which only the weights are read; each device reads its part.
+                a `CheckpointManager`, of which only the weights are read; each device reads its part. Or a file of
+                Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2; where the model has
+                taken a step, its optimizer takes over the state of the file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
                 used. Else what fits is set, and a warning tells what was left out.
@@ -136,7 +142,7 @@ class Saveable(Trainer):
             What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of safetensors, is damaged, or its names or shapes are not those of the model;
+            ModelError: the file is none of these, is damaged, or its names or shapes are not those of the model;
                 of an index, a file is missing, elsewhere, of another save, or lacks a weight; `name_map` or `transform`
                 cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
@@ -295,8 +301,13 @@ class Saveable(Trainer):
         any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
         given to `load_model` again.
 
+        A path that ends in `.keras` makes a file instead, which Keras reads, too, with the state of the optimizer if
+        it has such a one. What only keras_dist has, such as layouts and random streams, stands where Keras does not
+        look. The first process writes it, one array after the other. It needs the extra `h5`.
+
         Args:
-            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`.
+            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
+                `.keras`.
             overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
                 save fails.
 
@@ -306,8 +317,8 @@ class Saveable(Trainer):
             ModelError: the weights do not exist yet.
             OSError: it cannot be written.
 
-        Differs from Keras: a folder instead of a zip file, and a file of arrays for each device instead of HDF5. What
-        `compile` was given and cannot be written down is left out, with a warning.
+        Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
+        be written down is left out, with a warning.
 
         Example:
             >>> import pathlib, tempfile

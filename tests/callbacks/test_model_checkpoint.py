@@ -234,7 +234,7 @@ def test_a_path_that_cannot_be_filled_in(field):
     ("arguments", "message"),
     [
         ({"filepath": ""}, "is no path"),
-        ({"filepath": "model.weights.h5", "save_weights_only": True}, "does not end in '.safetensors'"),
+        ({"filepath": "model.h5", "save_weights_only": True}, "does not end in '.safetensors'"),
         ({"filepath": 3}, "is no path"),
         ({"save_freq": "batch"}, "save_freq"),
         ({"save_freq": 0}, "save_freq"),

@@ -31,6 +31,7 @@ KNOWN = {
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
     "datasets/__init__.py": {"importlib"},  # the package's own modules
     "export/writing.py": {"importlib"},  # versions of packages
+    "saving/__init__.py": {"importlib"},  # the package's own models, for names that Keras has here
     "saving/serialization.py": {"importlib", "marshal", "types.FunctionType"},  # lambdas need safe_mode=False
     "saving/vocabulary.py": {"importlib"},  # the package's own packages
 }

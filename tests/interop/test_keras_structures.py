@@ -1,0 +1,138 @@
+"""Nested, shared and subclassed models, and what is around weights in files."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+
+X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
+
+
+def branched(k):
+    """A functional model of nested models, shared layers, cells, attention, and operators."""
+    layers = k.layers
+    x = k.Input((6, 5), name="x")
+    inner = k.Sequential([k.Input((6, 5)), layers.Dense(5, "relu"), layers.Dense(5)], name="inner")
+    again = inner(inner(x))
+    a, b = k.Input((6, 5)), k.Input((6, 5))
+    two = k.Model([a, b], layers.Add()([layers.Dense(4)(a), layers.Conv1D(4, 3, padding="same")(b)]), name="two")
+    y = two([again, x]) * 2.0 - 1.0
+    y = layers.MultiHeadAttention(2, 3, dropout=0.1)(y, y)
+    y = layers.RNN([layers.GRUCell(3), layers.LSTMCell(4)], return_sequences=True)(y)
+    y = layers.Bidirectional(layers.LSTM(2, return_sequences=True))(y)[:, 1:]
+    shared = layers.Dense(4, name="shared")
+    y = layers.Concatenate()([shared(y), layers.BatchNormalization()(shared(y))])
+    return k.Model(x, {"mean": layers.GlobalAveragePooling1D()(y), "last": layers.Dense(1)(y)})
+
+
+def assert_close(ours, theirs):
+    for name in theirs:
+        np.testing.assert_allclose(np.asarray(ours[name]), np.asarray(theirs[name]), 1e-4, 1e-5)
+
+
+def test_functional_models_go_both_ways(keras, tmp_path):
+    theirs = branched(keras)
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras")
+    expected = theirs.predict(X, verbose=0)
+    assert_close(ours.predict(X, verbose=0), expected)
+    ours.save(tmp_path / "ours.keras")
+    assert_close(keras.models.load_model(tmp_path / "ours.keras").predict(X, verbose=0), expected)
+    made = branched(kd)
+    made.load_weights(tmp_path / "theirs.keras")
+    for one, other in zip(made.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def subclassed(k):
+    class Block(k.layers.Layer):
+        def __init__(self, units=3, **kwargs):
+            super().__init__(**kwargs)
+            self.units = units
+            self.steps = [k.layers.Dense(units), [k.layers.Dense(units, use_bias=False)]]
+
+        def build(self, input_shape):
+            self.z_scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="z")
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+            self.a_scale = self.add_weight(shape=(), initializer="ones", name="a")
+
+        def call(self, x):
+            return self.steps[1][0](self.steps[0](x * self.z_scale * self.a_scale))
+
+        def get_config(self):
+            return {**super().get_config(), "units": self.units}
+
+    class Net(k.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.zeta = k.layers.Dense(2)
+            self._hidden = k.layers.Dense(3)
+            self.parts = {"second": Block(4), "first": Block(3)}
+            self.again = self.zeta
+            self.tracker = k.metrics.Mean(name="tracker")
+
+        @property
+        def alpha(self):
+            return self._hidden
+
+        def call(self, x):
+            return self.zeta(self.parts["second"](self._hidden(self.parts["first"](x))))
+
+    return Block, Net
+
+
+def test_subclasses_go_both_ways(keras, tmp_path):
+    (their_block, their_net), (our_block, our_net) = subclassed(keras), subclassed(kd)
+    theirs, ours = their_net(), our_net()
+    x = X[:, 0]
+    theirs(x), ours(x)
+    theirs.set_weights([value + 0.1 for value in theirs.get_weights()])
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"Net": our_net, "Block": our_block})
+    expected = np.asarray(theirs(x))
+    np.testing.assert_allclose(ours(x), expected, 1e-4, 1e-5)
+    ours.save(tmp_path / "ours.keras")
+    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"Net": their_net, "Block": their_block})
+    np.testing.assert_allclose(np.asarray(again(x)), expected, 1e-4, 1e-5)
+
+
+def test_what_keras_has_not_stays_in_the_file(keras, tmp_path):
+    mesh = kd.DeviceMesh((4, 2), ("data", "model"))
+    layers = [kd.layers.Dense(4, kernel_layout=(None, "model")), kd.layers.Dropout(0.5), kd.layers.Dense(1)]
+    with kd.ModelParallel(kd.LayoutMap(mesh)).scope():
+        model = kd.Sequential([kd.Input((5,)), *layers])
+        model.compile("adam", loss="mse", prefetch=1)
+        y = np.ones((4, 1))
+        model.fit(X[:, 0], y, verbose=0)
+        model.save(tmp_path / "m.keras")
+        again = kd.models.load_model(tmp_path / "m.keras")
+    assert again.layers[0].kernel.layout.axes == (None, "model")
+    assert again.get_compile_config() == model.get_compile_config()
+    model.fit(X[:, 0], y, verbose=0)
+    again.fit(X[:, 0], y, verbose=0)  # Dropout draws the same bits
+    for one, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive:
+        assert archive.namelist() == ["metadata.json", "config.json", "model.weights.h5"]
+        assert "layout" not in archive.read("config.json").decode()
+        assert json.loads(archive.read("metadata.json"))["keras_dist"]["policy"] == "float32"
+    assert keras.models.load_model(tmp_path / "m.keras").compiled
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_float16"])
+def test_half_precision(keras, tmp_path, dtype):
+    def make(k):
+        return k.Sequential([k.Input((5,)), k.layers.Dense(3, dtype=dtype), k.layers.Dense(2, dtype=dtype)])
+
+    theirs = make(keras)
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras")
+    assert [str(w.dtype) for w in ours.weights] == [w.dtype for w in theirs.weights]
+    ours.save(tmp_path / "ours.keras")
+    again = keras.models.load_model(tmp_path / "ours.keras")
+    for one, other, before in zip(ours.weights, again.weights, theirs.weights, strict=True):
+        np.testing.assert_array_equal(np.asarray(one.numpy()), np.asarray(before.value))
+        np.testing.assert_array_equal(np.asarray(other.value), np.asarray(before.value))
