@@ -72,7 +72,7 @@ def test_compile_configs_of_keras_are_read(keras):
     theirs.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
     ours = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
     ours.compile_from_config(theirs.get_compile_config())
-    assert ours.optimizer.learning_rate == np.float32(0.01)
+    assert np.float32(ours.optimizer.learning_rate) == np.float32(0.01)
     ours.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
 
 
