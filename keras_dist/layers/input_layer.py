@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -50,8 +50,9 @@ class InputLayer(Layer):
         node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         self._outside.nodes.append(node)
 
-    def call(self) -> None:
-        """Return nothing: a model uses its input in place of this layer."""
+    def call(self) -> NoReturn:
+        """Not called: a model uses its input in place of this layer."""
+        raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
         """Return the shape with the batch, the element type and the name."""
