@@ -57,6 +57,7 @@ class Building:
     name: str
     variable_dtype: str
     _is_built: bool
+    _needs_no_building: Callable[[], bool]
     _outside: LayerRecord
     _pytree__state: Any
 
@@ -201,6 +202,8 @@ class Building:
     def _build_once(self, tensors: Mapping[str, PyTree]) -> None:
         if self._is_built:
             return
+        if self._needs_no_building() and not self._pytree__state.trace_state.is_valid():
+            return  # made outside of a function that JAX traces: it cannot be noted, and there is nothing to create
         self._check_same_trace()
         shapes = {f"{name}_shape": shapes_of(tensor) for name, tensor in tensors.items()}
         names = list(inspect.signature(self.build).parameters)
