@@ -230,7 +230,8 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: in
         return tuple(map(operator.index, sizes))
     expected = f"an integer of at least {least} and at most {LARGEST_SIZE}, or {rank} of them"
     example = (3,) * rank if rank > 1 else 3
-    raise argument_error(argument, value, expected, wrong=f"does not have {rank} sizes", layer=layer, example=example)
+    wrong, error = f"does not have {rank} sizes", ModelError if all(map(is_int, sizes)) else ArgumentTypeError
+    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
 def check_shape(argument: str, value: Any) -> tuple[int, ...]:

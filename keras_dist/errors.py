@@ -102,6 +102,10 @@ class ArgumentTypeError(ModelError, TypeError):
     """An argument is of a kind that cannot be used, where Keras raises a `TypeError`."""
 
 
+class AbsentError(ModelError, AttributeError):
+    """A property that an object does not have in the state it is in, so that `hasattr` is False."""
+
+
 class ConstructorError(ModelError, AttributeError):
     """The constructor of a subclass does not call that of its base."""
 

@@ -118,7 +118,7 @@ class ReduceLROnPlateau(MonitorCallback):
     def _reduce(self, label: str, optimizer: Any, epoch: int) -> bool:
         """Make one rate smaller; whether it was larger than the smallest."""
         old = optimizer.learning_rate
-        if np.float32(old) <= np.float32(self.min_lr):
+        if old <= np.float32(self.min_lr):
             return False
         new = max(old * self.factor, self.min_lr)
         optimizer.learning_rate = new

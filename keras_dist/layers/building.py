@@ -61,6 +61,7 @@ class Building:
     variable_dtype: str
     built: bool
     _is_built: bool
+    _needs_no_building: Callable[[], bool]
     _outside: LayerRecord
     _pytree__state: Any
 
@@ -231,6 +232,8 @@ class Building:
     def _build_once(self, tensors: Mapping[str, PyTree]) -> None:
         if self._is_built:
             return
+        if self._needs_no_building() and not self._pytree__state.trace_state.is_valid():
+            return  # made outside of a function that JAX traces: it cannot be noted, and there is nothing to create
         self._check_same_trace()
         called_with_shapes(self.build, tensors)
         if not self._is_built:  # a model, whose `build` is about the layers in it

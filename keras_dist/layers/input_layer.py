@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,8 +60,9 @@ class InputLayer(Layer):
             input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
         self._outside.nodes.append(node)
 
-    def call(self) -> None:
-        """Return nothing: a model uses its input in place of this layer."""
+    def call(self) -> NoReturn:
+        """Not called: a model uses its input in place of this layer."""
+        raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
         """Return the shape with the batch, the element type and the name."""

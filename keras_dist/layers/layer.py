@@ -295,6 +295,8 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
             return self._begin_record()
         if name.startswith(("__", "_pytree__")) or name == "_arguments":
             raise AttributeError(name)
+        if isinstance(getattr(type(self), name, None), property):
+            return getattr(type(self), name).__get__(self)  # its own error, again
         self._check_initialised()
         binding = self._outside.binding
         if binding is not None:

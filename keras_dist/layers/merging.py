@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_axes_exist, check_axis, is_int
+from keras_dist._operators import value_of
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
@@ -54,7 +55,7 @@ class Merge(Layer):
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where any input is not masked; None when one has no mask."""
-        masks = previous_mask if isinstance(previous_mask, list | tuple) else [previous_mask]
+        masks = check_masks(inputs, previous_mask, self.name)
         if any(mask is None for mask in masks):
             return None
         return functools.reduce(jnp.logical_or, _same_rank(masks, max(mask.ndim for mask in masks)))
@@ -146,13 +147,16 @@ class Concatenate(Layer):
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return where any value along the last dim is not masked; None when no input has a mask."""
-        if previous_mask is None or all(mask is None for mask in previous_mask):
+        masks = check_masks(inputs, previous_mask, self.name)
+        if all(mask is None for mask in masks):
             return None
         kept = [
             jnp.ones(x.shape, bool)
             if mask is None
+            else jnp.asarray(value_of(mask))
+            if mask.shape[1:] == x.shape[1:]
             else jnp.broadcast_to(mask if mask.ndim == x.ndim else mask[..., None], x.shape)
-            for x, mask in zip(inputs, previous_mask, strict=True)
+            for x, mask in zip(inputs, masks, strict=True)
         ]
         return jnp.any(jnp.concatenate(kept, self.axis), axis=-1)
 
@@ -246,6 +250,23 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
             expected=f"a list of {'at least 1' if count is None else count}",
             fix="pass them as one list: layer([a, b])",
         )
+
+
+def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
+    """Return the masks of a list of arrays, one each, None for those without; None alone for no mask at all."""
+    if isinstance(inputs, list | tuple) and masks is None:
+        return [None] * len(inputs)
+    if isinstance(inputs, list | tuple) and isinstance(masks, list | tuple) and len(inputs) == len(masks):
+        return masks
+    raise ModelError(
+        f"the masks of layer {layer!r} are not those of its inputs",
+        given=" and ".join(
+            f"{len(one)} {name}" if isinstance(one, list | tuple) else f"{name} of type {type(one).__name__}"
+            for name, one in (("inputs", inputs), ("masks", masks))
+        ),
+        expected="a list of arrays, and a list of a mask for each, None for none",
+        fix="layer.compute_mask([a, b], [mask_of_a, None])",
+    )
 
 
 def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:

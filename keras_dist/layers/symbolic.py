@@ -16,7 +16,7 @@ from keras_dist import _jax, random
 from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import AbsentError, ModelError, shorten
 from keras_dist.layers import call_context, shape_tracing
 from keras_dist.layers.shape_tracing import fresh_copy
 
@@ -319,7 +319,7 @@ def first_node(layer: Layer) -> Node:
     """Return the first call of a layer on symbolic tensors."""
     nodes = layer._outside.nodes
     if not nodes:
-        raise ModelError(
+        raise AbsentError(
             f"layer {layer.name!r} has no symbolic input and output",
             given="a layer that was not called on symbolic tensors",
             expected="a layer of a functional model, or of a Sequential that starts with Input",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import AbsentError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
@@ -267,7 +267,7 @@ def symbols_of(model: Model) -> tuple[PyTree, PyTree]:
         return symbols
     if model._outside.nodes:
         return model._outside.nodes[0].inputs, model._outside.nodes[0].outputs  # as a layer of another model
-    raise ModelError(
+    raise AbsentError(
         f"model {model.name!r} has no symbolic inputs and outputs",
         given=f"a {type(model).__name__} that was not made of symbolic tensors",
         expected="Model(inputs, outputs), or a Sequential that starts with Input",

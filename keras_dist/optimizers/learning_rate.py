@@ -35,7 +35,7 @@ class ScheduledRateState(NamedTuple):
 class LearningRate(float):
     """A learning rate when it was read, with the methods of Keras's variable.
 
-    It is the shortest decimal that the float32 in state is nearest to, `0.005`, and equal to what users have written.
+    It equals the number that was set, `0.005`, although the float32 in state is another one.
 
     Args:
         value: the rate.
@@ -44,7 +44,7 @@ class LearningRate(float):
 
     def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
         """A float."""
-        rate = super().__new__(cls, str(np.float32(value)))
+        rate = super().__new__(cls, value)
         rate._optimizer = optimizer  # type: ignore[attr-defined]
         return rate
 
@@ -52,10 +52,18 @@ class LearningRate(float):
         """Copy as a plain float, so that a history of rates does not hold the model."""
         return float, (float(self),)
 
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(float(np.float32(other)) if isinstance(other, float | int) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = float.__hash__
+
     @property
-    def value(self) -> float:
-        """As a plain float."""
-        return float(self)
+    def value(self) -> np.float32:
+        """As numpy has it."""
+        return np.float32(self)
 
     def numpy(self) -> np.float32:
         """As numpy has it."""

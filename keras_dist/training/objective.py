@@ -119,7 +119,7 @@ class Objective:
         """The losses and what the metrics see of a batch, by the names they are logged as."""
         terms = self._terms(batch, y_pred, mask)
         order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else [t.name for t in terms]
-        names = ["loss", *(f"{name}_loss" for name in order)]
+        names = dict.fromkeys(["loss", *(f"{name}_loss" for name in order), *losses])
         are_several = len(jax.tree.leaves(y_pred)) > 1
         prefixes = [f"{term.name}_" if are_several and term.name else "" for term in terms]
         found: dict[str, Observation] = {}

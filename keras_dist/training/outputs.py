@@ -92,6 +92,7 @@ class Outputs:
         """
         names = self.names
         if isinstance(given, Mapping):
+            given = {_without_list(path, names, given): item for path, item in given.items()}
             if names == [""] and len(given) == 1:
                 return {"": next(iter(given.values()))}
             # as in Keras: those of a list are told apart by names alone, so that none may be missing
@@ -120,6 +121,12 @@ class Outputs:
             if len(names) > 1
             else f"compile(..., {argument}=...)",
         )
+
+
+def _without_list(path: str, names: Sequence[str], given: Mapping[str, Any]) -> str:
+    """The name of the output that a list of one thing is given for, whose path is `name/0`."""
+    name, _, index = path.rpartition("/")
+    return name if index == "0" and name in names and f"{name}/1" not in given and path not in names else path
 
 
 def _names(y_pred: PyTree, leaves: list[Any], given: Sequence[str] | None) -> list[str]:

@@ -19,6 +19,9 @@ from tests.keras_source.modules import PACKAGE
 def compute_output_spec(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Shapes and dtypes of what a function gives for symbolic tensors, whose unknown dims are guessed twice."""
 
+    if isinstance(function, kd.Layer):
+        return function(*args, **kwargs)
+
     def traced(size: int) -> Any:
         def as_struct(leaf: Any) -> Any:
             if isinstance(leaf, kd.KerasTensor):

@@ -488,3 +488,10 @@ def test_variables_end_with_the_states_of_random_generators(of_a_model):
 def test_trainable_is_true_or_false(trainable):
     with pytest.raises(ModelError, match="trainable"):
         layers.Dense(2, trainable=trainable)
+
+
+def test_layers_without_weights_may_be_called_in_functions_that_jax_traces():
+    flatten = layers.Flatten()
+    assert jax.jit(lambda x: flatten(x))(np.ones((2, 3, 4))).shape == (2, 12)
+    with pytest.raises(ModelError, match="inside of a model that it is not part of"):
+        jax.jit(layers.Dense(1).__call__)(np.ones((2, 3)))

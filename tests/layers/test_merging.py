@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import keras_dist as kd
 from keras_dist import layers, models
+from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
 MADE: dict[str, Any] = {
@@ -54,3 +56,17 @@ def test_arrays_of_fewer_dims_are_widened_behind_the_batch_with_their_masks() ->
         assert context.mask_of(outputs).tolist() == [[True, True, True], [True, False, False]]
     np.testing.assert_array_equal(outputs[0, 1], short[0])
     np.testing.assert_array_equal(outputs[1, 0], long[1, 0])
+
+
+@pytest.mark.parametrize("layer", [layers.Add(), layers.Concatenate()])
+@pytest.mark.parametrize(("count", "masks"), [(2, np.ones((2, 3))), (None, [None, None]), (2, [None])])
+def test_masks_are_a_list_of_one_for_each_input(layer, count, masks):
+    inputs = [kd.Input((3, 4))] * count if count else kd.Input((3, 4))
+    with pytest.raises(ModelError, match="are not those of its inputs"):
+        layer.compute_mask(inputs, masks)
+
+
+def test_masks_of_arrays_are_concatenated_for_symbolic_inputs():
+    inputs = [kd.Input((2, 3)), kd.Input((2, 3))]
+    masks = [np.ones((5, 2, 3), bool), np.zeros((5, 2, 3), bool)]
+    np.testing.assert_array_equal(layers.Concatenate().compute_mask(inputs, masks), np.ones((5, 2), bool))

@@ -45,6 +45,7 @@ class TestSeveralOutputs:
         [
             (DICTS, None, NAMED),
             (DICTS, None, ["mse", SPARSE]),
+            (DICTS, None, {name: [loss] for name, loss in NAMED.items()}),
             (LISTS, ["a", "b"], NAMED),
             (LISTS, ["a", "b"], ["mse", SPARSE]),
             (LISTS, ["a", "b"], (losses.MeanSquaredError(), losses.SparseCategoricalCrossentropy())),
@@ -55,6 +56,7 @@ class TestSeveralOutputs:
         ids=[
             "dicts",
             "dicts, list",
+            "dicts of lists",
             "lists",
             "lists, list",
             "lists, objects",
