@@ -39,6 +39,8 @@ from keras_dist.layers.gru import GRUCell as GRUCell
 from keras_dist.layers.input_layer import Input as Input
 from keras_dist.layers.input_layer import InputLayer as InputLayer
 from keras_dist.layers.input_spec import InputSpec as InputSpec
+from keras_dist.layers.jax_layer import FlaxLayer as FlaxLayer
+from keras_dist.layers.jax_layer import JaxLayer as JaxLayer
 from keras_dist.layers.lambda_ import Lambda as Lambda
 from keras_dist.layers.layer import Layer as Layer
 from keras_dist.layers.lstm import LSTM as LSTM

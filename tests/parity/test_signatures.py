@@ -28,6 +28,7 @@ EXCEPTIONS = [
     ("layers.*Attention", "*", BY_KEYWORD, "what stands behind `attention_axes`"),
     ("layers.*Embedding", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.BatchNormalization", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
+    ("layers.ConvLSTM*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.GRU*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.LSTM*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.PReLU", "shared_axes", BY_KEYWORD, "what stands behind the arguments of weights"),
