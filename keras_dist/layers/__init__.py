@@ -77,6 +77,7 @@ from keras_dist.layers.padding import Cropping3D as Cropping3D
 from keras_dist.layers.padding import ZeroPadding1D as ZeroPadding1D
 from keras_dist.layers.padding import ZeroPadding2D as ZeroPadding2D
 from keras_dist.layers.padding import ZeroPadding3D as ZeroPadding3D
+from keras_dist.layers.pipeline import Pipeline as Pipeline
 from keras_dist.layers.pooling import AdaptiveAveragePooling1D as AdaptiveAveragePooling1D
 from keras_dist.layers.pooling import AdaptiveAveragePooling2D as AdaptiveAveragePooling2D
 from keras_dist.layers.pooling import AdaptiveAveragePooling3D as AdaptiveAveragePooling3D

@@ -153,7 +153,7 @@ make the update of one large batch; Keras takes the mean of theirs.""",
 
 INSTEAD = {
     "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
-    "*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
+    "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
     "Function": "`kd.Model(inputs, outputs)`",
     "Operation": "`kd.Layer`",
     "RematScope": "`remat=` of `compile`",
@@ -179,7 +179,6 @@ INSTEAD = {
     "layers.MaxNumBoundingBoxes": "pad while data is read",
     "layers.MelSpectrogram": "`jax.scipy.signal.stft`",
     "layers.MixUp": "augment while data is read",
-    "layers.Pipeline": "`kd.Sequential`",
     "layers.Rand*": "augment while data is read",
     "layers.Resizing": "`jax.image.resize`",
     "layers.STFTSpectrogram": "`jax.scipy.signal.stft`",
