@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from keras_dist.distribution import list_devices as list_devices
     from keras_dist.distribution import set_distribution as set_distribution
     from keras_dist.distribution import use_cpu_devices as use_cpu_devices
+    from keras_dist.dtype_policies import FloatDTypePolicy as FloatDTypePolicy
     from keras_dist.initializers import Initializer as Initializer
     from keras_dist.layers import Input as Input
     from keras_dist.layers import InputSpec as InputSpec
@@ -124,6 +125,7 @@ _PACKAGE_OF = {
     "DataParallel": "distribution",
     "DeviceMesh": "distribution",
     "Distribution": "distribution",
+    "FloatDTypePolicy": "dtype_policies",
     "FullySharded": "distribution",
     "History": "callbacks",
     "LayoutMap": "distribution",

@@ -162,7 +162,7 @@ def name_scope(
         yield
 
 
-def device(device_name: str | jax.Device) -> contextlib.AbstractContextManager[Any]:
+def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
     """Create arrays on a device, and compute there, outside of models: these live on the mesh they were made under.
 
     Args:

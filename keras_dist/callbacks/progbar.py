@@ -127,6 +127,7 @@ class Progbar:
         interval: how many seconds a bar stays as it is, at least.
         stateful_metrics: names of values that are shown as they are; of others the mean over all steps is shown.
         unit_name: what a step is called.
+        stateless_metrics: in place of `stateful_metrics`, the names of values of which the mean is shown.
 
     Raises:
         ModelError: an argument is none of these.
@@ -148,9 +149,16 @@ class Progbar:
         interval: float = 0.05,
         stateful_metrics: Iterable[str] | None = None,
         unit_name: str = "step",
+        *,
+        stateless_metrics: Iterable[str] | None = None,
     ) -> None:
+        if stateful_metrics is not None and stateless_metrics is not None:
+            wrong = "cannot be given beside `stateful_metrics`"
+            raise argument_error("stateless_metrics", stateless_metrics, "one of them", wrong=wrong)
         self.target = check_optional(check_int, "target", target, 0)
         self.stateful_metrics = set(stateful_metrics or ())
+        self.stateless_metrics = None if stateless_metrics is None else set(stateless_metrics)
+        self.width, self.verbose, self.interval, self.unit_name = width, verbose, interval, unit_name
         self._seen = 0
         self._values: dict[str, list[tuple[Any, int]]] = {}
         self._drawing = Drawing(
@@ -187,7 +195,8 @@ class Progbar:
             self._drawing.advance(current, self._means)
         for name, value in given.items():
             noted = self._values.setdefault(name, [])
-            if finalize or name in self.stateful_metrics:
+            means = self.stateless_metrics
+            if finalize or name in self.stateful_metrics or (means is not None and name not in means):
                 noted[:] = [(value, 1)]
             else:
                 if len(noted) == _MOST_UNREAD:

@@ -39,6 +39,8 @@ from keras_dist.layers.gru import GRUCell as GRUCell
 from keras_dist.layers.input_layer import Input as Input
 from keras_dist.layers.input_layer import InputLayer as InputLayer
 from keras_dist.layers.input_spec import InputSpec as InputSpec
+from keras_dist.layers.jax_layer import FlaxLayer as FlaxLayer
+from keras_dist.layers.jax_layer import JaxLayer as JaxLayer
 from keras_dist.layers.lambda_ import Lambda as Lambda
 from keras_dist.layers.layer import Layer as Layer
 from keras_dist.layers.lstm import LSTM as LSTM
@@ -75,6 +77,7 @@ from keras_dist.layers.padding import Cropping3D as Cropping3D
 from keras_dist.layers.padding import ZeroPadding1D as ZeroPadding1D
 from keras_dist.layers.padding import ZeroPadding2D as ZeroPadding2D
 from keras_dist.layers.padding import ZeroPadding3D as ZeroPadding3D
+from keras_dist.layers.pipeline import Pipeline as Pipeline
 from keras_dist.layers.pooling import AdaptiveAveragePooling1D as AdaptiveAveragePooling1D
 from keras_dist.layers.pooling import AdaptiveAveragePooling2D as AdaptiveAveragePooling2D
 from keras_dist.layers.pooling import AdaptiveAveragePooling3D as AdaptiveAveragePooling3D

@@ -48,11 +48,12 @@ def tensors_of(shapes: PyTree, dtype: DTypeLike) -> PyTree:
     return jax.tree.map(
         lambda shape: None if shape is None else KerasTensor(shape, dtype),
         shapes,
-        is_leaf=lambda value: value is None or _is_shape(value),
+        is_leaf=lambda value: value is None or is_shape(value),
     )
 
 
-def _is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> bool:
+    """Return whether a value is one shape: a tuple, or a list that is not empty, of sizes and None."""
     if isinstance(value, list) and not value:
         return False
     return isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)

@@ -63,10 +63,16 @@ class ModelBinding:
         value = vars(self._node).get(name, _MISSING)
         if value is _MISSING:
             raise AttributeError(f"{type(self._node).__name__!r} object has no attribute {name!r}")
+        return self._bound(value, path)
+
+    def _bound(self, value: Any, path: str) -> Any:
+        """A value in the module, with handles in place of variables, also in lists and dicts."""
         if isinstance(value, nnx.Variable):
             return self.session.variable(path)
-        if isinstance(value, nnx.List) and any(isinstance(item, nnx.Variable) for item in value):
-            return [self.session.variable(f"{path}/{index}") for index in range(len(value))]
+        if isinstance(value, nnx.List | nnx.Dict) and any(own_variables(value)):
+            if isinstance(value, nnx.List):
+                return [self._bound(item, f"{path}/{index}") for index, item in enumerate(value)]
+            return {name: self._bound(item, f"{path}/{name}") for name, item in children_of(value)}
         if isinstance(value, nnx.Module):
             bind(value, value, self.session, path)
         return value

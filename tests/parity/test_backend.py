@@ -272,3 +272,29 @@ def test_files_that_are_there(tmp_path):
         kd.utils.get_file("b.tar.gz", extract=True, cache_dir=tmp_path)
     (tmp_path / "datasets" / "b").mkdir()
     assert kd.utils.get_file("b.tar.gz", extract=True, cache_dir=tmp_path) == str(tmp_path / "datasets" / "b")
+
+
+def test_progbar_takes_the_names_of_means(capsys):
+    bar, theirs = kd.utils.Progbar(3, stateless_metrics=["a"]), keras.utils.Progbar(3, stateless_metrics=["a"])
+    assert (bar.target, bar.verbose, bar.unit_name) == (theirs.target, theirs.verbose, theirs.unit_name)
+    for step, value in enumerate((1.0, 3.0)):
+        bar.update(step + 1, [("a", value), ("b", value)], finalize=False)
+    assert {name: float(mean) for name, mean in bar._means().items()} == {"a": 2.0, "b": 3.0}
+    with pytest.raises(ModelError, match="stateless_metrics"):
+        kd.utils.Progbar(3, stateful_metrics=["a"], stateless_metrics=["b"])
+    capsys.readouterr()
+
+
+def test_a_pipeline_is_a_layer():
+    ours, theirs = (k.layers.Pipeline([k.layers.Rescaling(2.0), k.layers.Dense(3)]) for k in (kd, keras))
+    x = np.ones((2, 4), "float32")
+    ours(x)
+    theirs(x)
+    for weight, other in zip(ours.weights, theirs.layers[1].weights, strict=True):
+        weight.assign(np.asarray(other))
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5)
+    again = kd.layers.Pipeline.from_config(ours.get_config())
+    assert [type(layer).__name__ for layer in again.layers] == ["Rescaling", "Dense"]
+    assert again(kd.Input((4,))).shape == (None, 3)
+    noisy = kd.layers.Pipeline([kd.layers.Dropout(0.5, seed=1)])
+    assert (np.asarray(noisy(x)) == 0).any() and (np.asarray(noisy(x, training=False)) == 1).all()

@@ -28,6 +28,7 @@ EXCEPTIONS = [
     ("layers.*Attention", "*", BY_KEYWORD, "what stands behind `attention_axes`"),
     ("layers.*Embedding", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.BatchNormalization", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
+    ("layers.ConvLSTM*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.GRU*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.LSTM*", "*", BY_KEYWORD, "what stands behind the arguments of weights"),
     ("layers.PReLU", "shared_axes", BY_KEYWORD, "what stands behind the arguments of weights"),
@@ -46,7 +47,7 @@ EXCEPTIONS = [
     ("optimizers.*", "*", BY_KEYWORD, "as of Optimizer"),
     ("optimizers.get", "learning_rate", EXTRA, "for optimizers by name"),
     ("utils.Progbar", "width", DEFAULT, "that of Keras 2, for whose DTensor programs it is here"),
-    ("utils.Progbar", "stateless_metrics", MISSING, "`stateful_metrics` names the others, as in Keras 2"),
+    ("utils.Progbar", "stateless_metrics", BY_KEYWORD, "behind what Keras 2 has"),
     ("utils.Progbar", "unit_name", ELSEWHERE, "where Keras 2 has it"),
     ("*.deserialize_keras_object", "module_objects", EXTRA, "in Keras one of `**kwargs`"),
 ]

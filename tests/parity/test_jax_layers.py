@@ -1,0 +1,90 @@
+"""`JaxLayer` and `FlaxLayer` against Keras."""
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ConfigError, ModelError
+from tests.parity.compare import assert_close
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+PARAMS = {"dense": [np.ones((4, 3), "float32"), np.zeros(3, "float32")]}
+
+
+def call(params, state, rng, inputs, training):
+    kernel, bias = params["dense"]
+    outputs = inputs @ kernel + bias + state["count"]
+    if training:
+        outputs = outputs + jax.random.normal(rng, outputs.shape)
+    return outputs, {"count": state["count"] + 1}
+
+
+def first(rng, inputs):
+    return {"dense": [jax.random.normal(rng, (inputs.shape[-1], 3)), jnp.zeros(3)]}, {"count": jnp.zeros(())}
+
+
+def test_given_values_states_and_keys(keras):
+    ours, theirs = (k.JaxLayer(call, params=PARAMS, state={"count": 2.0}, seed=3) for k in (layers, keras.layers))
+    for training in (False, True, False):
+        assert_close(np.asarray(ours(X, training=training)), np.asarray(theirs(X, training=training)))
+    ours_shapes, theirs_shapes = ([(w.shape, w.trainable) for w in layer.weights] for layer in (ours, theirs))
+    assert ours_shapes == theirs_shapes
+    assert [w.path for w in ours.weights] == ["params/dense/0", "params/dense/1", "state/count"]
+    assert float(ours.state["count"].value) == 5.0
+
+
+def test_in_models_on_meshes():
+    found = []
+    rules = kd.LayoutMap(kd.DeviceMesh({"data": 2, "model": 2}, devices=kd.list_devices()[:4]))
+    rules["jax_layer/params/dense/0"] = ("model", None)
+    rules["dense/kernel"] = (None, "model")
+    for distribution in (kd.DataParallel(devices=kd.list_devices()[:1]), kd.ModelParallel(layout_map=rules)):
+        with distribution.scope():
+            kd.set_random_seed(0)
+            model = kd.Sequential([kd.Input((4,)), layers.JaxLayer(call, first, name="jax_layer"), layers.Dense(2)])
+        model.compile(kd.optimizers.SGD(1e-3), "mse")
+        model.fit(X, np.ones((8, 2)), batch_size=4, shuffle=False, verbose=0)
+        assert float(model.layers[0].state["count"].value) == 2.0
+        found.append(model.predict(X, verbose=0))
+    assert_close(*found)
+
+
+class Block(flax.linen.Module):
+    @flax.linen.compact
+    def __call__(self, inputs, training=False):
+        x = flax.linen.Dense(3)(inputs)
+        x = flax.linen.BatchNorm(use_running_average=not training)(x)
+        return flax.linen.Dropout(0.5, deterministic=not training)(x)
+
+
+def test_linen(keras):
+    variables = Block().init(jax.random.key(0), X)
+    ours, theirs = (k.FlaxLayer(Block(), variables=variables, seed=1) for k in (layers, keras.layers))
+    for training in (False, True, False):
+        assert_close(np.asarray(ours(X, training=training)), np.asarray(theirs(X, training=training)))
+    assert [w.shape for w in ours.weights] == [w.shape for w in theirs.weights]
+    assert ours.weights[0].path == "params/params/BatchNorm_0/bias"
+    made = layers.FlaxLayer(Block(), method=lambda module, inputs: module(inputs * 2))
+    model = kd.Sequential([kd.Input((4,)), made])
+    assert model.predict(X, verbose=0).shape == (8, 3) and made.count_params() == theirs.count_params()
+
+
+def test_configs_and_mistakes():
+    known = kd.saving.register_keras_serializable("tests")
+    layer = layers.JaxLayer(known(call), known(first), name="a")
+    again = layers.JaxLayer.from_config(layer.get_config())
+    assert again.name == "a" and again(X).shape == (8, 3)
+    with pytest.raises(ConfigError):
+        layers.FlaxLayer(Block()).get_config()
+    with pytest.raises(ModelError, match="call_fn"):
+        layers.JaxLayer(lambda x: x)
+    with pytest.raises(ModelError, match="no first parameters"):
+        layers.JaxLayer(call)
+    with pytest.raises(ModelError, match="another structure"):
+        layers.JaxLayer(lambda state, inputs: (inputs, {}), state={"count": 0.0})(X)
+    with pytest.raises(ModelError, match="no module of Linen"):
+        layers.FlaxLayer(layers.Dense(2))
