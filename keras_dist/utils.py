@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from keras_dist._not_here import missing_from
 from keras_dist.callbacks.progbar import Progbar
 from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
+from keras_dist.data.batch import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
@@ -33,11 +34,13 @@ __all__ = [
     "get_source_inputs",
     "is_keras_tensor",
     "normalize",
+    "pack_x_y_sample_weight",
     "pad_sequences",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",
     "to_categorical",
+    "unpack_x_y_sample_weight",
 ]
 
 if not TYPE_CHECKING:
