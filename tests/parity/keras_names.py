@@ -57,8 +57,9 @@ the way out of `jax.value_and_grad`. Integers of 64 bits that 32 do not hold are
 an `Embedding` or a sparse loss has no row or class for are an error outside of compiled steps, and inside with
 `compile(check=True)`; otherwise NaN, or counted from the end.
 
-**Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
-that a mask leaves out may hold NaN; in metrics that are means or sums, rows of weight 0 may.
+**Losses.** Targets do not broadcast over predictions: shapes that differ in more than a last dim of 1 are an error; one
+prediction for several targets, (batch, 1) beside (batch, n), is a warning. Rows that a mask leaves out may hold NaN; in
+metrics that are means or sums, rows of weight 0 may.
 
 **Optimizers.** They are optax transformations, and `compile` takes any of optax. `model.optimizer` is the object that
 `compile` was given: it reads and writes the model's slots and learning rate, and nothing else about it changes. So one
