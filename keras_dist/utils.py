@@ -11,7 +11,7 @@ from keras_dist.config.settings import (
     is_interactive_logging_enabled,
 )
 from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
-from keras_dist.data.packing import pack_x_y_sample_weight, unpack_x_y_sample_weight
+from keras_dist.data.batch import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from keras_dist.datasets.local_file import get_file
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed

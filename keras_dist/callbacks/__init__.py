@@ -15,6 +15,7 @@ from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
 from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights
 from keras_dist.callbacks.tensorboard import TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
 
@@ -30,6 +31,7 @@ __all__ = [
     "ModelCheckpoint",
     "ProgbarLogger",
     "ReduceLROnPlateau",
+    "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
 ]

@@ -75,3 +75,30 @@ def unpack(element: PyTree, name: str) -> Arrays:
         expected="x, (x,), (x, y) or (x, y, sample_weight)",
         fix="put several inputs in a tuple of their own: ((a, b), y)",
     )
+
+
+def unpack_x_y_sample_weight(data: PyTree) -> Arrays:
+    """Return `(x, y, sample_weight)` of a batch, with None for what is missing.
+
+    Args:
+        data: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, as steps of a model are given it.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    return unpack(data, "data")
+
+
+def pack_x_y_sample_weight(x: PyTree, y: PyTree = None, sample_weight: PyTree = None) -> PyTree:
+    """Return a batch as steps of a model are given it: without what is missing at its end; inputs alone as they are.
+
+    Args:
+        x: inputs.
+        y: targets, or None.
+        sample_weight: weights of the examples, or None.
+    """
+    if sample_weight is not None:
+        return x, y, sample_weight
+    if y is not None:
+        return x, y
+    return (x,) if isinstance(x, tuple | list) else x

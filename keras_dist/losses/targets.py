@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeGuard, overload
 
 import jax
@@ -65,10 +66,19 @@ def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Return both as arrays of one shape and dtype, that of the predictions; a last dim of 1 may be missing in one.
 
+    One prediction is compared with each of several targets, (batch, 1) with (batch, n), as in Keras, with a warning.
+
     Raises:
         ModelError: the shapes differ otherwise. (Broadcasting (8,) against (8, 1) would compare every pair.)
     """
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
+    if y_true.ndim == y_pred.ndim > 1 and y_pred.shape == (*y_true.shape[:-1], 1) != y_true.shape:
+        warnings.warn(
+            f"{name}: one prediction is compared with each of {y_true.shape[-1]} targets, since y_true has the shape "
+            f"{y_true.shape} and y_pred {y_pred.shape}. If that is not meant, change the last layer of the model",
+            stacklevel=2,
+        )
+        y_pred = jnp.broadcast_to(y_pred, y_true.shape)
     if y_true.shape != y_pred.shape:
         raise ModelError(
             f"{name}: targets do not have the shape of the predictions",

@@ -12,7 +12,7 @@ from keras_dist._arguments import check_callable
 from keras_dist._operators import value_of
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
-from keras_dist.data.batch import unpack
+from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.metrics import Metric
@@ -210,7 +210,7 @@ class KerasSteps(Layer):
             True
         """
         trainable, others, slots, measured = state
-        x, y, sample_weight = unpack(data, "data")
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
         grad_fn = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
         (_, (loss, y_pred, others, measured)), grads = grad_fn(
             trainable, others, measured, x, y, sample_weight, training=True, optimizer_variables=slots
@@ -230,7 +230,7 @@ class KerasSteps(Layer):
             `(logs, state)`. Of the state the random generators and the metrics count.
         """
         trainable, others, measured = state
-        x, y, sample_weight = unpack(data, "data")
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
         _, (loss, y_pred, others, measured) = self.compute_loss_and_updates(
             trainable, others, measured, x, y, sample_weight, training=False
         )
@@ -247,7 +247,7 @@ class KerasSteps(Layer):
         Returns:
             `(outputs, non_trainable_variables)`, of which the random generators count.
         """
-        x, _, _ = unpack(data, "data")
+        x, _, _ = unpack_x_y_sample_weight(data)
         return self.stateless_call(*state, x, training=False)  # type: ignore[return-value]
 
     def compute_metrics(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> Mapping[str, Any]:

@@ -31,11 +31,15 @@ from keras_dist.optimizers.learning_rate import with_learning_rate as with_learn
 from keras_dist.optimizers.lion import Lion as Lion
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_dist.optimizers.loss_scale import LossScaleState as LossScaleState
+from keras_dist.optimizers.multi_optimizer import MultiOptimizer as MultiOptimizer
+from keras_dist.optimizers.multi_optimizer import MultiOptimizerState as MultiOptimizerState
+from keras_dist.optimizers.multi_optimizer import OptimizerMap as OptimizerMap
 from keras_dist.optimizers.muon import Muon as Muon
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
+from keras_dist.optimizers.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
 from keras_dist.optimizers.sgd import SGD as SGD
 from keras_dist.optimizers.variable import ModelState as ModelState
 from keras_dist.optimizers.variable import OptimizerVariable as OptimizerVariable
@@ -132,7 +136,8 @@ __all__ = ["schedules", *_EXPORTED]  # pyright: ignore[reportUnsupportedDunderAl
 complete_docstrings(
     vars(),
     ours=(
-        *("LearningRateState", "LossScaleState", "ModelState", "OptimizerState", "ScheduledRateState"),
+        *("LearningRateState", "LossScaleState", "ModelState", "MultiOptimizerState", "OptimizerState"),
+        *("ScheduledRateState",),
         *("OptaxOptimizer", "OptimizerVariable", "checked_rate", "is_config", "scale_by_rate"),
     ),
 )

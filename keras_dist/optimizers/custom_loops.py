@@ -21,7 +21,7 @@ from keras_dist._operators import Operators, value_of
 from keras_dist._scope import current_scope, without_scope
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
-from keras_dist.optimizers.variable import ModelState, OptimizerVariable
+from keras_dist.optimizers.variable import Iterations, ModelState, OptimizerVariable
 from keras_dist.saving.configurable import absent
 
 _INSTEAD = {
@@ -31,6 +31,7 @@ _INSTEAD = {
     "assign": "call variable.assign(value)",
     "assign_add": "call variable.assign_add(value)",
     "assign_sub": "call variable.assign_sub(value)",
+    "learning_rate": "set those of its `optimizers`, one by one",
     "load_own_variables": "call set_weights(arrays)",
     "save_own_variables": "take [variable.numpy() for variable in optimizer.variables]",
     "update_step": "define `transformation`, or call optimizer.update(grads, state, params)",
@@ -136,7 +137,7 @@ class CustomLoops:
     @property
     def _state(self) -> Any:
         """Handles on its state, in the structure that `init` gives; None where there are none."""
-        return self._own_state if self._holder is None else functools.reduce(getattr, self._part, self._holder.state)
+        return self._own_state if self._holder is None else functools.reduce(_child, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
         """Check that no other model and no custom loop trains with it, and that its mesh is the model's.
@@ -194,15 +195,18 @@ class CustomLoops:
     def iterations(self) -> Any:
         """The number of steps taken, as a variable; with `gradient_accumulation_steps` that of updates, an array.
 
-        Raises:
-            ModelError: it is neither built nor a model's.
+        Before the optimizer has variables it counts as 0, and can be passed around: it is that variable afterwards.
         """
-        self._check_built("iterations")
-        steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
-        if steps is None and self._holder is not None:
-            steps = self._holder.steps
+        steps = self._steps_taken()
         accumulated = getattr(self, "gradient_accumulation_steps", None)
-        return steps // accumulated if accumulated and steps is not None else steps
+        return steps // accumulated if accumulated and self.built else steps
+
+    def _steps_taken(self) -> Any:
+        """The variable that counts steps; what stands for it, where there is none yet."""
+        if not self.built:
+            return Iterations(self)
+        steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
+        return steps if steps is not None or self._holder is None else self._holder.steps
 
     @property
     def learning_rate(self) -> Any:
@@ -473,6 +477,10 @@ def _kept(absent: set[str], before: Any, after: Any) -> Any:
         return old if any(key in absent for key in keys) or _paths.join(keys) in absent else new
 
     return jax.tree_util.tree_map_with_path(chosen, before, after)
+
+
+def _child(node: Any, name: str) -> Any:
+    return node[name] if isinstance(node, dict) else getattr(node, name)
 
 
 def _is_variable(node: Any) -> bool:

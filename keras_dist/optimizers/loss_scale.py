@@ -134,6 +134,10 @@ class LossScaleOptimizer(Optimizer):
         """Whether it divides gradients: always."""
         return True
 
+    def averaged(self) -> list[tuple[Any, Any]]:
+        """The variables whose averages are kept, each with the variable of its average."""
+        return self.inner_optimizer.averaged() if isinstance(self.inner_optimizer, Optimizer) else []
+
     def get_config(self) -> dict[str, Any]:
         """Return the inner optimizer and the other arguments as plain values."""
         names = ("inner_optimizer", "initial_scale", "dynamic_growth_steps", "name")

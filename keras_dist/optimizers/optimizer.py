@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import traverse_util
 
 from keras_dist import _paths
 from keras_dist._arguments import check_int, check_is_mesh, check_number, check_optional
@@ -249,6 +250,16 @@ class Optimizer(CustomLoops, Configurable):
         if not self.use_ema:
             return params
         return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
+
+    def averaged(self) -> list[tuple[Any, Any]]:
+        """The variables whose averages are kept, each with the variable of its average; none without `use_ema`."""
+        if not self.use_ema or self._state is None:
+            return []
+        flat = traverse_util.flatten_dict(dict(self._state.inner.average))
+        if self._holder is None:
+            return list(zip(self._trained, flat.values(), strict=True))
+        pairs = zip(self._holder.trained, self._holder.parts, strict=True)
+        return [(variable, flat[parts]) for variable, parts in pairs if parts in flat]
 
     def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
         """Return the loss times its scale, of which gradients are taken, for custom training steps.

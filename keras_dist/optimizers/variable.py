@@ -70,6 +70,46 @@ class OptimizerVariable(Operators):
         return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}>"
 
 
+@as_pytree
+class Iterations(Operators):
+    """The number of steps that an optimizer has taken, from before it has variables on.
+
+    Args:
+        optimizer: any.
+    """
+
+    path = name = "iterations"
+    shape: tuple[int, ...] = ()
+    dtype = jnp.dtype("int32")
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def _own(self) -> Any:
+        return self._optimizer._steps_taken() if self._optimizer.built else None
+
+    def _read(self) -> jax.Array:
+        own = self._own()
+        return jnp.zeros((), jnp.int32) if own is None else own.value
+
+    def _checked(self, value: Any) -> Any:
+        return value
+
+    def _write(self, value: Any) -> Any:
+        own = self._own()
+        if own is None:
+            raise ModelError(
+                f"the optimizer {self._optimizer.name!r} has no variables yet",
+                given="optimizer.iterations.assign(...)",
+                expected="an optimizer that was built, or compiled with a model",
+                fix="optimizer.build(model.trainable_variables) first",
+            )
+        return own.assign(value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {int(self.value)}>"
+
+
 @dataclasses.dataclass(eq=False)
 class ModelState:
     """The state of an optimizer in a model.

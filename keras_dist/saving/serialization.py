@@ -57,7 +57,7 @@ def serialize_keras_object(obj: Any) -> Any:
         return [serialize_keras_object(item) for item in obj]
     if isinstance(obj, tuple):
         return {"class_name": "__tuple__", "config": {"value": [serialize_keras_object(item) for item in obj]}}
-    if isinstance(obj, Mapping):
+    if isinstance(obj, Mapping) and not hasattr(obj, "get_config"):
         return {key: serialize_keras_object(value) for key, value in obj.items()}
     if isinstance(obj, slice):
         bounds = {"start": obj.start, "stop": obj.stop, "step": obj.step}

@@ -13,6 +13,7 @@ import numpy as np
 from keras_dist._operators import value_of
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
+from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
 from keras_dist.training.loop import Mode
@@ -146,7 +147,7 @@ class ProtocolStep:
         places, slots, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
         with Scope(), noting_masks():
-            returned = self._protocol.steps["predict"]((trained, others), packed((x, None, None)))
+            returned = self._protocol.steps["predict"]((trained, others), pack_x_y_sample_weight(x))
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], list | tuple):
             raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
         del slots
@@ -167,7 +168,7 @@ class ProtocolStep:
             optimizer._has_scaled = False
         scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
         with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks():
-            returned = self._protocol.steps[self._mode]((*given, metrics), packed(batch))
+            returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after
         for part, values, name in zip(indices, changed, _PARTS[self._mode], strict=False):
@@ -242,19 +243,6 @@ class ProtocolStep:
                     fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it; "
                     "or compile(..., auto_scale_loss=False)",
                 )
-
-
-def packed(batch: Batch) -> Any:
-    """`(x, y, sample_weight)` as Keras hands it over: without what is missing at its end, and inputs alone as they are.
-
-    Source: `keras.utils.pack_x_y_sample_weight`.
-    """
-    x, y, sample_weight = batch
-    if sample_weight is not None:
-        return x, y, sample_weight
-    if y is not None:
-        return x, y
-    return (x,) if isinstance(x, tuple | list) else x
 
 
 def _like(value: Any, before: Any, name: str) -> jax.Array:

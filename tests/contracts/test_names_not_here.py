@@ -46,7 +46,7 @@ def test_every_namespace_with_missing_names_answers():
         if name and namespace is not None:
             missing.setdefault(namespace, name)
     packages = {name for name in missing if name and hasattr(kd, name)}
-    assert {"layers", "callbacks", "optimizers"} <= packages
+    assert {"layers", "callbacks", "utils"} <= packages
     for package in packages:
         with pytest.raises(AttributeError, match="does not have this name of Keras"):
             getattr(getattr(kd, package), missing[package])

@@ -60,3 +60,9 @@ def test_nothing_is_broadcast(y_true, y_pred):
     with pytest.raises(ModelError, match="it: targets do not have the shape") as caught:
         matched("it", jnp.ones(y_true), jnp.ones(y_pred))
     assert str(y_true) in caught.value.given and str(y_pred) in caught.value.given
+
+
+def test_one_prediction_is_compared_with_each_target_with_a_warning():
+    with pytest.warns(UserWarning, match=r"one prediction is compared with each of 3 targets"):
+        y_true, y_pred = matched("it", jnp.ones((8, 3)), 2 * jnp.ones((8, 1)))
+    assert y_true.shape == y_pred.shape == (8, 3)

@@ -29,9 +29,14 @@ class TestVariables:
         assert not hasattr(optimizer, "no_such_name")
         with pytest.raises(ModelError, match=r"build\(model.trainable_variables\).*model.optimizer.variables"):
             _ = optimizer.variables
-        with pytest.raises(ModelError, match="iterations"):
-            _ = optimizer.iterations
+        steps = optimizer.iterations  # can be passed around before there is anything to count
+        assert int(steps) == 0
+        with pytest.raises(ModelError, match="has no variables yet"):
+            steps.assign(3)
         built(optimizer)
+        steps.assign(3)
+        assert int(optimizer.iterations) == int(steps) == 3
+        steps.assign(0)
         assert optimizer.built
         assert {variable.name for variable in optimizer.variables} >= {"learning_rate", "iterations", "kernel"}
         assert int(optimizer.iterations) == 0

@@ -16,7 +16,7 @@ from keras_dist import errors, optimizers, saving
 
 NAMES = [
     "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
-    "SGD",
+    "SGD", "ScheduleFreeAdamW",
 ]  # fmt: skip
 PARAMS: Any = {"d": {"bias": jnp.array([0.5, -1.0]), "kernel": jnp.array([[1.0, 2.0], [3.0, -4.0]])}}
 GRADS: Any = {"d": {"bias": jnp.array([1.0, 0.5]), "kernel": jnp.array([[0.1, -0.2], [0.3, 0.4]])}}
@@ -50,7 +50,7 @@ def assert_equal(one: Any, other: Any, **tolerance: Any) -> None:
 def test_all_have_a_test_here() -> None:
     exported = [getattr(optimizers, name) for name in optimizers.__all__]
     made = {cls.__name__ for cls in exported if isinstance(cls, type) and issubclass(cls, optimizers.Optimizer)}
-    assert made == {*NAMES, "LossScaleOptimizer", "Optimizer"}  # the former in tests/mixed_precision
+    assert made == {*NAMES, "LossScaleOptimizer", "MultiOptimizer", "Optimizer"}  # in tests of their own
 
 
 class TestTransformation:

@@ -48,16 +48,18 @@ models `base(x, training=False)` stays so in `fit`, and `training=True` in `pred
 that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the layers that are called after
 it; in Keras it leaks to them.
 
-**Training.** A `train_step` is a pure function `(state, batch, rngs) -> (state, logs)`: an argument of `compile`, or a
-method. Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is
-called when its step has been dispatched, and reading `logs` waits for the step. Plain `metrics` leave masked steps of
+**Training.** A `train_step` is a method in the form of Keras on JAX, `train_step(self, state, data)`; or a pure
+function `(state, batch, rngs) -> (state, logs)`, an argument of `compile` or a method: its parameters tell which.
+Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is called
+when its step has been dispatched, and reading `logs` waits for the step. Plain `metrics` leave masked steps of
 sequences out in `fit`, too, as in `evaluate`; Keras on JAX counts them in `fit`, since predictions lose their mask on
-the way out of `jax.value_and_grad`. Integers of 64 bits that 32 do not hold are refused; JAX cuts them.
-Integers that an `Embedding` or a sparse loss has no row or class for are an error outside of compiled steps, and inside
-with `compile(check=True)`; otherwise NaN, or counted from the end.
+the way out of `jax.value_and_grad`. Integers of 64 bits that 32 do not hold are refused; JAX cuts them. Integers that
+an `Embedding` or a sparse loss has no row or class for are an error outside of compiled steps, and inside with
+`compile(check=True)`; otherwise NaN, or counted from the end.
 
-**Losses.** Targets never broadcast over predictions: shapes that differ in more than a last dim of 1 are an error. Rows
-that a mask leaves out may hold NaN; in metrics that are means or sums, rows of weight 0 may.
+**Losses.** Targets do not broadcast over predictions: shapes that differ in more than a last dim of 1 are an error; one
+prediction for several targets, (batch, 1) beside (batch, n), is a warning. Rows that a mask leaves out may hold NaN; in
+metrics that are means or sums, rows of weight 0 may.
 
 **Optimizers.** They are optax transformations, and `compile` takes any of optax. `model.optimizer` is the object that
 `compile` was given: it reads and writes the model's slots and learning rate, and nothing else about it changes. So one
@@ -65,14 +67,14 @@ optimizer trains one model: `compile` refuses one that another model has. A subc
 `update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
 
 **Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
-what to do instead: `test_step`, `predict_step`, `save_own_variables`, `update_step` and others.
+what to do instead: `update_step`, `make_train_function` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
 
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
-of all rows so far: scalars that a function gives for a batch count by its rows. The weights of a model that has seen no
-input are an error, not an empty list. Metrics that a model would update itself are arguments of `compile` instead.
+of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
+last is what the epoch logs. The weights of a model that has seen no input are an error, not an empty list.
 
 **Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
 Keras wrote are read, too.
@@ -180,9 +182,6 @@ INSTEAD = {
     "layers.TextVectorization": "encode while data is read",
     "legacy.*": "`kd.saving`",
     "ops.*": "`jax.numpy`, `jax.nn`, `jax.lax`, `jax.image`, `jax.scipy`",
-    "optimizers.MultiOptimizer": "a dict of optimizers in `compile`",
-    "optimizers.OptimizerMap": "a dict of optimizers in `compile`",
-    "optimizers.ScheduleFreeAdamW": "`optax.contrib.schedule_free_adamw`",
     "optimizers.legacy.*": "`kd.optimizers`",
     "preprocessing.*": "`tensorflow_datasets`, Pillow, numpy",
     "utils.FeatureSpace": "encode while data is read",
@@ -195,9 +194,6 @@ INSTEAD = {
     "utils.plot_model": "`model.summary()`",
     "visualization.*": "matplotlib",
     "Model.make_*_function": "steps are compiled when they are first needed",
-    "Model.stateless_compute_loss": "`model.compute_loss`",
-    "Model.train_step": "`train_step=` of `compile`, or a method of this form",
-    "Model.compute_metrics": "`metrics=` of `compile`",
     "optimizers.Optimizer.add_*variable*": "`transformation`: optax makes the state",
     "optimizers.Optimizer.assign*": "`variable.assign`",
     "optimizers.Optimizer.load_own_variables": "`optimizer.set_weights`",

@@ -58,6 +58,7 @@ ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "beta": numbers(0.0, 0.5),
     },
     "Lion": {"beta_1": numbers(0.1, 0.99), "beta_2": numbers(0.1, 0.99)},
+    "ScheduleFreeAdamW": {**BETAS, "beta_1": numbers(0.5, 1.0), "warmup_steps": st.integers(0, 3)},
     "Muon": {
         "adam_beta_1": numbers(0.0, 0.99),
         "adam_beta_2": numbers(0.5, 0.999),

@@ -1,0 +1,87 @@
+"""`SwapEMAWeights`: evaluates, and saves, the averages of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
+from keras_dist.errors import ModelError
+
+
+class SwapEMAWeights(Callback):
+    """Puts the averages that the optimizer keeps with `use_ema=True` in the place of the weights while it evaluates.
+
+    Args:
+        swap_on_epoch: whether the averages are in the place of the weights from the end of each epoch to the begin of
+            the next one, too, where callbacks behind this one see them, such as `ModelCheckpoint`. What ends the
+            training early, such as `EarlyStopping`, comes before it.
+
+    Raises:
+        ModelError: no optimizer of the model keeps averages.
+
+    Differs from Keras: `predict` gives the weights back afterwards.
+    """
+
+    def __init__(self, swap_on_epoch: bool = False) -> None:
+        super().__init__()
+        self.swap_on_epoch = swap_on_epoch
+        self._is_swapped = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Give the weights back."""
+        if self.swap_on_epoch:
+            self._give_back()
+
+    def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
+        """Take the averages; after the last epoch for good: `fit` ends with what the optimizer keeps as averages."""
+        if self.swap_on_epoch:
+            self._take()
+            if epoch == self.params["epochs"] - 1 or self.model.stop_training:
+                for variable, average in self._pairs():
+                    average.assign(variable.value)
+                self._is_swapped = False
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Take the averages."""
+        self._take()
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Give the weights back."""
+        self._give_back()
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Take the averages."""
+        self._take()
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """Give the weights back."""
+        self._give_back()
+
+    def _take(self) -> None:
+        if not self._is_swapped:
+            self._swap()
+            self._is_swapped = True
+
+    def _give_back(self) -> None:
+        if self._is_swapped:
+            self._swap()
+            self._is_swapped = False
+
+    def _swap(self) -> None:
+        for variable, average in self._pairs():
+            weight = variable.value
+            variable.assign(average.value)
+            average.assign(weight)
+
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        """The variables of the model with those of their averages."""
+        optimizers = [optimizer for optimizer in self.model.optimizers.values() if hasattr(optimizer, "averaged")]
+        pairs = [pair for optimizer in optimizers for pair in optimizer.averaged()]
+        if not pairs:
+            raise ModelError(
+                "SwapEMAWeights: no optimizer of the model keeps averages",
+                given=f"{', '.join(map(repr, self.model.optimizers.values()))} without use_ema",
+                expected="an optimizer with use_ema=True",
+                fix="for example compile(SGD(0.1, use_ema=True), ...)",
+            )
+        return pairs

@@ -1,0 +1,326 @@
+"""`MultiOptimizer`: an optimizer for each variable, by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import traverse_util
+
+from keras_dist import _paths
+from keras_dist._patterns import pattern
+from keras_dist._types import PyTree
+from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.optimizers.loss_scale import LossScaleOptimizer
+from keras_dist.optimizers.optimizer import Optimizer
+from keras_dist.optimizers.variable import ModelState
+from keras_dist.saving.configurable import Configurable
+
+
+class VariableOfPath(NamedTuple):
+    """A variable, as far as the choice of its optimizer goes."""
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
+    """Optimizers by the paths of variables.
+
+    Args:
+        default_optimizer: of the variables that no rule matches.
+        optimizer_map: a dict from paths, or regular expressions for whole paths, to optimizers; called on a variable
+            it gives that of its path, an exact one first.
+
+    Raises:
+        ModelError: a value is no `Optimizer`, or a key is there already.
+
+    Example:
+        >>> from keras_dist import optimizers
+        >>> chosen = optimizers.OptimizerMap(optimizers.SGD(), {"encoder/.*": optimizers.Adam()})
+        >>> chosen["encoder/dense/kernel"].name, chosen["head/kernel"].name
+        ('adam', 'sgd')
+    """
+
+    def __init__(self, default_optimizer: Optimizer, optimizer_map: Mapping[str, Optimizer] | None = None) -> None:
+        self._default_optimizer = _checked(default_optimizer)
+        self._optimizer_map: dict[str, Optimizer] = {}
+        if optimizer_map is not None and not isinstance(optimizer_map, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(
+                "OptimizerMap: `optimizer_map` is not a dict",
+                given=shorten(optimizer_map),
+                expected="a dict from paths to optimizers",
+                fix='for example {"encoder/.*": Adam(1e-3)}',
+            )
+        for key, optimizer in (optimizer_map or {}).items():
+            self[key] = optimizer
+
+    @property
+    def default_optimizer(self) -> Optimizer:
+        """The optimizer of the variables that no rule matches."""
+        return self._default_optimizer
+
+    def __getitem__(self, key: str) -> Optimizer:
+        """Return the optimizer of the variable with this path.
+
+        Raises:
+            ModelError: more than one rule matches.
+        """
+        if key in self._optimizer_map:
+            return self._optimizer_map[key]
+        matching = [rule for rule in self._optimizer_map if pattern(rule).fullmatch(key)]
+        if len(matching) > 1:
+            raise ModelError(
+                f"Multiple optimizers assigned to variable {key!r}",
+                given=f"the rules {', '.join(map(repr, matching))}",
+                expected="one rule that matches a path, or the path itself",
+                fix=f"narrow the rules, or add {key!r} itself",
+            )
+        return self._optimizer_map[matching[0]] if matching else self._default_optimizer
+
+    def __setitem__(self, key: str, optimizer: Optimizer) -> None:
+        if not isinstance(key, str) or key in self._optimizer_map:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(
+                f"{shorten(key)} already exists in the OptimizerMap, or is no string",
+                given=shorten(key),
+                expected="a path or regular expression that is not there yet",
+                fix="delete the former entry first",
+            )
+        self._optimizer_map[key] = _checked(optimizer)
+
+    def __delitem__(self, key: str) -> None:
+        del self._optimizer_map[key]
+
+    def __len__(self) -> int:
+        return len(self._optimizer_map)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._optimizer_map)
+
+    def __call__(self, variable: Any) -> Optimizer:
+        """Return the optimizer of a variable."""
+        return self[variable.path]
+
+    def _config_arguments(self) -> dict[str, Any]:
+        return {"default_optimizer": self._default_optimizer, "optimizer_map": dict(self._optimizer_map)}
+
+
+class MultiOptimizerState(NamedTuple):
+    """Steps taken, an int32 scalar, and the states of the optimizers by their keys."""
+
+    iterations: jax.Array
+    inner: dict[str, PyTree]
+
+
+class MultiOptimizer(Optimizer):
+    """An optimizer for each variable: each updates those that the map, or a function of variables, gives it.
+
+    Args:
+        optimizer_map: an `OptimizerMap`, or a callable from a variable, of which `path`, `name`, `shape` and `dtype`
+            are known, to its optimizer: the same object for all variables that it shall update together.
+        loss_scale_factor: takes the place of that of each optimizer.
+        name: by default that of the class in lower case.
+
+    Raises:
+        ModelError: an optimizer is of another kind, such as a `LossScaleOptimizer`.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist import optimizers
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(4, name="body"), kd.layers.Dense(2, name="head")])
+        >>> chosen = optimizers.OptimizerMap(optimizers.SGD(0.1), {"head/.*": optimizers.Adam(1e-3)})
+        >>> model.compile(optimizers.MultiOptimizer(chosen), loss="mse")
+        >>> [(one.name, round(float(one.learning_rate), 4)) for one in model.optimizer.optimizers]
+        [('adam', 0.001), ('sgd', 0.1)]
+
+    Differs from Keras: `compile` also takes a dict of optimizers, whose names and rates callbacks know.
+    """
+
+    def __init__(
+        self,
+        optimizer_map: OptimizerMap | Callable[[Any], Optimizer],
+        loss_scale_factor: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
+        self._map = optimizer_map
+        self._all: list[Optimizer] = []
+        if isinstance(optimizer_map, OptimizerMap):
+            for optimizer in (*optimizer_map._optimizer_map.values(), optimizer_map.default_optimizer):
+                self._number(optimizer)
+        self._own_holder: ModelState | None = None
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers; where a function chooses them, those that it has chosen so far."""
+        return list(self._all)
+
+    @property
+    def learning_rate(self) -> Any:
+        """Not there: each of `optimizers` has its own."""
+        raise AttributeError
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        raise AttributeError("a MultiOptimizer has no learning rate: set those of its `optimizers`")
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps taken, as a variable."""
+        return self._steps_taken()
+
+    @property
+    def use_ema(self) -> bool:  # type: ignore[override]
+        """Whether one of the optimizers keeps averages."""
+        return any(optimizer.use_ema for optimizer in self._all)
+
+    @use_ema.setter
+    def use_ema(self, value: bool) -> None:
+        del value  # that of the base's constructor
+
+    @property
+    def gradient_accumulation_steps(self) -> int | None:  # type: ignore[override]
+        """That of an optimizer that accumulates gradients; None if none does."""
+        return next(filter(None, (optimizer.gradient_accumulation_steps for optimizer in self._all)), None)
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int | None) -> None:
+        del value
+
+    def init(self, params: PyTree) -> MultiOptimizerState:  # type: ignore[override]
+        """Return the state before the first step."""
+        self._is_used = True
+        states = {key: self._by_key(key).init(part) for key, part in self._parts(params).items()}
+        return MultiOptimizerState(jnp.zeros((), jnp.int32), states)
+
+    def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        """Return what is to be added to the weights, and the state afterwards.
+
+        Args:
+            updates: the gradients.
+            state: before the step.
+            params: the weights.
+            **extra: handed on to the optimizers.
+        """
+        weights = {} if params is None else self._parts(params)
+        flat: dict[Any, Any] = {}
+        states: dict[str, Any] = {}
+        extra.pop("grad", None)
+        for key, part in self._parts(updates).items():
+            found, states[key] = self._by_key(key).update(part, state.inner[key], weights.get(key), **extra)
+            flat |= traverse_util.flatten_dict(found)
+        iterations = jnp.asarray(optax.safe_increment(state.iterations))
+        return _restored(updates, flat), MultiOptimizerState(iterations, states)
+
+    def finalize(self, state: PyTree, params: PyTree) -> PyTree:
+        """Return the weights that training ends with, as each optimizer says."""
+        flat: dict[Any, Any] = {}
+        for key, part in self._parts(params).items():
+            flat |= traverse_util.flatten_dict(self._by_key(key).finalize(state.inner[key], part))
+        return _restored(params, flat)
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Make the variables of the state before the first step; see `Optimizer.build`."""
+        super().build(variables)
+        if self._own_holder is None and self._own_state is not None:
+            parts = [(key,) for key in self._by_path(self._trained)]
+            self._own_holder = ModelState(self._own_state, None, None, self._trained, parts)  # what the others read
+            for key in self._own_state.inner:
+                self._by_key(key).attach(self._own_holder, ("inner", key))
+
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
+        """Read and write the state that a model holds; see `Optimizer.attach`."""
+        super().attach(model, part)
+        node = model.state
+        for name in part:
+            node = getattr(node, name)
+        for key in node.inner:
+            self._by_key(key).attach(model, (*part, "inner", key))
+
+    def detach(self) -> None:
+        """Stop using the model's state."""
+        self._model = None
+        for optimizer in self._all:
+            optimizer.detach()
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Note which of the variables that they are going to update have no weight decay."""
+        for optimizer in self._all:
+            optimizer.know_variables(variables)
+
+    def check_free(self, cell: Any) -> None:
+        """Check that no other model and no custom loop trains with it or one of its optimizers."""
+        super().check_free(cell)
+        for optimizer in self._all:
+            optimizer.check_free(cell)
+
+    def averaged(self) -> list[tuple[Any, Any]]:
+        """The variables whose averages are kept, each with the variable of its average."""
+        return [pair for optimizer in self._all for pair in optimizer.averaged()]
+
+    def _parts(self, tree: Any) -> dict[str, Any]:
+        """The parts of nested dicts by the keys of the optimizers that update them."""
+        if not isinstance(tree, Mapping):
+            raise ModelError(
+                "MultiOptimizer needs the paths of variables",
+                given=f"weights as {shorten(tree)}",
+                expected="nested dicts by names",
+                fix="use it in compile, or build it on variables",
+            )
+        parts: dict[str, dict[Any, Any]] = {}
+        for names, leaf in traverse_util.flatten_dict(dict(tree)).items():
+            parts.setdefault(self._key_of(names, leaf), {})[names] = leaf
+        return {key: traverse_util.unflatten_dict(parts[key]) for key in sorted(parts)}
+
+    def _key_of(self, names: _paths.Parts, leaf: Any) -> str:
+        path = _paths.join(names)
+        if path not in self._chosen:
+            self._chosen[path] = self._number(
+                self._map(VariableOfPath(path, str(names[-1]), tuple(jnp.shape(leaf)), jnp.result_type(leaf)))
+            )
+        return self._chosen[path]
+
+    @property
+    def _chosen(self) -> dict[str, str]:
+        return self.__dict__.setdefault("_chosen_keys", {})
+
+    def _number(self, optimizer: Any) -> str:
+        """The key of an optimizer, which is one of `optimizers` from now on."""
+        for index, known in enumerate(self._all):
+            if known is optimizer:
+                return str(index)
+        self._all.append(_checked(optimizer))
+        vars(optimizer)["loss_scale_factor"] = self.loss_scale_factor
+        return str(len(self._all) - 1)
+
+    def _by_key(self, key: str) -> Optimizer:
+        return self._all[int(key)]
+
+    def _inner(self) -> dict[str, CustomLoops]:
+        return {}  # each has a part of the variables
+
+
+def _checked(optimizer: Any) -> Optimizer:
+    if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LossScaleOptimizer | MultiOptimizer):
+        return optimizer
+    raise ModelError(
+        f"{type(optimizer).__name__} cannot be used inside of a MultiOptimizer",
+        given=shorten(optimizer),
+        expected="an Optimizer such as Adam, and none that holds others",
+        fix="put the MultiOptimizer into a LossScaleOptimizer, or name an optimizer of keras_dist.optimizers",
+    )
+
+
+def _restored(like: Any, flat: dict[Any, Any]) -> Any:
+    """The leaves in the structure of `like`."""
+    return type(like)(
+        {name: flat[(name,)] for name in like}
+        if all((name,) in flat for name in like)
+        else traverse_util.unflatten_dict(flat)
+    )

@@ -1,0 +1,88 @@
+"""Schedule-Free AdamW: an average of the weights in the place of a schedule of rates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from keras_dist._arguments import check_int, check_number
+from keras_dist._types import PyTree
+from keras_dist.optimizers.learning_rate import Rate
+from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+
+
+class ScheduleFreeState(NamedTuple):
+    """Updates taken, an int32 scalar; the weights that steps are taken of, and means of squared gradients."""
+
+    count: jax.Array
+    momentum: PyTree
+    velocity: PyTree
+
+
+class ScheduleFreeAdamW(Optimizer):
+    """Steps `z -= learning_rate * gradient / (sqrt(v) + epsilon)`, of which `x` is the mean over all steps.
+
+    The weights are `(1 - beta_1) * z + beta_1 * x`, in evaluation, too.
+
+    Args:
+        learning_rate, **common: as of `Optimizer`.
+        beta_1: how near the weights are to the mean `x`.
+        beta_2: how much of `v`, the mean of squared gradients, each step keeps; its bias is corrected.
+        epsilon: added to the root.
+        warmup_steps: over how many steps the rate grows to what it is, from 0.
+
+    Source: Defazio et al., "The Road Less Scheduled" (2024); `keras.optimizers.ScheduleFreeAdamW`.
+    """
+
+    needs_params: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.0025,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        warmup_steps: int = 0,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        super().__init__(learning_rate, **common)
+        self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
+        self.beta_2 = check_number("beta_2", beta_2, 0, below=1)
+        self.epsilon = check_number("epsilon", epsilon, 0)
+        self.warmup_steps = check_int("warmup_steps", warmup_steps, 0, wrong="is no count of steps")
+
+    def transformation(self) -> optax.GradientTransformation:
+        """From the gradients to the way from these weights to the next ones."""
+
+        def init(params: PyTree) -> ScheduleFreeState:
+            # a copy: the step consumes the weights beside it
+            return ScheduleFreeState(
+                jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), optax.tree.zeros_like(params)
+            )
+
+        def update(
+            updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+        ) -> tuple[PyTree, ScheduleFreeState]:
+            learning_rate = extra["learning_rate"]
+            count = jnp.asarray(optax.safe_increment(state.count))
+            step = count.astype(jnp.float32)
+            rate = learning_rate * jnp.minimum(step / self.warmup_steps, 1.0) if self.warmup_steps else learning_rate
+            velocity = jax.tree.map(lambda v, g: v + (g * g - v) * (1 - self.beta_2), state.velocity, updates)
+            root = jnp.sqrt(1 - self.beta_2**step)
+
+            def moved(z: Any, v: Any, g: Any) -> Any:
+                return z - (rate * g / (jnp.sqrt(v) / root + self.epsilon)).astype(z.dtype)
+
+            momentum = jax.tree.map(moved, state.momentum, velocity, updates)
+
+            def way(y: Any, before: Any, z: Any) -> Any:
+                mean = (y - (1 - self.beta_1) * before) / self.beta_1
+                mean = (1 - 1 / step) * mean + z / step
+                return ((1 - self.beta_1) * z + self.beta_1 * mean - y).astype(y.dtype)
+
+            return jax.tree.map(way, params, state.momentum, momentum), ScheduleFreeState(count, momentum, velocity)
+
+        return optax.GradientTransformationExtraArgs(init, update)
