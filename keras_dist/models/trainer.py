@@ -11,7 +11,6 @@ from keras_dist._arguments import check_callable, check_option
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.recognition import source_of
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
@@ -264,7 +263,7 @@ class Trainer(Layer):
         self._check_compiled("fit")
         numbers = fitting.epoch_range(initial_epoch, epochs)
         source, held_out = fitting.training_sources(
-            (x, y, sample_weight), class_weight, validation_split, validation_data
+            self, (x, y, sample_weight), class_weight, validation_split, validation_data
         )
         examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
         validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
@@ -311,7 +310,7 @@ class Trainer(Layer):
         Source: `keras.Model.evaluate`.
         """
         self._check_compiled("evaluate")
-        examples = fitting.batching(source_of(x, y, sample_weight), batch_size, steps)
+        examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
         return fitting.evaluate(self, examples, callbacks, verbose, return_dict)
 
     def predict(
@@ -372,7 +371,8 @@ class Trainer(Layer):
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call, local)
+        examples = fitting.batching(fitting.source(self, x), batch_size, steps)
+        return fitting.predict(self, examples, callbacks, verbose, call, local)
 
     def train_on_batch(
         self,
@@ -394,6 +394,7 @@ class Trainer(Layer):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
+        x = self._prepared(x)
         session = fitting.ready_to_train(self, "train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
@@ -401,6 +402,7 @@ class Trainer(Layer):
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
+        x = self._prepared(x)
         session = self._compiled("test_on_batch", x)
         session.objective("test_on_batch")
         return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
@@ -408,6 +410,7 @@ class Trainer(Layer):
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
+        x = self._prepared(x)
         return self._with_weights(x).trainer.predict_batch(ArraySource(x), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
@@ -416,6 +419,7 @@ class Trainer(Layer):
         Raises:
             ModelError: the model is not compiled.
         """
+        x = self._prepared(x)
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property
@@ -453,6 +457,15 @@ class Trainer(Layer):
         return next(iter(found.values()))
 
     # From the model to its session
+
+    @property
+    def _has_host_part(self) -> bool:
+        """Whether it begins with layers that run on the host."""
+        return False
+
+    def _prepared(self, x: PyTree) -> PyTree:
+        """Inputs of the compiled part of the model."""
+        return x
 
     @property
     def _session(self) -> Session | None:

@@ -15,7 +15,7 @@ from keras_dist import _not_here, data
         (kd, "backend", "JAX is the only backend"),
         (kd, "applications", "from_nnx"),
         (kd, "Quantizer", "nothing takes its place"),
-        (kd.layers, "Hashing", "hash while data is read"),
+        (kd.layers, "MixUp", "augment while data is read"),
         (kd.utils, "plot_model", "model.summary"),
         (kd, "GradientTape", "instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),
