@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import is_array
+from keras_dist.data.lookup import LookupSource
 from keras_dist.data.source import DataSource, RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, shorten
@@ -21,7 +26,13 @@ TAKEN = (
 )
 
 
-def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Source:
+def source_of(
+    x: PyTree,
+    y: PyTree = None,
+    sample_weight: PyTree = None,
+    name: str = "",
+    prepare: Callable[[PyTree], PyTree] | None = None,
+) -> Source:
     """Return the source that reads the data given to `fit`, `evaluate` or `predict`.
 
     Args:
@@ -29,11 +40,13 @@ def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: s
         y: targets of inputs, or None.
         sample_weight: weights of inputs, or None.
         name: prefix of the data's name in error messages, such as `"validation "`.
+        prepare: makes arrays of numbers of rows of inputs: of all at once where they are arrays or lists, else of those
+            of a batch.
     """
     kind = _kind_of(x)
     if kind is None:
         if isinstance(x, dict | list | tuple | None) or is_array(x):
-            return ArraySource(x, y, sample_weight, name)
+            return ArraySource(x if prepare is None else prepare(x), y, sample_weight, name)
         raise DataError(
             f"{name}x is nothing that holds examples",
             given=f"{shorten(x)} of type {type(x).__name__}",
@@ -48,7 +61,31 @@ def source_of(x: PyTree, y: PyTree = None, sample_weight: PyTree = None, name: s
                 expected=f"a data set that gives {argument} itself",
                 fix="let it give (x, y) or (x, y, sample_weight), or pass x as an array",
             )
-    return kind(x, name=name)
+    if prepare is None:
+        return kind(x, name=name)
+    if kind is LookupSource:
+        return LookupSource(_PreparedExamples(x, prepare), name=name)
+    source = kind(x, name=name)
+    if isinstance(source, ArraySource):
+        inputs, *others = source.arrays
+        return ArraySource(prepare(inputs), *others, name=name)
+    source.prepare = prepare
+    return source
+
+
+class _PreparedExamples:
+    """Examples by number, whose inputs are made arrays of numbers one by one."""
+
+    def __init__(self, examples: Any, prepare: Callable[[PyTree], PyTree]) -> None:
+        self._examples, self._prepare = examples, prepare
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, number: int) -> PyTree:
+        x, *others = unpack(self._examples[number], "the example")
+        lifted = jax.tree.map(lambda leaf: np.asarray(leaf)[None], x)
+        return (jax.tree.map(lambda leaf: leaf[0], self._prepare(lifted)), *others)
 
 
 def is_data_set(x: PyTree) -> bool:

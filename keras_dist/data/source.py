@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,8 +24,10 @@ class DataSource:
         name: prefix of `x`, `y` and `sample_weight` in error messages, such as `"validation "`.
         title: the name of the data set in error messages.
         way_of_targets: how targets are given, for error messages.
+        prepare: makes arrays of numbers of the inputs of a batch; None where they are.
     """
 
+    prepare: Callable[[PyTree], PyTree] | None = None
     way_of_targets = "let the data set give (x, y)"
     name: str
     title: str

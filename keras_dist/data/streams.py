@@ -145,6 +145,8 @@ class StreamSource(DataSource):
     def _arrays(self, element: PyTree) -> Arrays:
         """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
         x, y, sample_weight = unpack(element, "the batch")
+        if self.prepare is not None:
+            x = self.prepare(x)
         if self._class_weight is not None:
             sample_weight = weights_of_classes(as_arrays(y, f"{self.name}y"), self._class_weight, sample_weight)
         arrays = all_as_arrays((x, y, sample_weight), self.name)

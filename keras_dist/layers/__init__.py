@@ -31,11 +31,16 @@ from keras_dist.layers.convolution import SeparableConv2D as SeparableConv2D
 from keras_dist.layers.convolution import SeparableConvolution1D as SeparableConvolution1D
 from keras_dist.layers.convolution import SeparableConvolution2D as SeparableConvolution2D
 from keras_dist.layers.dense import Dense as Dense
+from keras_dist.layers.discretization import Discretization as Discretization
 from keras_dist.layers.einsum_dense import EinsumDense as EinsumDense
 from keras_dist.layers.embedding import Embedding as Embedding
 from keras_dist.layers.embedding import ReversibleEmbedding as ReversibleEmbedding
 from keras_dist.layers.gru import GRU as GRU
 from keras_dist.layers.gru import GRUCell as GRUCell
+from keras_dist.layers.hashing import HashedCrossing as HashedCrossing
+from keras_dist.layers.hashing import Hashing as Hashing
+from keras_dist.layers.index_lookup import IntegerLookup as IntegerLookup
+from keras_dist.layers.index_lookup import StringLookup as StringLookup
 from keras_dist.layers.input_layer import Input as Input
 from keras_dist.layers.input_layer import InputLayer as InputLayer
 from keras_dist.layers.input_spec import InputSpec as InputSpec
@@ -143,6 +148,7 @@ from keras_dist.layers.serialization import serialize as serialize
 from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
 from keras_dist.layers.symbolic import KerasTensor as KerasTensor
+from keras_dist.layers.text_vectorization import TextVectorization as TextVectorization
 from keras_dist.layers.transposed_convolution import Conv1DTranspose as Conv1DTranspose
 from keras_dist.layers.transposed_convolution import Conv2DTranspose as Conv2DTranspose
 from keras_dist.layers.transposed_convolution import Conv3DTranspose as Conv3DTranspose

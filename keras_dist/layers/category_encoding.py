@@ -69,17 +69,22 @@ class CategoryEncoding(Layer):
                 expected='count_weights with output_mode="count" alone',
                 fix='leave them out, or make the layer with output_mode="count"',
             )
-        inputs = jnp.atleast_1d(inputs)
-        if self.output_mode == "one_hot":
-            inputs = inputs[..., 0] if inputs.ndim > 1 and inputs.shape[-1] == 1 else inputs
-            return self._one_hot(inputs)
-        axis = min(inputs.ndim - 1, 1)
-        if self.output_mode == "multi_hot":
-            return jnp.max(self._one_hot(inputs), axis)
-        vectors = self._one_hot(inputs)
-        if count_weights is not None:
-            vectors = vectors * jnp.asarray(count_weights, self.compute_dtype)[..., None]
-        return jnp.sum(vectors, axis)
+        return encode_categories(inputs, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
 
-    def _one_hot(self, inputs: jax.Array) -> jax.Array:
-        return jax.nn.one_hot(inputs.astype("int32"), self.num_tokens, dtype=self.compute_dtype)
+
+def encode_categories(
+    inputs: jax.Array, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
+) -> jax.Array:
+    """Return integers as vectors of `depth` numbers; see `CategoryEncoding`."""
+    inputs = jnp.atleast_1d(inputs)
+    if output_mode == "one_hot" and inputs.ndim > 1 and inputs.shape[-1] == 1:
+        inputs = inputs[..., 0]
+    vectors = jax.nn.one_hot(inputs.astype("int32"), depth, dtype=dtype)
+    if output_mode == "one_hot":
+        return vectors
+    axis = min(inputs.ndim - 1, 1)
+    if output_mode == "multi_hot":
+        return jnp.max(vectors, axis)
+    if count_weights is not None:
+        vectors = vectors * jnp.asarray(count_weights, dtype)[..., None]
+    return jnp.sum(vectors, axis)

@@ -12,7 +12,7 @@ from keras_dist._arguments import LARGEST_SIZE, is_int
 from keras_dist._types import DTypeLike, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.symbolic import KerasTensor, Node
+from keras_dist.layers.symbolic import TEXT, KerasTensor, Node, is_text
 
 
 class InputLayer(Layer):
@@ -37,7 +37,8 @@ class InputLayer(Layer):
         **kwargs: Any,
     ) -> None:
         default = getattr(input_tensor, "dtype", "float32")
-        super().__init__(name=name, dtype=default if dtype is None else dtype, **kwargs)
+        self._holds_text = is_text(dtype)
+        super().__init__(name=name, dtype=default if dtype is None or self._holds_text else dtype, **kwargs)
         if sparse or ragged:
             raise ModelError(
                 f"Input {self.name!r} cannot be sparse or ragged",
@@ -59,6 +60,11 @@ class InputLayer(Layer):
         else:
             input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
         self._outside.nodes.append(node)
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the input; `"string"` for text."""
+        return TEXT if self._holds_text else super().dtype
 
     def call(self) -> NoReturn:
         """Not called: a model uses its input in place of this layer."""
@@ -90,7 +96,7 @@ def Input(
     Args:
         shape: dims of one example, without the batch; None for any size.
         batch_size: the number of examples, if it is fixed.
-        dtype: element type; float32 by default.
+        dtype: element type; float32 by default, `"string"` for text.
         sparse: only False.
         ragged: only False.
         batch_shape: dims with the batch, in place of `shape` and `batch_size`.

@@ -102,6 +102,8 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
     supports_masking: bool = False
     supports_jit: bool = True
     input_spec: PyTree = None
+    is_host_side: ClassVar[bool] = False
+    """Whether it runs on the host, before rows go to devices: a `HostLayer`."""
 
     def __init__(
         self,

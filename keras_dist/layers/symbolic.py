@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _counter = itertools.count()
 
+TEXT = "string"
+"""The element type of text, which layers on the host alone take."""
+
 OPERATIONS: dict[str, Callable[..., PyTree]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
     **{name: getattr(operator, name) for name in ("neg", "getitem")},
@@ -134,7 +137,7 @@ class KerasTensor:
                 fix="leave these arguments out",
             )
         self._shape = tuple(None if size is None else int(size) for size in shape)
-        self._dtype = jnp.dtype(dtype).name
+        self._dtype = TEXT if is_text(dtype) else jnp.dtype(dtype).name
         self.name = name or "keras_tensor"
         self.node: Node | None = None
         self.mask: KerasTensor | None = None
@@ -229,6 +232,11 @@ def _install_operators() -> None:
 _install_operators()
 
 
+def is_text(dtype: Any) -> bool:
+    """Return whether an element type is that of text: `"string"`, `str`, or that of an array of text."""
+    return dtype is str or getattr(dtype, "name", dtype) == TEXT or getattr(dtype, "kind", None) in ("S", "U", "O")
+
+
 def is_keras_tensor(x: Any) -> bool:
     """Return whether `x` is a symbolic tensor, such as `Input` gives.
 
@@ -259,12 +267,24 @@ def connect(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[st
         ModelError: the layer does not take such inputs.
     """
     node = Node(operation, args, kwargs)
-    node.outputs = infer(operation, args, kwargs)
+    on_host = runs_on_host(operation)
+    for tensor in node.parents:
+        if on_host and tensor.node is not None and tensor.node.parents and not runs_on_host(tensor.node.operation):
+            raise _after_devices(operation, tensor)
+        if not on_host and tensor.dtype == TEXT:
+            raise _text_on_devices(operation, tensor)
+    called: Any = operation
+    node.outputs = called.output_like(*args, **kwargs) if on_host else infer(operation, args, kwargs)
     for tensor in jax.tree.leaves(node.outputs):
         tensor.node, tensor.name = node, f"{operation.name}/output"
     if not isinstance(operation, Operation):
         operation._outside.nodes.append(node)
     return node.outputs
+
+
+def runs_on_host(operation: Layer | Operation) -> bool:
+    """Return whether a step of a model runs on the host, before rows go to devices."""
+    return getattr(operation, "is_host_side", False) is True
 
 
 def infer(operation: Layer | Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
@@ -326,6 +346,24 @@ def first_node(layer: Layer) -> Node:
             fix="x = Input(shape); y = layer(x)",
         )
     return nodes[0]
+
+
+def _after_devices(operation: Any, tensor: KerasTensor) -> ModelError:
+    return ModelError(
+        f"layer {operation.name!r} runs on the host, and cannot follow a layer that runs on devices",
+        given=f"{type(operation).__name__} called on {tensor.name!r}, which a layer on devices computes",
+        expected="layers of text and vocabularies at the beginning of a model, on its inputs or on each other",
+        fix="call it on an Input, or apply it to the data: dataset.map",
+    )
+
+
+def _text_on_devices(operation: Any, tensor: KerasTensor) -> ModelError:
+    return ModelError(
+        f"{operation.name!r} gets text, and runs on devices",
+        given=f"{tensor.name!r}, of dtype {TEXT!r}",
+        expected="numbers",
+        fix="turn text into numbers first: layers.TextVectorization, StringLookup or Hashing",
+    )
 
 
 def _traced(

@@ -79,6 +79,13 @@ def export(
 
 def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each."""
+    if model._graph is not None and model._graph.host_nodes:
+        raise ModelError(
+            f"model {model.name!r} cannot be exported: it begins with layers that run on the host",
+            given=f"layers {', '.join(repr(node.operation.name) for node in model._graph.host_nodes)}",
+            expected="a model all of which is compiled",
+            fix="export the model of the other layers, and call the first ones on what goes into the program",
+        )
     known = model.input if model._graph is not None else model._outside.built_for
     if given is None and known is None:
         raise ModelError(

@@ -244,7 +244,13 @@ def batching(
     return Batching(source, batch_size, limited(steps_argument, steps, max_steps_per_epoch()))
 
 
+def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Source:
+    """The source of examples, whose inputs go through the layers of the model that run on the host."""
+    return source_of(x, y, sample_weight, name, model._prepared if model._has_host_part else None)
+
+
 def training_sources(
+    model: Trainer,
     arrays: tuple[Any, PyTree, PyTree],
     class_weight: Mapping[int, float] | None,
     validation_split: float,
@@ -253,12 +259,12 @@ def training_sources(
     """The examples to train on, and those to validate with."""
     wrong = "is not a part of the examples"
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
-    source, validation = source_of(*arrays), None
+    examples, validation = source(model, *arrays), None
     if validation_data is not None:
-        validation = validation_source(validation_data)
+        validation = validation_source(model, validation_data)
     elif validation_split:
-        source, validation = split_source(source, validation_split)
-    return weighted_by_class(source, class_weight), validation
+        examples, validation = split_source(examples, validation_split)
+    return weighted_by_class(examples, class_weight), validation
 
 
 def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
@@ -311,10 +317,10 @@ def check_freq(validation_freq: Any) -> int | list[int]:
     )
 
 
-def validation_source(validation_data: Any) -> Source:
+def validation_source(model: Trainer, validation_data: Any) -> Source:
     """The examples of `validation_data`."""
     if is_data_set(validation_data):
-        return source_of(validation_data, name="validation ")
+        return source(model, validation_data, name="validation ")
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
         raise DataError(
             "`validation_data` cannot be used",
@@ -324,7 +330,7 @@ def validation_source(validation_data: Any) -> Source:
             fix="fit(..., validation_data=(x_test, y_test))",
         )
     x, y, *weights = validation_data
-    return source_of(x, y, *weights, name="validation ")
+    return source(model, x, y, *weights, name="validation ")
 
 
 def _not_in_memory(argument: str, source: Source) -> DataError:

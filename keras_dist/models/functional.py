@@ -14,8 +14,9 @@ from flax import nnx
 from keras_dist._types import PyTree
 from keras_dist.errors import AbsentError, ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer
+from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.symbolic import KerasTensor, Node, Operation
+from keras_dist.layers.symbolic import KerasTensor, Node, Operation, runs_on_host
 from keras_dist.models.naming import free_name, name_members
 
 if TYPE_CHECKING:
@@ -74,6 +75,42 @@ class Graph:
             layer = self.names.get(id(tensor.node.operation)) if tensor.node is not None else None
             found.append(free_name(layer or tensor.name.removesuffix("/output"), found))
         return found
+
+    @functools.cached_property
+    def host_nodes(self) -> tuple[Node, ...]:
+        """The calls of layers that run on the host, before rows go to devices."""
+        return tuple(node for node in self.nodes if runs_on_host(node.operation))
+
+    @functools.cached_property
+    def on_devices(self) -> Graph:
+        """The part that runs on devices; its inputs are a list of what the part on the host gives, or one tensor."""
+        if not self.host_nodes:
+            return self
+        nodes = tuple(node for node in self.nodes if not runs_on_host(node.operation))
+        wanted = {id(tensor) for node in nodes for tensor in node.parents}
+        wanted |= {id(tensor) for tensor in jax.tree.leaves(self.outputs)}
+        known = [*self.specs, *(tensor for node in self.host_nodes for tensor in jax.tree.leaves(node.outputs))]
+        inputs = [tensor for tensor in known if id(tensor) in wanted]
+        return Graph(inputs[0] if len(inputs) == 1 else inputs, self.outputs, nodes, self.names)
+
+    def run_on_host(self, inputs: PyTree) -> dict[int, Any]:
+        """What the part on the host gives for rows of the inputs, and these themselves, by the ids of tensors."""
+        if isinstance(inputs, Mapping):
+            given = self._in_order(inputs)
+        elif len(self.specs) == 1:
+            is_listed = isinstance(inputs, list | tuple) and len(inputs) == 1 and hasattr(inputs[0], "shape")
+            given = [inputs[0] if is_listed else inputs]
+        else:
+            given = [*inputs]
+        if len(given) != len(self.specs):
+            raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
+        rows = [_of_rank(spec, as_rows(value, spec.name)) for spec, value in zip(self.specs, given, strict=True)]
+        values: dict[int, Any] = dict(zip(map(id, self.specs), rows, strict=True))
+        for node in self.host_nodes:
+            args, kwargs = replaced((node.args, node.kwargs), values)
+            outputs = node.operation.transform(*args, **kwargs)  # type: ignore[union-attr]
+            values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
+        return values
 
     def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
         """The outputs for the inputs.
@@ -172,10 +209,7 @@ class Graph:
             return None
         if value is None or not hasattr(value, "shape"):
             raise self._misfit(f"{shorten(value)} for input {spec.name!r}", f"an array of shape {spec.shape}")
-        if value.ndim == spec.ndim - 1 and spec.shape[-1] == 1:
-            value = value[..., None]  # as in Keras: (batch,) for Input((1,))
-        elif value.ndim == spec.ndim + 1 and value.shape[-1] == 1:
-            value = jnp.squeeze(value, -1)
+        value = _of_rank(spec, value)
         fits = value.ndim == spec.ndim and all(
             wanted in (None, size) for wanted, size in zip(spec.shape, value.shape, strict=True)
         )
@@ -348,6 +382,13 @@ def _input_layer(tensor: KerasTensor) -> InputLayer:
     if tensor.node is not None and isinstance(tensor.node.operation, InputLayer):
         return tensor.node.operation
     return InputLayer(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name.replace("/", "_"))
+
+
+def _of_rank(spec: KerasTensor, value: Any) -> Any:
+    """An array with a last dim of 1, or without it, as an input wants it; as in Keras: (batch,) for Input((1,))."""
+    if value.ndim == spec.ndim - 1 and spec.shape[-1] == 1:
+        return value[..., None]
+    return value[..., 0] if value.ndim == spec.ndim + 1 and value.shape[-1] == 1 else value
 
 
 def _is_optional(spec: KerasTensor) -> bool:

@@ -75,7 +75,7 @@ def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Se
     if model._session is not None:
         return model._session
     if model._graph is not None:
-        return model._create_weights((model._graph.inputs,), {})
+        return model._create_weights((model._graph.on_devices.inputs,), {})
     return model._create_weights(*_symbols_of_call(model, args, kwargs))
 
 
@@ -113,7 +113,7 @@ def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> 
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
     model._check_initialised()
     asked = distribution or model._outside.made_under or current_distribution()
-    arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.inputs,), {})
+    arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     traced = _traced_layers(model, arguments, asked)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
 

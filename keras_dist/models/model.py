@@ -26,7 +26,7 @@ from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.fitting import check_idle
-from keras_dist.models.functional import connect, find_layer, input_layers, symbols_of
+from keras_dist.models.functional import connect, find_layer, input_layers, replaced, symbols_of
 from keras_dist.models.initialization import session_of_keras, session_of_module
 from keras_dist.models.naming import layers_in
 from keras_dist.models.saveable import Saveable
@@ -317,7 +317,7 @@ class Model(Saveable):
         """Return the outputs of a functional model. Subclasses define their own."""
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
-        return self._graph.run(vars(self._members), inputs)
+        return self._graph.on_devices.run(vars(self._members), inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
@@ -332,10 +332,13 @@ class Model(Saveable):
         args, kwargs = values_in((args, kwargs))
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
+            self._check_one_side()
             return self._graph.structured(super().__call__(*args, **kwargs))
         is_part = self._session is None and self._outside.binding is not None
         if is_symbolic or is_part or call_context.current() is not None or "_is_built" not in vars(self):
             return super().__call__(*args, **kwargs)
+        if args and self._has_host_part:
+            args = (self._prepared(args[0]), *args[1:])
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
         return self._with_weights(*args, **kwargs).call(args, kwargs)
 
@@ -343,6 +346,42 @@ class Model(Saveable):
         """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
         shapes = super().compute_output_shape(*args, **kwargs)
         return shapes if self._graph is None else self._graph.structured(shapes)
+
+    # Layers on the host
+
+    @property
+    def is_host_side(self) -> bool:  # type: ignore[override]
+        """Whether all of its layers run on the host."""
+        return self._graph is not None and bool(self._graph.host_nodes) and not self._graph.on_devices.nodes
+
+    @property
+    def _has_host_part(self) -> bool:
+        return self._graph is not None and bool(self._graph.host_nodes)
+
+    def _prepared(self, x: PyTree) -> PyTree:
+        """What the layers on the host, with which the model begins, give for inputs: those of the compiled part."""
+        if self._graph is None or not self._graph.host_nodes:
+            return x
+        return replaced(self._graph.on_devices.inputs, self._graph.run_on_host(x))
+
+    def transform(self, inputs: PyTree, **options: Any) -> PyTree:
+        """Return the outputs of a model whose layers all run on the host, as numpy arrays."""
+        graph: Any = self._graph
+        return replaced(graph.outputs, graph.run_on_host(inputs))
+
+    def output_like(self, inputs: PyTree, **options: Any) -> PyTree:
+        """Return symbolic tensors like the outputs of a model whose layers all run on the host."""
+        return jax.tree.map(lambda tensor: KerasTensor(tensor.shape, tensor.dtype), symbols_of(self)[1])
+
+    def _check_one_side(self) -> None:
+        if self._graph is not None and self._graph.host_nodes and not self.is_host_side:
+            names = ", ".join(repr(node.operation.name) for node in self._graph.host_nodes)
+            raise ModelError(
+                f"model {self.name!r} cannot be a layer: it begins with layers that run on the host",
+                given=f"{names}, then layers that run on devices",
+                expected="a model whose layers run all on the host, or all on devices",
+                fix="make a model of each part, and call the second on what the first gives",
+            )
 
     # Weights
 
@@ -486,6 +525,7 @@ class Model(Saveable):
             ModelError: the model is not compiled.
         """
         self._check_compiled("plan")
+        x = self._prepared(x)
         options: Any = {"target": target, "compiles": compiles, "timeout_seconds": timeout_seconds}
         return plan(self, (x, y, sample_weight), distribution, **options)
 

@@ -13,8 +13,9 @@ from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
+from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.nnx_layer import as_layer
-from keras_dist.layers.symbolic import KerasTensor, Node
+from keras_dist.layers.symbolic import KerasTensor, Node, runs_on_host
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
@@ -185,6 +186,21 @@ class Sequential(Model):
         for layer in self.layers:
             tensors.append(layer(tensors[-1]))
         record.seen = (tensors[0], tensors[-1])
+
+    @property
+    def _has_host_part(self) -> bool:
+        return super()._has_host_part or (self._graph is None and any(map(runs_on_host, self.layers[:1])))
+
+    def _prepared(self, x: PyTree) -> PyTree:
+        if self._graph is None and self._has_host_part:  # it begins with text, of which it knows the shape now
+            rows, layers = as_rows(x, self.name), self.layers
+            output = self._begin(Input(batch_shape=(None, *rows.shape[1:]), dtype=rows.dtype), [])
+            nodes = []
+            for layer in layers:
+                output = layer(output)
+                nodes.append(layer._outside.nodes[-1])
+            self._arrange(layers, output, nodes)
+        return super()._prepared(x)
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:

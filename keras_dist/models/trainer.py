@@ -11,7 +11,6 @@ from keras_dist._arguments import check_callable, check_option
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.recognition import source_of
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.models import fitting
@@ -184,7 +183,7 @@ class Trainer(KerasSteps):
         self._check_compiled("fit")
         numbers = fitting.epoch_range(initial_epoch, epochs)
         source, held_out = fitting.training_sources(
-            (x, y, sample_weight), class_weight, validation_split, validation_data
+            self, (x, y, sample_weight), class_weight, validation_split, validation_data
         )
         examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
         validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
@@ -231,7 +230,7 @@ class Trainer(KerasSteps):
         Source: `keras.Model.evaluate`.
         """
         self._check_compiled("evaluate")
-        examples = fitting.batching(source_of(x, y, sample_weight), batch_size, steps)
+        examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
         return fitting.evaluate(self, examples, callbacks, verbose, return_dict)
 
     def predict(
@@ -292,7 +291,8 @@ class Trainer(KerasSteps):
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        return fitting.predict(self, fitting.batching(source_of(x), batch_size, steps), callbacks, verbose, call, local)
+        examples = fitting.batching(fitting.source(self, x), batch_size, steps)
+        return fitting.predict(self, examples, callbacks, verbose, call, local)
 
     def train_on_batch(
         self,
@@ -314,6 +314,7 @@ class Trainer(KerasSteps):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
+        x = self._prepared(x)
         session = fitting.ready_to_train(self, "train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
@@ -321,6 +322,7 @@ class Trainer(KerasSteps):
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
+        x = self._prepared(x)
         session = self._compiled("test_on_batch", x)
         fitting.check_measures(session, "test_on_batch")
         return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
@@ -328,6 +330,7 @@ class Trainer(KerasSteps):
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
+        x = self._prepared(x)
         return self._with_weights(x).trainer.predict_batch(ArraySource(x), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
@@ -336,6 +339,7 @@ class Trainer(KerasSteps):
         Raises:
             ModelError: the model is not compiled.
         """
+        x = self._prepared(x)
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property
@@ -373,6 +377,15 @@ class Trainer(KerasSteps):
         return next(iter(found.values()))
 
     # From the model to its session
+
+    @property
+    def _has_host_part(self) -> bool:
+        """Whether it begins with layers that run on the host."""
+        return False
+
+    def _prepared(self, x: PyTree) -> PyTree:
+        """Inputs of the compiled part of the model."""
+        return x
 
     @property
     def _session(self) -> Session | None:

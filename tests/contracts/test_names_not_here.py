@@ -15,6 +15,7 @@ from keras_dist import _not_here, data
         (kd, "StatelessScope", "model.stateless_call"),
         (kd.datasets, "cifar10", "tensorflow_datasets"),
         (kd.layers, "TFSMLayer", "nothing takes its place"),
+        (kd.layers, "MixUp", "augment while data is read"),
         (kd.export, "ExportArchive", "model.export"),
         (kd, "GradientTape", "instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),

@@ -1,0 +1,573 @@
+"""`StringLookup` and `IntegerLookup`: the places of words and numbers in a vocabulary."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from keras_dist._arguments import argument_error, check_int, check_option, check_optional
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ConfigError, DataError, ModelError, shorten
+from keras_dist.layers.fingerprints import bins_of
+from keras_dist.layers.host_layer import (
+    OUTPUT_MODES,
+    HostLayer,
+    as_rows,
+    batches_of,
+    check_dense,
+    check_output_mode,
+    check_salt,
+    encoded,
+    encoded_like,
+    objects,
+)
+from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.saving.regular_files import read_regular
+
+Token = str | int
+
+_LEFT_OUT = 2**62
+"""The index of what is no part of vectors."""
+
+
+class _Table:
+    """What a layer has learned. For NNX one value, which it need not look into.
+
+    Attributes:
+        tokens: the vocabulary without special tokens, in order.
+        places: the index of each.
+        weights: of the whole vocabulary, for `"tf_idf"`.
+        is_given: whether the vocabulary was given, and is not to be learned.
+        counts: how often each token was seen.
+        documents: in how many documents each token was seen.
+        size: the number of documents.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.places: dict[Token, int] = {}
+        self.weights: np.ndarray | None = None
+        self.is_given = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was counted."""
+        self.counts: collections.Counter[Token] = collections.Counter()
+        self.documents: collections.Counter[Token] = collections.Counter()
+        self.size = 0
+
+
+class IndexLookup(HostLayer):
+    """The base of the layers that look up the index of tokens in a vocabulary.
+
+    Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        num_oov_indices: how many indices there are for tokens that are not in the vocabulary; 0 to refuse them.
+        mask_token: the token of index 0, which `"int"` masks; other modes leave it out. None for none.
+        oov_token: what stands for unknown tokens in the vocabulary.
+        vocabulary: tokens, or a file with one in each line; by default those that `adapt` finds.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        oov_method: `"floormod"` or `"farmhash"`: which index an unknown integer gets of several. Text is always hashed.
+        salt: one or two integers: hash by SipHash with this key.
+        **kwargs: as of `Layer`.
+    """
+
+    kind: str
+    """`"string"` or `"int64"`."""
+
+    def __init__(
+        self,
+        max_tokens: int | None,
+        num_oov_indices: int,
+        mask_token: Any,
+        oov_token: Any,
+        vocabulary: Any,
+        idf_weights: Any,
+        invert: bool,
+        output_mode: str,
+        sparse: bool,
+        pad_to_max_tokens: bool,
+        oov_method: str = "floormod",
+        salt: Any = None,
+        vocabulary_size: int | None = None,
+        has_input_vocabulary: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_tokens = check_optional(check_int, "max_tokens", max_tokens, 2, layer=self.name, example=20000)
+        self.num_oov_indices = check_int("num_oov_indices", num_oov_indices, 0, layer=self.name)
+        self.mask_token, self.oov_token = mask_token, oov_token
+        self.invert = bool(invert)
+        self.output_mode = check_output_mode(output_mode, OUTPUT_MODES, self.name)
+        self.sparse = check_dense(sparse, False, self.name)
+        self.pad_to_max_tokens = bool(pad_to_max_tokens)
+        self.oov_method = check_option("oov_method", oov_method, ("floormod", "farmhash"), self.name)
+        self.salt = check_salt(salt, self.name)
+        self._table = _Table()
+        self._check_together(idf_weights, vocabulary)
+        if vocabulary is not None:
+            self.set_vocabulary(vocabulary, idf_weights)
+        self._table.is_given = vocabulary is not None if has_input_vocabulary is None else bool(has_input_vocabulary)
+
+    def transform(self, inputs: Any) -> np.ndarray:
+        """Return the indices of tokens, or vectors; with `invert` the tokens of indices."""
+        rows = self._rows(inputs)
+        if self.invert:
+            words = self.get_vocabulary()
+            known = [words[index] if 0 <= index < len(words) else self.oov_token for index in rows.flat]
+            return objects(known, rows.shape) if self.kind == "string" else np.array(known).reshape(rows.shape)
+        return self.encode(self.indices(rows.ravel().tolist()).reshape(rows.shape))
+
+    def indices(self, tokens: Sequence[Token]) -> np.ndarray:
+        """Return the index of each of some tokens.
+
+        Raises:
+            DataError: one is not in the vocabulary, and there is no index for such.
+        """
+        table, start = self._table, self._oov_start
+        default = start if self.num_oov_indices == 1 else -1
+        places = table.places
+        found = np.array([places.get(token, default) for token in tokens], "int64")
+        if self.mask_token is not None:
+            masked = np.array([token == self.mask_token for token in tokens], bool)
+            found[masked] = 0 if self.output_mode == "int" else _LEFT_OUT
+        unknown = np.flatnonzero(found < 0)
+        if not unknown.size:
+            return found
+        words = [tokens[index] for index in unknown.tolist()]
+        if self.num_oov_indices == 0:
+            raise DataError(
+                f"layer {self.name!r} does not know all tokens",
+                given=f"{shorten(sorted(set(map(str, words))))}",
+                expected=f"tokens of its vocabulary of {len(table.tokens)}",
+                fix="num_oov_indices=1 gives unknown tokens an index, or adapt the layer to such data",
+            )
+        if self.kind == "int64" and self.oov_method == "floormod":
+            bins = np.array(words, "int64") % self.num_oov_indices
+        else:
+            bins = bins_of(map(str, words), self.num_oov_indices, self.salt)
+        found[unknown] = bins + start
+        return found
+
+    def encode(self, indices: np.ndarray) -> np.ndarray:
+        """Return indices as the output mode wants them."""
+        if self.output_mode == "int":
+            return indices.astype("int32")
+        vectors = encoded(indices, "count" if self.output_mode == "tf_idf" else self.output_mode, self._depth())
+        return vectors * self._weights() if self.output_mode == "tf_idf" else vectors
+
+    def output_like(self, inputs: KerasTensor) -> KerasTensor:
+        """Return a symbolic tensor like the output."""
+        if self.invert:
+            return KerasTensor(inputs.shape, self.kind)
+        return encoded_like(inputs, self.output_mode, self._depth() if self.output_mode != "int" else 0, "int32")
+
+    def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
+        """Return the vocabulary: the token of each index.
+
+        Args:
+            include_special_tokens: whether those of masked and unknown tokens are among them.
+        """
+        return [*(self._special if include_special_tokens else ()), *self._table.tokens]
+
+    def vocabulary_size(self) -> int:
+        """Return the number of tokens, special ones included."""
+        return len(self._table.tokens) + len(self._special)
+
+    def set_vocabulary(self, vocabulary: Any, idf_weights: ArrayLike | None = None) -> None:
+        """Set the vocabulary.
+
+        Args:
+            vocabulary: tokens in order, with all special ones in front or with none; or a file with one in each line.
+            idf_weights: with `"tf_idf"`, the inverse document frequency of each.
+
+        Raises:
+            ModelError: it is empty, too large, or holds a token twice or at a wrong place.
+        """
+        self._check_weights(idf_weights)
+        special = self._special
+        if isinstance(vocabulary, str | pathlib.Path):
+            vocabulary = self._tokens_of_file(vocabulary)
+        given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
+        given = [self._token(token) for token in given]
+        with_special = len(special) > 0 and given[: len(special)] == special
+        tokens = given[len(special) :] if with_special else given
+        self._check_tokens(given, tokens)
+        weights = None
+        if idf_weights is not None:
+            weights = np.asarray(idf_weights, "float32")
+            if weights.shape != (len(given),):
+                raise argument_error("idf_weights", idf_weights, f"{len(given)} numbers", layer=self.name)
+            if not with_special:
+                weights = np.concatenate([np.full(len(special), weights.mean(), "float32"), weights])
+        self._take(tokens, weights)
+        self._table.is_given = True
+
+    def adapt(self, data: Any, steps: int | None = None) -> None:
+        """Learn the vocabulary: the tokens of data, the most frequent first.
+
+        Args:
+            data: an array or a list, or an iterable of batches.
+            steps: how many batches are read; by default all.
+
+        Raises:
+            ModelError: the layer was given a vocabulary.
+        """
+        self.reset_state()
+        for batch in batches_of(data, steps):
+            rows = self._rows(batch)
+            self.update_state(rows[:, None] if rows.ndim == 1 and batch is data else rows)
+        self.finalize_state()
+
+    def update_state(self, data: Any) -> None:
+        """Count the tokens of a batch; of one dim they are those of one document."""
+        rows = self._rows(data)
+        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), -1)
+        self.count(rows.tolist())
+
+    def count(self, documents: Iterable[Sequence[Token]]) -> None:
+        """Count the tokens of documents."""
+        table = self._table
+        if table.is_given:
+            raise ModelError(
+                f"layer {self.name!r} cannot adapt: its vocabulary was given",
+                given="a vocabulary, and adapt(data)",
+                expected="one of them",
+                fix="make the layer without a vocabulary",
+            )
+        for document in documents:
+            table.counts.update(document)
+            if self.output_mode == "tf_idf":
+                table.documents.update(set(document))
+                table.size += 1
+
+    def finalize_state(self) -> None:
+        """Make the vocabulary of what was counted."""
+        table = self._table
+        if table.is_given or not table.counts:
+            return
+        for token in (self.mask_token, self.oov_token):
+            table.counts.pop(token, None)
+        # as bytes: in the order of code points, as in Keras
+        ordered = sorted(table.counts.items(), key=lambda item: (item[1], _sortable(item[0])), reverse=True)
+        most = None if self.max_tokens is None else self.max_tokens - len(self._special)
+        tokens = [token for token, _ in ordered[:most]]
+        weights = None
+        if self.output_mode == "tf_idf":
+            counts = np.array([table.documents[token] for token in tokens], "float64")
+            weights = np.log(1 + table.size / (1 + counts)).astype("float32")
+            weights = np.concatenate([np.full(len(self._special), weights.mean(), "float32"), weights])
+        self._take(tokens, weights)
+        table.forget()
+
+    def reset_state(self) -> None:
+        """Forget what was counted."""
+        self._table.forget()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, with the vocabulary as it is now."""
+        config = super().get_config()
+        table = self._table
+        if table.tokens:
+            is_weighted = table.weights is not None
+            config["vocabulary"] = self.get_vocabulary() if is_weighted else list(table.tokens)
+            config["idf_weights"] = table.weights.tolist() if table.weights is not None else None
+            config["has_input_vocabulary"] = table.is_given
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Make a layer with the arguments and the vocabulary that `get_config` gave.
+
+        Raises:
+            ConfigError: the config names a file: what it says may come from anywhere.
+        """
+        cls.check_config(config)
+        return super().from_config(config)
+
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any]) -> None:
+        """Check that the vocabulary of a config is no file."""
+        if isinstance(config.get("vocabulary"), str):
+            raise ConfigError(
+                f"a config of {cls.__name__} names a file",
+                given=f"vocabulary={shorten(config['vocabulary'])}",
+                expected="the tokens themselves",
+                fix="leave the file out, and call set_vocabulary(path)",
+            )
+
+    def _rows(self, inputs: Any) -> np.ndarray:
+        rows = as_rows(inputs, self.name)
+        wanted = "int64" if self.invert else self.kind
+        if wanted == "string" and rows.dtype == object:
+            return rows
+        if wanted == "int64" and rows.dtype.kind in "biuf":
+            return rows.astype("int64")
+        if rows.size == 0:
+            return rows
+        raise DataError(
+            f"layer {self.name!r} gets another kind of tokens than it looks up",
+            given=f"an array of {'text' if rows.dtype == object else rows.dtype}",
+            expected="text" if wanted == "string" else "integers",
+            fix=f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them",
+        )
+
+    def _token(self, token: Any) -> Any:
+        if isinstance(token, bytes):
+            return token.decode("utf-8", "surrogateescape")
+        return token.item() if isinstance(token, np.generic) else token
+
+    @property
+    def _oov_start(self) -> int:
+        return int(self.mask_token is not None and self.output_mode == "int")
+
+    @property
+    def _special(self) -> list[Any]:
+        return [self.mask_token] * self._oov_start + [self.oov_token] * self.num_oov_indices
+
+    def _depth(self) -> int:
+        if self.pad_to_max_tokens and self.max_tokens is not None:
+            return self.max_tokens
+        if not self._table.tokens:
+            raise ModelError(
+                f"layer {self.name!r} has no vocabulary yet, which tells how long its vectors are",
+                given=f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)',
+                expected="a vocabulary, before the layer is called",
+                fix="layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True",
+            )
+        return self.vocabulary_size()
+
+    def _weights(self) -> np.ndarray:
+        weights, depth = self._table.weights, self._depth()
+        if weights is None:
+            raise self._needs_weights()
+        return np.pad(weights, (0, depth - len(weights)))
+
+    def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
+        """Take over a vocabulary."""
+        table, start = self._table, len(self._special)
+        is_fixed = bool(self._outside.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
+        if is_fixed and len(tokens) != len(table.tokens):
+            raise ModelError(
+                f"the size of the vocabulary of layer {self.name!r} cannot change any more: models are built with it",
+                given=f"{len(tokens) + start} tokens in place of {self.vocabulary_size()}",
+                expected="as many tokens as before",
+                fix="adapt the layer before it is part of a model, or use pad_to_max_tokens=True",
+            )
+        table.tokens, table.weights = tokens, weights
+        table.places = {token: index for index, token in enumerate(tokens, start)}
+
+    def _tokens_of_file(self, path: str | pathlib.Path) -> list[Any]:
+        if self.output_mode == "tf_idf":
+            raise argument_error("vocabulary", path, "tokens with idf_weights: a file has none", layer=self.name)
+        try:
+            lines = read_regular(pathlib.Path(path), follow_links=True).decode("utf-8").splitlines()
+            return lines if self.kind == "string" else [int(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"layer {self.name!r} cannot read its vocabulary",
+                given=f"{path}: {error}",
+                expected="a file of text in UTF-8 with one token in each line",
+                fix="check the path, or pass the tokens themselves",
+            ) from error
+
+    def _check_together(self, idf_weights: Any, vocabulary: Any) -> None:
+        wrong = {
+            "pad_to_max_tokens=True without max_tokens": self.pad_to_max_tokens and self.max_tokens is None,
+            f'invert=True with output_mode="{self.output_mode}"': self.invert and self.output_mode != "int",
+            f'idf_weights with output_mode="{self.output_mode}"': idf_weights is not None
+            and self.output_mode != "tf_idf",
+            'output_mode="tf_idf" with a vocabulary and without idf_weights': self.output_mode == "tf_idf"
+            and vocabulary is not None
+            and idf_weights is None
+            and not isinstance(vocabulary, str | pathlib.Path),
+            'salt with oov_method="floormod", which does not hash': self.salt is not None
+            and self.kind == "int64"
+            and self.oov_method == "floormod",
+        }
+        for given, is_so in wrong.items():
+            if is_so:
+                raise ModelError(
+                    f"arguments of layer {self.name!r} do not fit together",
+                    given=given,
+                    expected="arguments as the documentation of the layer tells",
+                    fix="leave one of them out, or give the other, too",
+                )
+
+    def _check_weights(self, idf_weights: Any) -> None:
+        if self.output_mode == "tf_idf" and idf_weights is None:
+            raise self._needs_weights()
+        if self.output_mode != "tf_idf" and idf_weights is not None:
+            expected = f'None with output_mode="{self.output_mode}"'
+            raise argument_error("idf_weights", idf_weights, expected, layer=self.name)
+
+    def _needs_weights(self) -> ModelError:
+        return ModelError(
+            f"layer {self.name!r} has no inverse document frequencies",
+            given='output_mode="tf_idf" without idf_weights',
+            expected="idf_weights, one for each token",
+            fix="layer.adapt(data), or set_vocabulary(tokens, idf_weights)",
+        )
+
+    def _check_tokens(self, given: Sequence[Any], tokens: Sequence[Any]) -> None:
+        size, special = len(tokens) + len(self._special), self._special
+        repeated = [token for token, count in collections.Counter(tokens).items() if count > 1]
+        reserved = [self.mask_token] * (self.mask_token is not None)
+        reserved += [self.oov_token] * (self.invert and self.oov_token is not None)
+        misplaced = [token for token in reserved if token in tokens]
+        kinds = str if self.kind == "string" else int
+        others = [token for token in tokens if not isinstance(token, kinds)]
+        if not tokens:
+            wrong = "is empty"
+        elif repeated:
+            wrong = f"has tokens more than once: {shorten(repeated)}"
+        elif misplaced:
+            wrong = f"has {misplaced[0]!r} at a wrong place: special tokens are all in front, as {special}, or left out"
+        elif others:
+            wrong = f"has tokens of another kind than {kinds.__name__}: {shorten(others)}"
+        elif self.max_tokens is not None and size > self.max_tokens:
+            wrong = f"has {size} tokens with the special ones, more than max_tokens={self.max_tokens}"
+        else:
+            return
+        expected = f"tokens, each once, with {special} in front or without them"
+        raise argument_error("vocabulary", list(given), expected, wrong=wrong, layer=self.name)
+
+
+def _sortable(token: Token) -> Any:
+    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token
+
+
+class StringLookup(IndexLookup):
+    """The index of words in a vocabulary, or vectors of them; runs on the host.
+
+    Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
+            refuse them.
+        mask_token: the word of index 0, for masks; None for none.
+        oov_token: what stands for unknown words in the vocabulary.
+        vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each word of `vocabulary`.
+        invert: whether indices are turned back to words.
+        output_mode: `"int"`, the index of each word; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the words of the last dim.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        sparse: False; arrays are dense.
+        encoding: of bytes.
+        name: as of `Layer`.
+        salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
+        **kwargs: as of `Layer`.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layer = layers.StringLookup(vocabulary=["a", "b", "c"])
+        >>> layer([["a", "c", "d"], ["d", "a", "b"]]).tolist()
+        [[1, 3, 0], [0, 1, 2]]
+    """
+
+    kind = "string"
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: str | None = None,
+        oov_token: str | None = "[UNK]",
+        vocabulary: Any = None,
+        idf_weights: ArrayLike | None = None,
+        invert: bool = False,
+        output_mode: str = "int",
+        pad_to_max_tokens: bool = False,
+        sparse: bool = False,
+        encoding: str = "utf-8",
+        name: str | None = None,
+        salt: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.encoding = encoding
+        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
+        super().__init__(
+            max_tokens,
+            num_oov_indices,
+            mask_token,
+            oov_token,
+            vocabulary,
+            idf_weights,
+            invert,
+            output_mode,
+            sparse,
+            **options,
+        )
+
+
+class IntegerLookup(IndexLookup):
+    """The index of integers in a vocabulary, or vectors of them; runs on the host, where integers have 64 bits.
+
+    Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        num_oov_indices: how many indices there are for integers that are not in the vocabulary; 0 to refuse them.
+        mask_token: the integer of index 0, for masks; None for none.
+        oov_token: what stands for unknown integers in the vocabulary.
+        vocabulary: integers, or a file with one in each line; by default those that `adapt` finds.
+        vocabulary_dtype: `"int64"`.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each integer of `vocabulary`.
+        invert: whether indices are turned back to integers.
+        output_mode: `"int"`, the index of each; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the integers of the last dim.
+        sparse: False; arrays are dense.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
+            `"farmhash"`.
+        salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
+        name: as of `Layer`.
+        **kwargs: as of `Layer`.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layers.IntegerLookup(vocabulary=[12, 36, 1138])([[12, 1138, 42], [42, 1000, 36]]).tolist()
+        [[1, 3, 0], [0, 0, 2]]
+    """
+
+    kind = "int64"
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: int | None = None,
+        oov_token: int | None = -1,
+        vocabulary: Any = None,
+        vocabulary_dtype: str = "int64",
+        idf_weights: ArrayLike | None = None,
+        invert: bool = False,
+        output_mode: str = "int",
+        sparse: bool = False,
+        pad_to_max_tokens: bool = False,
+        oov_method: str = "floormod",
+        salt: Any = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
+        super().__init__(
+            max_tokens,
+            num_oov_indices,
+            mask_token,
+            oov_token,
+            vocabulary,
+            idf_weights,
+            invert,
+            output_mode,
+            sparse,
+            oov_method=oov_method,
+            **options,
+        )
+        self.vocabulary_dtype = check_option("vocabulary_dtype", vocabulary_dtype, ("int64",), self.name)
