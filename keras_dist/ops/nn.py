@@ -17,6 +17,7 @@ from keras_dist.ops.normalization import layer_normalization as layer_normalizat
 from keras_dist.ops.normalization import moments as moments
 from keras_dist.ops.normalization import normalize as normalize
 from keras_dist.ops.normalization import rms_normalization as rms_normalization
+from keras_dist.ops.numpy_arguments import element_type_or_floatx
 from keras_dist.ops.operation import as_array, floating, like, names_in, operation, unary
 from keras_dist.ops.patches import depth_to_space as depth_to_space
 from keras_dist.ops.patches import fold as fold
@@ -98,14 +99,14 @@ def one_hot(
         x: class indices.
         num_classes: how many there are.
         axis: where the dim of the classes is put in.
-        dtype: the element type of the result; None for float32.
+        dtype: the element type of the result; None for that of weights.
         sparse: only False.
 
     Raises:
         ModelError: it is to be sparse.
     """
     _check_dense("one_hot", sparse)
-    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=dtype or jnp.float32)
+    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=element_type_or_floatx(dtype))
 
 
 @operation
@@ -123,7 +124,7 @@ def multi_hot(
         inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.
         num_classes: how many there are.
         axis: where the dim of the classes is put in, before n is reduced.
-        dtype: the element type of the result; None for float32.
+        dtype: the element type of the result; None for that of weights.
         sparse: only False.
         **kwargs: `num_tokens`, another name of `num_classes`.
 
@@ -140,7 +141,7 @@ def multi_hot(
             expected="an integer above all indices",
             fix="multi_hot(indices, num_classes=10)",
         )
-    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=dtype or jnp.float32)
+    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=element_type_or_floatx(dtype))
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 

@@ -11,7 +11,7 @@ from keras_dist import _not_here, data
 @pytest.mark.parametrize(
     ("package", "name", "words"),
     [
-        (kd, "ops", "instead: `jax.numpy`"),
+        (kd, "legacy", "instead: `kd.saving`"),
         (kd, "backend", "JAX is the only backend"),
         (kd, "applications", "from_nnx"),
         (kd, "Quantizer", "nothing takes its place"),
