@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from keras_dist import activations, losses
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import numpy_arguments
 from keras_dist.ops.normalization import batch_normalization as batch_normalization
 from keras_dist.ops.normalization import layer_normalization as layer_normalization
 from keras_dist.ops.normalization import moments as moments
 from keras_dist.ops.normalization import normalize as normalize
 from keras_dist.ops.normalization import rms_normalization as rms_normalization
-from keras_dist.ops.numpy_arguments import element_type_or_floatx
 from keras_dist.ops.operation import as_array, floating, like, names_in, operation, unary
 from keras_dist.ops.patches import depth_to_space as depth_to_space
 from keras_dist.ops.patches import fold as fold
@@ -106,7 +106,7 @@ def one_hot(
         ModelError: it is to be sparse.
     """
     _check_dense("one_hot", sparse)
-    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=element_type_or_floatx(dtype))
+    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
 
 
 @operation
@@ -141,7 +141,7 @@ def multi_hot(
             expected="an integer above all indices",
             fix="multi_hot(indices, num_classes=10)",
         )
-    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=element_type_or_floatx(dtype))
+    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 

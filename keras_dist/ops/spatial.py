@@ -17,7 +17,7 @@ from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.layers.pooling import reduce_adaptively
 from keras_dist.layers.transposed_convolution import zeros_around
-from keras_dist.ops.data_format import channels_are_last
+from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 Sizes: TypeAlias = int | Sequence[int]
@@ -72,7 +72,7 @@ def _dims(name: str, inputs: jax.Array, data_format: str | None) -> _Dims:
             expected="a batch, channels, and one to three spatial dims",
             fix="ops.expand_dims(inputs, 0) for a single example",
         )
-    return _Dims(name, inputs.ndim - 2, channels_are_last(data_format, name))
+    return _Dims(name, inputs.ndim - 2, channel_order.is_last(data_format, name))
 
 
 def _padding(value: str) -> str:

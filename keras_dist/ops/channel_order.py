@@ -3,6 +3,6 @@
 from keras_dist._arguments import check_data_format
 
 
-def channels_are_last(data_format: str | None, name: str) -> bool:
+def is_last(data_format: str | None, name: str) -> bool:
     """Return whether `data_format` is `"channels_last"`, as it is by default; errors name the operation `name`."""
     return check_data_format(data_format, name) == "channels_last"
