@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_data_format, check_option, check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.ops import core
+from keras_dist.ops import channel_order, core
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.image_sampling import affine_transform as affine_transform
 from keras_dist.ops.image_sampling import elastic_transform as elastic_transform
@@ -313,7 +313,7 @@ def extract_patches(
     """
     rank = 2 if isinstance(size, int) else len(size)
     array = as_array(images)
-    is_batch, is_last = array.ndim == rank + 2, check_data_format(data_format, "extract_patches") == "channels_last"
+    is_batch, is_last = array.ndim == rank + 2, channel_order.is_last(data_format, "extract_patches")
     if rank not in (2, 3) or array.ndim not in (rank + 1, rank + 2):
         raise ModelError(
             "extract_patches does not take such images",

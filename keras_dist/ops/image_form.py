@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_data_format
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array
 
 
@@ -38,7 +38,7 @@ class Images:
                 expected="(height, width, channels), or (batch, height, width, channels)",
                 fix="ops.expand_dims(images, -1) for images without channels",
             )
-        is_last = check_data_format(data_format, name) == "channels_last"
+        is_last = channel_order.is_last(data_format, name)
         batch = array if array.ndim == 4 else array[None]
         return cls(batch if is_last else jnp.moveaxis(batch, 1, -1), array.ndim == 4, is_last)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from keras_dist import activations, losses
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import numpy_arguments
 from keras_dist.ops.normalization import batch_normalization as batch_normalization
 from keras_dist.ops.normalization import layer_normalization as layer_normalization
 from keras_dist.ops.normalization import moments as moments
@@ -98,14 +99,14 @@ def one_hot(
         x: class indices.
         num_classes: how many there are.
         axis: where the dim of the classes is put in.
-        dtype: the element type of the result; None for float32.
+        dtype: the element type of the result; None for that of weights.
         sparse: only False.
 
     Raises:
         ModelError: it is to be sparse.
     """
     _check_dense("one_hot", sparse)
-    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=dtype or jnp.float32)
+    return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
 
 
 @operation
@@ -123,7 +124,7 @@ def multi_hot(
         inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.
         num_classes: how many there are.
         axis: where the dim of the classes is put in, before n is reduced.
-        dtype: the element type of the result; None for float32.
+        dtype: the element type of the result; None for that of weights.
         sparse: only False.
         **kwargs: `num_tokens`, another name of `num_classes`.
 
@@ -140,7 +141,7 @@ def multi_hot(
             expected="an integer above all indices",
             fix="multi_hot(indices, num_classes=10)",
         )
-    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=dtype or jnp.float32)
+    hot = jax.nn.one_hot(indices, count, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 

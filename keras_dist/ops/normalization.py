@@ -100,7 +100,7 @@ def layer_normalization(
         gamma: for the dims `axis`; None for 1.
         beta: for the dims `axis`; None for 0.
         axis: the dim, or dims.
-        epsilon: keeps the quotient finite; None for 1e-7.
+        epsilon: keeps the quotient finite; None for that of `config.epsilon`.
         **kwargs: `rms_scaling`, whether the mean stays, and `beta` is not added.
     """
     array = as_array(x)
@@ -115,7 +115,7 @@ def layer_normalization(
         return found if found.ndim == values.ndim or axes == [values.ndim - 1] else found.reshape(shape)
 
     mean, variance = (reduce(values, tuple(axes), keepdims=True) for reduce in (jnp.mean, jnp.var))
-    factor = jax.lax.rsqrt(variance + (default_epsilon() if epsilon is None else epsilon))
+    factor = jax.lax.rsqrt(variance + _or_default(epsilon))
     if gamma is not None:
         factor = factor * of_values(gamma)
     if kwargs.pop("rms_scaling", False):
@@ -138,13 +138,13 @@ def rms_normalization(
         x: an array.
         scale: broadcasts against `x`; None for 1.
         axis: the dim, or dims.
-        epsilon: keeps the quotient finite; None for 1e-7.
+        epsilon: keeps the quotient finite; None for that of `config.epsilon`.
     """
     array = as_array(x)
     values: Any = jnp.atleast_1d(wide(array))
     axes = tuple(axis) if isinstance(axis, list | tuple) else axis
     squares: Any = jnp.mean(jnp.square(values), axes, keepdims=True)
-    normalized = values * jax.lax.rsqrt(squares + (default_epsilon() if epsilon is None else epsilon))
+    normalized = values * jax.lax.rsqrt(squares + _or_default(epsilon))
     if scale is not None:
         normalized = normalized * as_array(scale, values.dtype)
     return normalized.astype(array.dtype)
@@ -158,18 +158,22 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
         x: an array.
         axis: the dim, or dims.
         order: of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
-        epsilon: the least norm; None for 1e-7.
+        epsilon: the least norm; None for that of `config.epsilon`.
     """
     check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
     axes: Any = tuple(axis) if isinstance(axis, list | tuple) else axis
-    least = default_epsilon() if epsilon is None else epsilon
+    least = _or_default(epsilon)
     if order == 2:
         squares = jnp.sum(jnp.square(values), axes, keepdims=True)
         squares = squares.astype(jnp.result_type(squares, 0.0))
         return values * jnp.minimum(jax.lax.rsqrt(squares), 1 / least)
     floats = values.astype(jnp.result_type(values, 0.0))
     return values / jnp.maximum(jnp.linalg.norm(floats, order, axes, keepdims=True), least)
+
+
+def _or_default(epsilon: float | None) -> float:
+    return default_epsilon() if epsilon is None else epsilon
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -8,9 +8,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_data_format, check_sizes
+from keras_dist._arguments import check_sizes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array, names_in, operation
 
 Pair: TypeAlias = int | Sequence[int]
@@ -123,7 +124,7 @@ def space_to_depth(x: ArrayLike, block_size: int, data_format: str | None = "cha
 def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -> tuple[jax.Array, bool]:
     """The images with channels last, and whether they were given so."""
     images = _of_rank(name, x, 4, "images with a batch and channels")
-    is_last = check_data_format(data_format, name) == "channels_last"
+    is_last = channel_order.is_last(data_format, name)
     if block_size < 2:
         raise ModelError(
             f"{name}: the blocks are too small",

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_data_format, check_option, check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.layers.pooling import reduce_adaptively
 from keras_dist.layers.transposed_convolution import zeros_around
+from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 Sizes: TypeAlias = int | Sequence[int]
@@ -71,7 +72,7 @@ def _dims(name: str, inputs: jax.Array, data_format: str | None) -> _Dims:
             expected="a batch, channels, and one to three spatial dims",
             fix="ops.expand_dims(inputs, 0) for a single example",
         )
-    return _Dims(name, inputs.ndim - 2, check_data_format(data_format, name) == "channels_last")
+    return _Dims(name, inputs.ndim - 2, channel_order.is_last(data_format, name))
 
 
 def _padding(value: str) -> str:

@@ -10,4 +10,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Warnings of Keras about Keras are not ours."""
     for item in items:
         if "ops" in item.path.parts:
+            item.add_marker(pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:keras"))

@@ -26,7 +26,7 @@ def summed(state, row):
 PATTERNS = [
     ("b h w -> b w h", {}),
     ("b h w -> (b h) w", {}),
-    ("(b c) h w -> h b (w c)", {"b": 2}),
+    ("(b c) h w -> h b (w c)", {"b": 2, "c": 2}),
     ("b h w->b (w h)", {}),
 ]
 CASES = {

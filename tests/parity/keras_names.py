@@ -33,8 +33,8 @@ This file is written by `python -m tests.parity.keras_names`; the tests fail whe
 **Arrays.** Weights are created sharded, under the distribution that is set when they are made, and a model keeps it.
 Until then layers are descriptions; afterwards `layer.kernel` and `model.weights` are handles on the model's arrays.
 Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend:
-`jax.numpy` takes the place of `keras.ops`. Steps are compiled, unless `compile` gets `run_eagerly=True` or
-`jit_compile=False`: they run operation by operation then.
+`kd.ops` has the names of `keras.ops`, and `jax.numpy` serves as well. Steps are compiled, unless `compile` gets
+`run_eagerly=True` or `jit_compile=False`: they run operation by operation then.
 
 **Names.** `dense`, `dense_1` are numbered within each model, so that the same code gives the same paths however often
 it runs. Paths are made of the attributes that lead to a weight, and leave out the model: `dense_1/kernel`.
@@ -122,6 +122,11 @@ from a patched number of processes, so that the base class has none; and our
     "keras.layers": """\
 The arguments of weights (`kernel_initializer`, `bias_regularizer` and so on), and those that stand behind them in
 Keras, are taken by keyword.""",
+    "keras.ops": """\
+All of them are here, for arrays, variables, and symbolic tensors, whose shapes and element types are those of the
+results. Arrays are dense: `sparse=True` is refused, and `ragged=True`. Functions that are arguments, as of `map`, are
+written into configs where they have a name that is registered. What `cond` returns does not depend on symbolic tensors
+that its functions do not take as arguments.""",
     "keras.optimizers": """\
 What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,
 `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
@@ -149,6 +154,14 @@ make the update of one large batch; Keras takes the mean of theirs.""",
     "losses.categorical_crossentropy": "smoothing spreads over the classes of `axis`",
     "losses.categorical_generalized_cross_entropy": "an index that is no class is an error, compiled NaN",
     "losses.sparse_categorical_crossentropy": "an index that is no class is an error, compiled NaN; any `axis`",
+    "ops.*dot_product_attention": "logits are not capped",
+    "ops.image.gaussian_blur": "`data_format=None` is `channels_last`; Keras takes it for `channels_first`",
+    "ops.average_pool": "`strides=None` is `pool_size`; Keras fails",
+    "ops.max_pool": "`strides=None` is `pool_size`; Keras fails",
+    "ops.nn.average_pool": "`strides=None` is `pool_size`; Keras fails",
+    "ops.nn.max_pool": "`strides=None` is `pool_size`; Keras fails",
+    "ops.*sparse_categorical_crossentropy": "an index that is no class is an error, compiled NaN",
+    "ops.*sparsemax": "adds up to 1, as in the paper",
     "optimizers.schedules.CosineDecayRestarts": "rounding does not put off a restart",
     "regularizers.Orthogonal*": "a single row costs nothing; Keras gives NaN",
     "regularizers.orthogonal*": "a single row costs nothing; Keras gives NaN",
@@ -181,7 +194,6 @@ INSTEAD = {
     "layers.Rand*": "augment while data is read",
     "layers.STFTSpectrogram": "`jax.scipy.signal.stft`",
     "legacy.*": "`kd.saving`",
-    "ops.*": "`jax.numpy`, `jax.nn`, `jax.lax`, `jax.image`, `jax.scipy`",
     "optimizers.legacy.*": "`kd.optimizers`",
     "preprocessing.*": "`tensorflow_datasets`, Pillow, numpy",
     "utils.FeatureSpace": "encode while data is read",
