@@ -102,7 +102,10 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
         if found is None:
             return None
         # of its own Keras counts no steps, and keeps a rate that is never read
-        own = [Slot("", computed=lambda: np.zeros((), np.int32)), Slot("", computed=lambda: np.full((), 0.001, np.float32))]
+        own = [
+            Slot("", computed=lambda: np.zeros((), np.int32)),
+            Slot("", computed=lambda: np.full((), 0.001, np.float32)),
+        ]
         return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
     of_class = _SLOTS.get(type(optimizer))
     if of_class is None:

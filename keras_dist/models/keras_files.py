@@ -20,9 +20,11 @@ from keras_dist.errors import (
     ModelError,
     shorten,
 )
-from keras_dist.interop.h5_files import H5Writer
+from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, KerasArchive, write_archive
 from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.interop.legacy_configs import legacy_compile, legacy_document, legacy_model
+from keras_dist.interop.legacy_h5 import legacy_slots
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.keras_weights import (
@@ -49,6 +51,12 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
         return None
     path = folder_path(os.fspath(filepath))
     return None if in_bucket(path) else path
+
+
+def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The path of a file in which Keras 2 keeps a model; None for others."""
+    is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
+    return pathlib.Path(filepath) if is_path and os.path.isfile(filepath) else None
 
 
 def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
@@ -97,9 +105,7 @@ def load_keras(
         with _policy(own.get("policy")), reading(path):
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
-            model = deserialize_keras_object(config, {"Functional": model_class})
-            if not isinstance(model, model_class):
-                raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+            model = _made(config, model_class)
             session = model._with_weights()
             if compile and compiled:
                 model.compile_from_config(compiled)
@@ -114,6 +120,40 @@ def load_keras(
         if isinstance(own.get("seed"), int) and isinstance(own.get("fits"), int):
             session.use_seed(own["seed"])
             session.fits = own["fits"]
+    return model
+
+
+def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, compile: bool, model_class: type) -> Any:
+    """Make the model in a file of Keras 2, on the current distribution; see `load_model`."""
+    with H5Reader("load_model", path) as reader, custom_object_scope(custom_objects):
+        config = legacy_document(reader, "model_config")
+        if config is None:
+            raise ModelError(
+                f"load_model: {str(path)!r} holds weights, and no model",
+                given="a file of HDF5 without 'model_config'",
+                expected="a file in which Keras 2 has saved a model",
+                fix="make the model in code, and then model.load_weights(path)",
+            )
+        training = legacy_document(reader, "training_config") if compile else None
+        with reading(path):
+            config = from_keras(legacy_model(config), custom_objects)
+            compiled = None if training is None else from_keras(legacy_compile(training), custom_objects)
+            check_no_code([config, compiled])
+            model = _made(config, model_class)
+            if compiled is not None:
+                model.compile_from_config(compiled)
+        session = model._with_weights()
+        with session.cell.lock:
+            set_slots(model.name, session, legacy_slots(reader, model.name, model.layers), reader, strict=True)
+            set_optimizer(session, stored_optimizer(session), reader)
+    return model
+
+
+def _made(config: Any, model_class: type) -> Any:
+    """The model of a config."""
+    model = deserialize_keras_object(config, {"Functional": model_class})
+    if not isinstance(model, model_class):
+        raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
 
 

@@ -25,7 +25,7 @@ from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
 from keras_dist.interop.keras_paths import OPTIMIZER, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
-from keras_dist.interop.legacy_h5 import is_legacy, legacy_slots
+from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
 from keras_dist.models.saving import OVERWRITE, check_free, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -182,7 +182,11 @@ def set_slots(model: str, session: Session, slots: Sequence[Slot], reader: H5Rea
 
 def set_optimizer(session: Session, slots: Sequence[Slot], reader: H5Reader) -> bool:
     """Take over the state of the optimizer from a file, if it has one of such an optimizer; whether it did."""
-    stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
+    if is_legacy(reader):
+        slots = legacy_optimizer(reader, slots) or []
+        stored = {slot.name for slot in slots}
+    else:
+        stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
     if not stored:
         return False
     wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
@@ -250,7 +254,7 @@ def _placed(session: Session, place: int, value: Any) -> jax.Array:
 
 def _is_beside(name: str) -> bool:
     """Whether an array in a file is no weight."""
-    return name.startswith((f"{OPTIMIZER}/", f"{OWN}/")) or "seed_generator" in name
+    return name.startswith((f"{OPTIMIZER}/", f"{OWN}/", "optimizer_weights/")) or "seed_generator" in name
 
 
 def _misfits(reader: H5Reader, slot: Slot) -> bool:
