@@ -28,12 +28,13 @@ from keras_dist.interop.legacy_h5 import legacy_slots
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.keras_weights import (
+    Contents,
+    contents_of,
     own_arrays,
+    set_contents,
     set_optimizer,
     set_own,
-    set_slots,
     stored_optimizer,
-    stored_weights,
     write_arrays,
 )
 from keras_dist.models.saving import OVERWRITE, check_free, written_compile
@@ -70,7 +71,7 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
-    slots = [*stored_weights(session), *stored_optimizer(session)]
+    slots = [*contents_of(model, session).written(), *stored_optimizer(session)]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
 
@@ -111,12 +112,12 @@ def load_keras(
                 model.compile_from_config(compiled)
         reader = archive.arrays()
         with session.cell.lock:
-            slots = stored_weights(session)
-            set_slots(model.name, session, slots, reader, strict=True)
+            contents = contents_of(model, session)
+            set_contents(model.name, session, contents, reader, strict=True)
             optimizer = stored_optimizer(session)
             if optimizer:
                 set_optimizer(session, optimizer, reader)
-            set_own(session, own_arrays(session, [*slots, *optimizer]), reader)
+            set_own(session, own_arrays(session, [*contents.slots, *optimizer]), reader)
         if isinstance(own.get("seed"), int) and isinstance(own.get("fits"), int):
             session.use_seed(own["seed"])
             session.fits = own["fits"]
@@ -144,7 +145,8 @@ def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, co
                 model.compile_from_config(compiled)
         session = model._with_weights()
         with session.cell.lock:
-            set_slots(model.name, session, legacy_slots(reader, model.name, model.layers), reader, strict=True)
+            contents = Contents(legacy_slots(reader, model.name, model.layers), {})
+            set_contents(model.name, session, contents, reader, strict=True)
             set_optimizer(session, stored_optimizer(session), reader)
     return model
 

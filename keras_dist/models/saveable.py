@@ -100,7 +100,7 @@ class Saveable(Trainer):
         if path is None:
             save_weights(self._with_weights(), self.weights, filepath, overwrite, max_shard_size)
         else:
-            save_h5_weights(self._with_weights(), path, overwrite, checked_size(max_shard_size))
+            save_h5_weights(self, self._with_weights(), path, overwrite, checked_size(max_shard_size))
 
     def load_weights(
         self,
@@ -182,7 +182,7 @@ class Saveable(Trainer):
         if path is None:
             return load_weights(self.name, self._with_weights(), self.weights, filepath, strict, name_map, transform)
         check_no_rules(path, name_map, transform)
-        return load_h5_weights(self.name, self._with_weights(), self.layers, path, strict)
+        return load_h5_weights(self, self._with_weights(), path, strict)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
