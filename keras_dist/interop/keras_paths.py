@@ -26,11 +26,13 @@ class Hooks:
         live: what may be called, by the paths of layers.
         found: such layers, by the names of their groups in the file.
         covered: the paths of their weights.
+        with_assets: layers that keep files of their own beside the arrays, by the names of their folders.
     """
 
     live: Mapping[str, Any]
     found: dict[str, Any] = dataclasses.field(default_factory=dict)
     covered: set[str] = dataclasses.field(default_factory=set)
+    with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def stored_variables(module: Any, order: Mapping[str, int], hooks: Hooks) -> Iterator[tuple[str, str]]:
@@ -59,6 +61,8 @@ def _walk(node: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tu
         return
     walk.seen.add(id(node))
     own, path = _own(node, parts, walk.order), _paths.join(_paths.visible(parts))
+    if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
+        walk.hooks.with_assets[name] = walk.hooks.live[path]
     if isinstance(node, layers.Layer) and node._keeps_variables_itself() and path in walk.hooks.live:
         walk.hooks.found[_joined(name, "vars")] = walk.hooks.live[path]
         walk.hooks.covered.update(own)

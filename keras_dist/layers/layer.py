@@ -95,10 +95,6 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             ("compute_output_spec", "symbolic_call"),
             "leave it out: shapes and dtypes follow from `call`, which is traced",
         ),
-        **dict.fromkeys(
-            ("save_assets", "load_assets"),
-            "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
-        ),
     }
 
     supports_masking: bool = False

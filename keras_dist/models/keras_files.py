@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,8 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
-    slots = [*contents_of(model, session).written(), *stored_optimizer(session)]
+    contents = contents_of(model, session)
+    slots = [*contents.written(), *stored_optimizer(session)]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
 
@@ -84,7 +86,12 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
                 write_arrays("save", session, slots, own_arrays(session, slots), writer)
 
         def commit() -> None:
-            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays")
+            assets = drafts[0] / "assets"
+            for name, layer in contents.with_assets.items():
+                if hasattr(layer, "save_assets"):
+                    (assets / name).mkdir(parents=True, exist_ok=True)
+                    layer.save_assets(str(assets / name))
+            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays", assets)
             os.replace(drafts[0] / "archive", path)
 
         job.each(write)
@@ -114,6 +121,10 @@ def load_keras(
         with session.cell.lock:
             contents = contents_of(model, session)
             set_contents(model.name, session, contents, reader, strict=True)
+            for name, layer in contents.with_assets.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    if hasattr(layer, "load_assets") and archive.extract_assets(name, pathlib.Path(folder)):
+                        layer.load_assets(folder)
             optimizer = stored_optimizer(session)
             if optimizer:
                 set_optimizer(session, optimizer, reader)
@@ -145,7 +156,7 @@ def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, co
                 model.compile_from_config(compiled)
         session = model._with_weights()
         with session.cell.lock:
-            contents = Contents(legacy_slots(reader, model.name, model.layers), {})
+            contents = Contents(legacy_slots(reader, model.name, model.layers))
             set_contents(model.name, session, contents, reader, strict=True)
             set_optimizer(session, stored_optimizer(session), reader)
     return model

@@ -45,10 +45,12 @@ class Contents:
     Attributes:
         slots: the arrays, in its order.
         hooked: layers that say themselves what is kept of them, by the names of their groups.
+        with_assets: layers that keep files of their own, by the names of their folders.
     """
 
     slots: list[Slot]
-    hooked: dict[str, Any]
+    hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def written(self) -> list[Slot]:
         """What is to be written; in a job of several processes all must call."""
@@ -72,7 +74,7 @@ def contents_of(model: Any, session: Session) -> Contents:
     ]
     kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
-    return Contents(found + beside, hooks.found)
+    return Contents(found + beside, hooks.found, hooks.with_assets)
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -157,7 +159,7 @@ def load_h5_weights(model: Any, session: Session, path: pathlib.Path, strict: bo
     """Set the weights of a model to those in a file of Keras."""
     with opened(path) as reader:
         if is_legacy(reader):
-            contents = Contents(legacy_slots(reader, model.name, model.layers), {})
+            contents = Contents(legacy_slots(reader, model.name, model.layers))
         else:
             contents = contents_of(model, session)
         report = set_contents(model.name, session, contents, reader, strict)

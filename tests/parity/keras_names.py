@@ -65,7 +65,7 @@ optimizer trains one model: `compile` refuses one that another model has. A subc
 `update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
 
 **Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
-what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `save_own_variables`, `update_step` and others.
+what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `update_step` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
@@ -73,6 +73,10 @@ what to do instead: `test_step`, `predict_step`, `compute_output_spec`, `save_ow
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
 of all rows so far: scalars that a function gives for a batch count by its rows. The weights of a model that has seen no
 input are an error, not an empty list. Metrics that a model would update itself are arguments of `compile` instead.
+
+**Files.** `.keras`, `.weights.h5` and `.weights.json` are those of Keras, in both directions, with the state of the
+optimizer; `.h5` of Keras 2 is read. Code in them is never run, with `safe_mode=False` neither: `custom_objects` gives
+the function of a `Lambda` by the name of its layer. All other paths are folders, or files of safetensors.
 
 **Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
 Keras wrote are read, too.
