@@ -23,7 +23,8 @@ OWN = "keras_dist"
 """The entry of the metadata in which the house notes what Keras has no place for; Keras does not look at it."""
 
 _KERAS_VERSION = "3.15.1"
-_MOST_JSON_BYTES = 2**28
+_MOST_JSON_BYTES, _MOST_ASSET_BYTES, _CHUNK_BYTES = 2**28, 2**30, 2**20
+_ASSETS = "assets/"
 _HEADER = struct.Struct("<4s5H3I2H")
 """What stands before each member of a zip: among others the sizes of its name and of extra fields, last."""
 
@@ -89,6 +90,30 @@ class KerasArchive:
         except OSError as error:
             raise self._damaged(f"{WEIGHTS}: {error}") from error
 
+    def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
+        """Write the files of a layer into a folder; whether there are any.
+
+        Args:
+            name: of the layer's folder in the archive.
+            folder: which is empty.
+        """
+        left, prefix, is_any = _MOST_ASSET_BYTES, f"{_ASSETS}{name}/", False
+        for info in self._zip.infolist():
+            if not info.filename.startswith(prefix) or info.is_dir():
+                continue
+            parts = info.filename.removeprefix(prefix).split("/")
+            if any(part in ("", ".", "..") or set(part) & set("\\:\0") for part in parts):
+                raise self._damaged(f"a member {info.filename!r}")
+            (folder / "/".join(parts[:-1])).mkdir(parents=True, exist_ok=True)
+            with self._zip.open(info) as member, (folder / "/".join(parts)).open("xb") as file:
+                while chunk := member.read(min(_CHUNK_BYTES, left + 1)):  # whatever the directory says of its size
+                    left -= len(chunk)
+                    if left < 0:
+                        raise self._damaged(f"assets of more than {_MOST_ASSET_BYTES} bytes")
+                    file.write(chunk)
+            is_any = True
+        return is_any
+
     def _json(self, name: str) -> Any:
         info = self._member(name)
         if info.file_size > _MOST_JSON_BYTES:
@@ -117,7 +142,9 @@ class KerasArchive:
         )
 
 
-def write_archive(path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path) -> None:
+def write_archive(
+    path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path, assets: pathlib.Path
+) -> None:
     """Write a `.keras` file.
 
     Args:
@@ -125,6 +152,7 @@ def write_archive(path: pathlib.Path, config: Any, own: Mapping[str, Any], array
         config: what the model is, and how it was compiled, as Keras reads it.
         own: what the house notes beside it.
         arrays: the file of HDF5.
+        assets: the folder of the files of layers; it need not exist.
     """
     date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
     metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
@@ -132,6 +160,9 @@ def write_archive(path: pathlib.Path, config: Any, own: Mapping[str, Any], array
         archive.writestr(METADATA, json.dumps(metadata))
         archive.writestr(CONFIG, json.dumps(config))
         archive.write(arrays, WEIGHTS)
+        for file in sorted(assets.rglob("*")):
+            if file.is_file():
+                archive.write(file, f"{_ASSETS}{file.relative_to(assets).as_posix()}")
 
 
 class _Window(io.RawIOBase):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -17,7 +18,24 @@ from keras_dist.saving.vocabulary import snake_case
 OPTIMIZER = "optimizer"
 
 
-def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+@dataclasses.dataclass
+class Hooks:
+    """The layers that say themselves what of them is in a file.
+
+    Attributes:
+        live: what may be called, by the paths of layers.
+        found: such layers, by the names of their groups in the file.
+        covered: the paths of their weights.
+        with_assets: layers that keep files of their own beside the arrays, by the names of their folders.
+    """
+
+    live: Mapping[str, Any]
+    found: dict[str, Any] = dataclasses.field(default_factory=dict)
+    covered: set[str] = dataclasses.field(default_factory=set)
+    with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def stored_variables(module: Any, order: Mapping[str, int], hooks: Hooks) -> Iterator[tuple[str, str]]:
     """Yield the names under which Keras keeps the variables of a model, and their paths here.
 
     Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
@@ -25,28 +43,39 @@ def stored_variables(module: Any, order: Mapping[str, int]) -> Iterator[tuple[st
     Args:
         module: the model as it was built, without arrays.
         order: the places of the paths in `model.weights`; others are not kept.
+        hooks: is told of layers that say themselves what is kept of them.
     """
-    yield from _walk(module, "", (), order, set())
+    yield from _walk(module, "", (), _Walk(order, hooks, set()))
 
 
-def _walk(
-    node: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
-) -> Iterator[tuple[str, str]]:
-    if id(node) in seen:
+class _Walk(NamedTuple):
+    """What a walk knows: the arguments of `stored_variables`, and where it has been."""
+
+    order: Mapping[str, int]
+    hooks: Hooks
+    seen: set[int]
+
+
+def _walk(node: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
+    if id(node) in walk.seen:
         return
-    seen.add(id(node))
-    for number, path in enumerate(_own(node, parts, order)):
-        yield _joined(name, f"vars/{number}"), path
+    walk.seen.add(id(node))
+    own, path = _own(node, parts, walk.order), _paths.join(_paths.visible(parts))
+    if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
+        walk.hooks.with_assets[name] = walk.hooks.live[path]
+    if isinstance(node, layers.Layer) and node._keeps_variables_itself() and path in walk.hooks.live:
+        walk.hooks.found[_joined(name, "vars")] = walk.hooks.live[path]
+        walk.hooks.covered.update(own)
+    else:
+        yield from ((_joined(name, f"vars/{number}"), path) for number, path in enumerate(own))
     for attribute, child, inner in _attributes(node):
         if isinstance(child, nnx.List | nnx.Dict | list):
-            yield from _walk_container(child, _joined(name, attribute), (*parts, *inner), order, seen)
+            yield from _walk_container(child, _joined(name, attribute), (*parts, *inner), walk)
         else:
-            yield from _walk(child, _joined(name, attribute), (*parts, *inner), order, seen)
+            yield from _walk(child, _joined(name, attribute), (*parts, *inner), walk)
 
 
-def _walk_container(
-    container: Any, name: str, parts: _paths.Parts, order: Mapping[str, int], seen: set[int]
-) -> Iterator[tuple[str, str]]:
+def _walk_container(container: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
     """Yield as `_walk` does; members go by their classes, which are numbered."""
     counts: dict[str, int] = {}
     members = container if isinstance(container, list) else [(child, (key,)) for key, child in children_of(container)]
@@ -57,8 +86,7 @@ def _walk_container(
         kind = "container" if is_container else _class_name(child)
         counts[kind] = count = counts.get(kind, -1) + 1
         member = _joined(name, f"{kind}_{count}" if count else kind)
-        walk = _walk_container if is_container else _walk
-        yield from walk(child, member, (*parts, *inner), order, seen)
+        yield from (_walk_container if is_container else _walk)(child, member, (*parts, *inner), walk)
 
 
 def _own(node: Any, parts: _paths.Parts, order: Mapping[str, int]) -> list[str]:

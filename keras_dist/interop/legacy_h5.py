@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.h5_files import H5Reader
 from keras_dist.interop.keras_slots import Slot
 
-_LAYERS, _WEIGHTS, _WHOLE, _TOP = "layer_names", "weight_names", "model_weights", "top_level_model_weights"
+_LAYERS, _WEIGHTS, _WHOLE, _OPTIMIZER = "layer_names", "weight_names", "model_weights", "optimizer_weights"
 
 
 def is_legacy(reader: H5Reader) -> bool:
@@ -41,6 +42,15 @@ def legacy_slots(reader: H5Reader, model: str, layers: Sequence[Any]) -> list[Sl
             raise _misfit(reader, model, f"{len(names)} weights of {group!r}", f"{len(weights)} of {layer.name!r}")
         slots += [Slot(_joined(group, name), weight) for name, weight in zip(names, weights, strict=True)]
     return slots
+
+
+def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | None:
+    """Return which slot of an optimizer each array is; None where there are more or fewer, as before the first step."""
+    names = [_joined(_OPTIMIZER, name) for name in _names(reader, _OPTIMIZER, _WEIGHTS)]
+    count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
+    if len(names) != count or any(name not in reader.shapes for name in names):
+        return None
+    return [dataclasses.replace(slot, name=name) for slot, name in zip(slots, names, strict=False)]
 
 
 def _names(reader: H5Reader, group: str, attribute: str) -> list[str]:

@@ -35,6 +35,7 @@ from keras_dist.layers.call_arguments import (
 )
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
+from keras_dist.layers.own_variables import OwnVariables
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.variable import Variable
@@ -45,7 +46,7 @@ from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 
 
-class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module):
+class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -93,10 +94,6 @@ class Layer(Recorded, Building, WeightOwner, Precision, Configurable, nnx.Module
 
     _never_called: ClassVar[dict[str, str]] = {
         "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`",
-        **dict.fromkeys(
-            ("save_own_variables", "load_own_variables", "save_assets", "load_assets"),
-            "leave it out: weights are saved by their paths; keep what is to be saved in weights, made by add_weight",
-        ),
     }
 
     supports_masking: bool = False

@@ -27,6 +27,10 @@ class Binding(Protocol):
         """Return handles on the weights of the layer and its sublayers."""
         ...
 
+    def own_weights(self) -> list[Any]:
+        """Return handles on the weights of the layer itself."""
+        ...
+
     def generators(self) -> list[Any]:
         """Handles on the states of the random generators of the layer and its sublayers."""
         ...

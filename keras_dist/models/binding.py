@@ -40,6 +40,13 @@ class ModelBinding:
         """Handles on the weights of the layer and its sublayers."""
         return self.session.variables(self.prefix)
 
+    def own_weights(self) -> list[ModelVariable]:
+        """Handles on the weights of the layer itself."""
+        paths = (_joined(self.prefix, _paths.join(_paths.visible(parts))) for parts, _ in own_variables(self._node))
+        known = {weight.path for weight in self.session.variables()}
+        own = {self.session.cell.row(path).path for path in paths} & known
+        return [weight for weight in self.session.variables() if weight.path in own]
+
     def generators(self) -> list[ModelVariable]:
         """Handles on the states of the random generators of the layer and its sublayers."""
         return self.session.generators(self.prefix)

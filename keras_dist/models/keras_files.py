@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +21,21 @@ from keras_dist.errors import (
     ModelError,
     shorten,
 )
-from keras_dist.interop.h5_files import H5Writer
+from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, KerasArchive, write_archive
 from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.interop.legacy_configs import legacy_compile, legacy_document, legacy_model
+from keras_dist.interop.legacy_h5 import legacy_slots
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.keras_weights import (
+    Contents,
+    contents_of,
     own_arrays,
+    set_contents,
     set_optimizer,
     set_own,
-    set_slots,
     stored_optimizer,
-    stored_weights,
     write_arrays,
 )
 from keras_dist.models.saving import OVERWRITE, check_free, written_compile
@@ -51,6 +55,12 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     return None if in_bucket(path) else path
 
 
+def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The path of a file in which Keras 2 keeps a model; None for others."""
+    is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
+    return pathlib.Path(filepath) if is_path and os.path.isfile(filepath) else None
+
+
 def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
     """Write a model to a file that Keras reads; see `Model.save`."""
     job = Rendezvous("a save")
@@ -62,7 +72,8 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
-    slots = [*stored_weights(session), *stored_optimizer(session)]
+    contents = contents_of(model, session)
+    slots = [*contents.written(), *stored_optimizer(session)]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
 
@@ -75,7 +86,12 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
                 write_arrays("save", session, slots, own_arrays(session, slots), writer)
 
         def commit() -> None:
-            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays")
+            assets = drafts[0] / "assets"
+            for name, layer in contents.with_assets.items():
+                if hasattr(layer, "save_assets"):
+                    (assets / name).mkdir(parents=True, exist_ok=True)
+                    layer.save_assets(str(assets / name))
+            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays", assets)
             os.replace(drafts[0] / "archive", path)
 
         job.each(write)
@@ -97,23 +113,60 @@ def load_keras(
         with _policy(own.get("policy")), reading(path):
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
-            model = deserialize_keras_object(config, {"Functional": model_class})
-            if not isinstance(model, model_class):
-                raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+            model = _made(config, model_class)
             session = model._with_weights()
             if compile and compiled:
                 model.compile_from_config(compiled)
         reader = archive.arrays()
         with session.cell.lock:
-            slots = stored_weights(session)
-            set_slots(model.name, session, slots, reader, strict=True)
+            contents = contents_of(model, session)
+            set_contents(model.name, session, contents, reader, strict=True)
+            for name, layer in contents.with_assets.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    if hasattr(layer, "load_assets") and archive.extract_assets(name, pathlib.Path(folder)):
+                        layer.load_assets(folder)
             optimizer = stored_optimizer(session)
             if optimizer:
                 set_optimizer(session, optimizer, reader)
-            set_own(session, own_arrays(session, [*slots, *optimizer]), reader)
+            set_own(session, own_arrays(session, [*contents.slots, *optimizer]), reader)
         if isinstance(own.get("seed"), int) and isinstance(own.get("fits"), int):
             session.use_seed(own["seed"])
             session.fits = own["fits"]
+    return model
+
+
+def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, compile: bool, model_class: type) -> Any:
+    """Make the model in a file of Keras 2, on the current distribution; see `load_model`."""
+    with H5Reader("load_model", path) as reader, custom_object_scope(custom_objects):
+        config = legacy_document(reader, "model_config")
+        if config is None:
+            raise ModelError(
+                f"load_model: {str(path)!r} holds weights, and no model",
+                given="a file of HDF5 without 'model_config'",
+                expected="a file in which Keras 2 has saved a model",
+                fix="make the model in code, and then model.load_weights(path)",
+            )
+        training = legacy_document(reader, "training_config") if compile else None
+        with reading(path):
+            config = from_keras(legacy_model(config), custom_objects)
+            compiled = None if training is None else from_keras(legacy_compile(training), custom_objects)
+            check_no_code([config, compiled])
+            model = _made(config, model_class)
+            if compiled is not None:
+                model.compile_from_config(compiled)
+        session = model._with_weights()
+        with session.cell.lock:
+            contents = Contents(legacy_slots(reader, model.name, model.layers))
+            set_contents(model.name, session, contents, reader, strict=True)
+            set_optimizer(session, stored_optimizer(session), reader)
+    return model
+
+
+def _made(config: Any, model_class: type) -> Any:
+    """The model of a config."""
+    model = deserialize_keras_object(config, {"Functional": model_class})
+    if not isinstance(model, model_class):
+        raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
 
 

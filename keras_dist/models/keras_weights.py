@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +24,9 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
-from keras_dist.interop.keras_paths import OPTIMIZER, name_now, stored_variables
+from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
-from keras_dist.interop.legacy_h5 import is_legacy, legacy_slots
+from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
 from keras_dist.models.saving import OVERWRITE, check_free, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -37,16 +38,43 @@ from keras_dist.training.optimization import DEFAULT
 from keras_dist.training.state_cell import host_copy
 
 
-def stored_weights(session: Session) -> list[Slot]:
-    """What Keras keeps of a model's variables, in its order."""
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What Keras keeps of a model's variables.
+
+    Attributes:
+        slots: the arrays, in its order.
+        hooked: layers that say themselves what is kept of them, by the names of their groups.
+        with_assets: layers that keep files of their own, by the names of their folders.
+    """
+
+    slots: list[Slot]
+    hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
+    with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def written(self) -> list[Slot]:
+        """What is to be written; in a job of several processes all must call."""
+        found = list(self.slots)
+        for group, layer in self.hooked.items():
+            store: dict[str, Any] = {}
+            layer.save_own_variables(store)
+            found += [Slot(f"{group}/{key}", computed=functools.partial(_as_numpy, v)) for key, v in store.items()]
+        return found
+
+
+def contents_of(model: Any, session: Session) -> Contents:
+    """What Keras keeps of a model's variables."""
+    bindings = [(layer._outside.binding, layer) for layer in model._owners() if layer._outside.binding is not None]
+    hooks = Hooks({binding.prefix: layer for binding, layer in bindings if binding.session is session})
     order = {weight.path: place for place, weight in enumerate(session.variables())}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
     found = [
         Slot(name, session.variable(path))
-        for name, path in stored_variables(session.cell.graph.described(), {**names, **order})
+        for name, path in stored_variables(session.cell.graph.described(), {**names, **order}, hooks)
     ]
-    kept = {slot.variable.path for slot in found}
-    return found + [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
+    kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
+    beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
+    return Contents(found + beside, hooks.found, hooks.with_assets)
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -81,12 +109,12 @@ def write_arrays(caller: str, session: Session, slots: Sequence[Slot], own: dict
         raise failure
 
 
-def save_h5_weights(session: Session, path: pathlib.Path, overwrite: bool, max_bytes: float | None) -> None:
+def save_h5_weights(model: Any, session: Session, path: pathlib.Path, overwrite: bool, max_bytes: float | None) -> None:
     """Write the weights of a model, and what its optimizer keeps, in a `.weights.h5`, or in several and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
     if not overwrite:
         Rendezvous("a save of weights").first(lambda: check_free("save_weights", path, ModelError, OVERWRITE))
-    slots = [*stored_weights(session), *stored_optimizer(session)]
+    slots = [*contents_of(model, session).written(), *stored_optimizer(session)]
     is_index = path.suffix == ".json"
     groups = [slots]
     sizes = {slot.name: _bytes(slot) for slot in slots}
@@ -127,13 +155,14 @@ def save_h5_weights(session: Session, path: pathlib.Path, overwrite: bool, max_b
         job.first(commit)
 
 
-def load_h5_weights(
-    model: str, session: Session, layers: Sequence[Any], path: pathlib.Path, strict: bool
-) -> LoadReport:
-    """Set the weights of a model of this name to those in a file of Keras."""
+def load_h5_weights(model: Any, session: Session, path: pathlib.Path, strict: bool) -> LoadReport:
+    """Set the weights of a model to those in a file of Keras."""
     with opened(path) as reader:
-        slots = legacy_slots(reader, model, layers) if is_legacy(reader) else stored_weights(session)
-        report = set_slots(model, session, slots, reader, strict)
+        if is_legacy(reader):
+            contents = Contents(legacy_slots(reader, model.name, model.layers))
+        else:
+            contents = contents_of(model, session)
+        report = set_contents(model.name, session, contents, reader, strict)
         optimizer = stored_optimizer(session)
         if optimizer and int(session.cell.state.step):  # Keras, too, takes it where the optimizer is built
             set_optimizer(session, optimizer, reader)
@@ -151,13 +180,13 @@ def opened(path: pathlib.Path) -> Iterator[H5Reader]:
             yield reader
 
 
-def set_slots(model: str, session: Session, slots: Sequence[Slot], reader: H5Reader, strict: bool) -> LoadReport:
+def set_contents(model: str, session: Session, contents: Contents, reader: H5Reader, strict: bool) -> LoadReport:
     """Set what a file has of these.
 
     Raises:
         ModelError: names or shapes are not those of the model, and `strict` is set. None is set then.
     """
-    there = {name_now(name): name for name in reader.shapes}
+    slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
     missing: dict[str, str] = {}
     unfit: dict[str, str] = {}
     for slot in slots:
@@ -167,13 +196,17 @@ def set_slots(model: str, session: Session, slots: Sequence[Slot], reader: H5Rea
         elif shape != slot.shape or _loses_part(reader, there[slot.name], slot):
             unfit[path] = f"{path}, there {slot.name!r} {shape} for {slot.shape}"
     names = {slot.name for slot in slots}
-    extra = tuple(name for name in there if name not in names and not _is_beside(name))
+    hooked = tuple(f"{group}/" for group in contents.hooked)
+    extra = tuple(name for name in there if name not in names and not _is_beside(name) and not name.startswith(hooked))
     if strict and (missing or extra or unfit):
         raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), ()), len(slots))
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
     Rendezvous("a load of weights").each(lambda: None)
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
+    for group, layer in contents.hooked.items():
+        keys = {name.removeprefix(f"{group}/"): there[name] for name in there if name.startswith(f"{group}/")}
+        layer.load_own_variables(_Store(reader, keys))
     loaded = dict.fromkeys(slot.variable.path for slot in fitting)
     report = LoadReport(tuple(loaded), tuple(missing), extra, tuple(unfit))
     warn_of_parts(str(reader.path), report)
@@ -182,7 +215,11 @@ def set_slots(model: str, session: Session, slots: Sequence[Slot], reader: H5Rea
 
 def set_optimizer(session: Session, slots: Sequence[Slot], reader: H5Reader) -> bool:
     """Take over the state of the optimizer from a file, if it has one of such an optimizer; whether it did."""
-    stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
+    if is_legacy(reader):
+        slots = legacy_optimizer(reader, slots) or []
+        stored = {slot.name for slot in slots}
+    else:
+        stored = {name for name in reader.shapes if name.startswith(f"{OPTIMIZER}/")}
     if not stored:
         return False
     wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
@@ -210,6 +247,26 @@ def set_own(session: Session, own: dict[str, int], reader: H5Reader) -> None:
     for name, place in own.items():
         if name in reader.shapes:
             _set_place(session, place, reader, name, Slot(name))
+
+
+class _Store(Mapping[str, np.ndarray]):
+    """The arrays in a group of a file, each of which is read when it is asked for."""
+
+    def __init__(self, reader: H5Reader, names: Mapping[str, str]) -> None:
+        self._reader, self._names = reader, names
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self._reader.read(self._names[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
 def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
@@ -250,7 +307,7 @@ def _placed(session: Session, place: int, value: Any) -> jax.Array:
 
 def _is_beside(name: str) -> bool:
     """Whether an array in a file is no weight."""
-    return name.startswith((f"{OPTIMIZER}/", f"{OWN}/")) or "seed_generator" in name
+    return name.startswith((f"{OPTIMIZER}/", f"{OWN}/", "optimizer_weights/")) or "seed_generator" in name
 
 
 def _misfits(reader: H5Reader, slot: Slot) -> bool:

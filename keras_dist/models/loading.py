@@ -27,7 +27,7 @@ from keras_dist.errors import (
 from keras_dist.interop.keras_configs import from_keras
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.initialization import weights_checked
-from keras_dist.models.keras_files import archive_path, load_keras
+from keras_dist.models.keras_files import archive_path, legacy_path, load_keras, load_legacy
 from keras_dist.models.model import Model
 from keras_dist.models.saving import (
     COMPILE,
@@ -61,7 +61,7 @@ def load_model(
     files runs.
 
     Args:
-        filepath: the folder, or a `.keras` file.
+        filepath: the folder, or a `.keras` file, or an `.h5` file of Keras 2.
         custom_objects: classes and functions by name, beside the registered ones.
         compile: whether it is compiled as it was, with the state of its optimizer.
         safe_mode: whether lambdas are refused, whose code would run. In `.keras` files they always are: give the
@@ -87,6 +87,10 @@ def load_model(
             raise _needs_no_factory(path)
         with distribution.scope() if distribution is not None else contextlib.nullcontext():
             return load_keras(path, custom_objects, compile, Model)
+    path = legacy_path(filepath)
+    if path is not None:
+        with distribution.scope() if distribution is not None else contextlib.nullcontext():
+            return load_legacy(path, custom_objects, compile, Model)
     _check_is_folder(filepath)
     stored = Stored.of_job(model_path("load_model", filepath))
     if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):

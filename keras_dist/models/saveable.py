@@ -104,7 +104,7 @@ class Saveable(Trainer):
         if path is None:
             save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged_weights(self, session))
         else:
-            save_h5_weights(session, path, overwrite, checked_size(max_shard_size))
+            save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size))
 
     def load_weights(
         self,
@@ -187,7 +187,7 @@ class Saveable(Trainer):
             options = (strict, name_map, transform, merged_weights(self, session))
             return load_weights(self.name, session, self.weights, filepath, *options)
         check_no_rules(path, name_map, transform)
-        return load_h5_weights(self.name, session, self.layers, path, strict)
+        return load_h5_weights(self, session, path, strict)
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.

@@ -1,12 +1,14 @@
 """Nested, shared and subclassed models, and what is around weights in files."""
 
 import json
+import os
 import zipfile
 
 import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
 
@@ -136,3 +138,71 @@ def test_half_precision(keras, tmp_path, dtype):
     for one, other, before in zip(ours.weights, again.weights, theirs.weights, strict=True):
         np.testing.assert_array_equal(np.asarray(one.numpy()), np.asarray(before.value))
         np.testing.assert_array_equal(np.asarray(other.value), np.asarray(before.value))
+
+
+def hooked(k):
+    class Counted(k.layers.Dense):
+        def save_own_variables(self, store):
+            super().save_own_variables(store)
+            store["note"] = np.array([7.0, float(self.units)])
+
+        def load_own_variables(self, store):
+            assert float(store["note"][0]) == 7.0
+            for number, weight in enumerate(self.weights):
+                weight.assign(store[f"{number}"])
+
+    return Counted
+
+
+def test_layers_say_what_is_kept_of_them(keras, tmp_path):
+    theirs = keras.Sequential([keras.Input((5,)), hooked(keras)(3, name="a"), keras.layers.Dense(2)])
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"Counted": hooked(kd)})
+    ours.save(tmp_path / "ours.keras")
+    ours.save_weights(tmp_path / "ours.weights.h5")
+    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"Counted": hooked(keras)})
+    for one, other, before in zip(ours.weights, again.weights, theirs.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), np.asarray(before.value))
+        np.testing.assert_array_equal(np.asarray(other.value), np.asarray(before.value))
+    made = kd.Sequential([kd.Input((5,)), hooked(kd)(3), kd.layers.Dense(2)])
+    made.load_weights(tmp_path / "ours.weights.h5")
+    store = {}
+    made.layers[0].save_own_variables(store)
+    np.testing.assert_array_equal(store["0"], ours.weights[0].numpy())
+
+
+def with_assets(k):
+    class Vocabulary(k.layers.Layer):
+        def __init__(self, words=(), **kwargs):
+            super().__init__(**kwargs)
+            self.words = list(words)
+
+        def call(self, x):
+            return x
+
+        def save_assets(self, dir_path):
+            with open(os.path.join(dir_path, "words.txt"), "w") as file:
+                file.write(" ".join(self.words))
+
+        def load_assets(self, dir_path):
+            with open(os.path.join(dir_path, "words.txt")) as file:
+                self.words.extend(file.read().split())
+
+        def get_config(self):
+            return {"name": self.name}
+
+    return Vocabulary
+
+
+def test_files_of_layers_go_along(keras, tmp_path):
+    theirs = keras.Sequential([keras.Input((5,)), with_assets(keras)(["a", "b"])])
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"Vocabulary": with_assets(kd)})
+    assert list(ours.layers[0].words) == ["a", "b"]
+    ours.save(tmp_path / "ours.keras")
+    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"Vocabulary": with_assets(keras)})
+    assert again.layers[0].words == ["a", "b"]
+    with zipfile.ZipFile(tmp_path / "ours.keras", "a") as archive:
+        archive.writestr("assets/layers/vocabulary/../../out", "c")
+    with pytest.raises(ModelError, match="out"):
+        kd.models.load_model(tmp_path / "ours.keras", custom_objects={"Vocabulary": with_assets(kd)})

@@ -76,6 +76,10 @@ what to do instead: `update_step`, `make_train_function` and others.
 of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
 last is what the epoch logs. The weights of a model that has seen no input are an error, not an empty list.
 
+**Files.** `.keras`, `.weights.h5` and `.weights.json` are those of Keras, in both directions, with the state of the
+optimizer; `.h5` of Keras 2 is read. Code in them is never run, with `safe_mode=False` neither: `custom_objects` gives
+the function of a `Lambda` by the name of its layer. All other paths are folders, or files of safetensors.
+
 **Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
 Keras wrote are read, too.
 """
