@@ -17,6 +17,7 @@ from keras_dist.saving import (
     register_keras_serializable,
     serialize_keras_object,
 )
+from keras_dist.visualization import model_to_dot, plot_model
 
 Sequence = PyDataset  # Keras's older name
 
@@ -32,8 +33,10 @@ __all__ = [
     "get_registered_object",
     "get_source_inputs",
     "is_keras_tensor",
+    "model_to_dot",
     "normalize",
     "pad_sequences",
+    "plot_model",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",
