@@ -25,6 +25,7 @@ from keras_dist.saving import (
     register_keras_serializable,
     serialize_keras_object,
 )
+from keras_dist.visualization import model_to_dot, plot_model
 
 Sequence = PyDataset  # Keras's older name
 
@@ -45,9 +46,11 @@ __all__ = [
     "get_source_inputs",
     "is_interactive_logging_enabled",
     "is_keras_tensor",
+    "model_to_dot",
     "normalize",
     "pack_x_y_sample_weight",
     "pad_sequences",
+    "plot_model",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",

@@ -250,9 +250,15 @@ def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
 
     Source: `keras.utils.get_source_inputs`.
     """
-    parents = [] if tensor.node is None else tensor.node.parents
-    found = [source for parent in parents for source in get_source_inputs(parent)]
-    return list({id(source): source for source in found}.values()) if parents else [tensor]
+    found, seen, waiting = [], set[int](), [tensor]
+    while waiting:  # each tensor once, for every residual block would double the ways to the inputs
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            parents = [] if one.node is None else one.node.parents
+            waiting += reversed(parents)
+            found += [] if parents else [one]
+    return found
 
 
 def is_any_symbolic(tree: PyTree) -> bool:
