@@ -16,7 +16,7 @@ class Precision:
     __slots__ = ()
 
     name: str
-    built: bool
+    _has_weights: bool
     autocast: bool
     _dtype_policy: DTypePolicy
 

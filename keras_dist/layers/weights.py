@@ -166,7 +166,7 @@ class WeightOwner:
         binding = self._outside.binding
         if binding is not None:
             return binding.weights()
-        symbolic.build_as_called(self)
+        symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
         return [
             self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)

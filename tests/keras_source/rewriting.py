@@ -12,7 +12,7 @@ CAUSES = ("tensorflow", "quantization", "internals", "failed")
 QUANTIZATION = re.compile(r"quanti[sz]|gptq|awq|float8|int4|AbsMax", re.IGNORECASE)
 TENSORFLOW = re.compile(
     r"No module named '(tensorflow|torch|tf2onnx|openvino|jax2tf|litert|ai_edge|tf_keras)|requires? (the )?"
-    r"`?(tensorflow|torch|litert|onnx)|keras\.src\.\w+\.(tensorflow|torch|openvino)",
+    r"`?(tensorflow|torch|litert|onnx)|keras\.src\.[\w.]*(tensorflow|torch|openvino)",
     re.IGNORECASE,
 )
 _IMPORT = re.compile(r"^(\s*(?:from|import)\s+)keras(?=[.\s])", re.MULTILINE)
