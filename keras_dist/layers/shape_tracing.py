@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import _jax, _paths
-from keras_dist._types import PyTree
+from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.variables import leaf_parts
 from keras_dist.layers.record import Recorded
 
@@ -28,42 +28,57 @@ def trace(
 ) -> PyTree:
     """Return `run(shapes)` for shapes like those of the tensors.
 
-    Where it fails, batches of unknown size are taken to be as large as those of the other tensors. A note of the error
-    says what stands for unknown sizes.
+    Where it fails, batches of unknown size are taken to be as large as those of the other tensors; then all unknown
+    sizes to be those with which they broadcast. A note of the error says what stands for unknown sizes.
 
     Args:
         run: a function of a list of shapes.
         tensors: with `shape` and `dtype`; dims may be None.
         size: in place of None.
     """
+    shapes = [tensor.shape for tensor in tensors]
     try:
-        return run(_shapes(tensors, size))
+        return run(_filled(shapes, tensors, size))
     except Exception as error:
-        batch = _batch_of_others(tensors)
-        if batch is not None:
-            with contextlib.suppress(Exception):
-                return run(_shapes(tensors, size, batch))
-        if any(None in tensor.shape for tensor in tensors):
+        for others in (_with_batch_of_others(shapes), _as_broadcast(shapes)):
+            if others != shapes:
+                with contextlib.suppress(Exception):
+                    return run(_filled(others, tensors, size))
+        if any(None in shape for shape in shapes):
             error.add_note(f"{size} stands for a dim of unknown size (None), such as the batch")
         raise
 
 
-def _shapes(tensors: Sequence[KerasTensor], size: int, batch: int | None = None) -> list[jax.ShapeDtypeStruct]:
-    """Return a shape for each tensor, with `size` for the dims of unknown size, and `batch` for such batches."""
-    found = []
-    for tensor in tensors:
-        shape = [size if dim is None else dim for dim in tensor.shape]
-        if batch is not None and shape and tensor.shape[0] is None:
-            shape[0] = batch
-        found.append(jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(tensor.dtype)))
-    return found
+def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: int) -> list[jax.ShapeDtypeStruct]:
+    """Return these shapes with `size` for the dims of unknown size, and the element types of the tensors."""
+    return [
+        jax.ShapeDtypeStruct(
+            tuple(size if dim is None else dim for dim in shape), jax.dtypes.canonicalize_dtype(tensor.dtype)
+        )
+        for shape, tensor in zip(shapes, tensors, strict=True)
+    ]
 
 
-def _batch_of_others(tensors: Sequence[KerasTensor]) -> int | None:
-    """Return the one known size of batches, where others are unknown."""
-    sizes = {tensor.shape[0] for tensor in tensors if tensor.shape}
+def _with_batch_of_others(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes with the one known size of batches, where others are unknown."""
+    sizes = {shape[0] for shape in shapes if shape}
     known = sizes - {None}
-    return known.pop() if len(known) == 1 and len(sizes) == 2 else None
+    if len(known) != 1 or len(sizes) != 2:
+        return [*shapes]
+    return [(*known, *shape[1:]) if shape and shape[0] is None else shape for shape in shapes]
+
+
+def _as_broadcast(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes with the one known size of dims, counted from the last, where others are unknown."""
+
+    def size(place: int) -> int | None:
+        known = {shape[place] for shape in shapes if len(shape) >= -place} - {None, 1}
+        return known.pop() if len(known) == 1 else None
+
+    return [
+        tuple(size(place) if shape[place] is None else shape[place] for place in range(-len(shape), 0))
+        for shape in shapes
+    ]
 
 
 def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, dict[_paths.Parts, jax.Array]]:

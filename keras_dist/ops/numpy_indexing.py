@@ -29,7 +29,7 @@ def get_item(x: ArrayLike, key: Any) -> jax.Array:
 
 @operation
 def take(x: ArrayLike, indices: ArrayLike, axis: int | None = None) -> jax.Array:
-    """Return elements, or slices, by index; NaN, or the least integer, where there is none.
+    """Return elements, or slices, by index; where there is none, NaN or the farthest integer of the element type.
 
     Args:
         x: an array.

@@ -100,8 +100,14 @@ def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> j
         offset: which diagonal: 0 for the main one, above 0 for those above.
         axis1: the dim of the rows of the matrices.
         axis2: that of their columns.
+
+    Raises:
+        ModelError: these are one dim.
     """
-    return jnp.diagonal(as_array(x), offset, axis1, axis2)
+    x = as_array(x)
+    if x.ndim and axis1 % x.ndim == axis2 % x.ndim:
+        raise argument_error("axis2", axis2, f"another dim than axis1={axis1}", example=1 if axis1 == 0 else 0)
+    return jnp.diagonal(x, offset, axis1, axis2)
 
 
 @operation

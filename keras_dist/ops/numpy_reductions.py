@@ -77,7 +77,7 @@ nansum = _reduction("nansum", jnp.nansum, "`sum` without NaNs.")
 nanvar = _reduction("nanvar", jnp.nanvar, "`var` without NaNs.")
 ptp = _reduction("ptp", jnp.ptp, "The largest elements less the smallest.")
 std = _reduction("std", jnp.std, "The standard deviations: roots of `var`.")
-sum = _reduction("sum", jnp.sum, "The sums; of bools as integers.")
+sum = _reduction("sum", jnp.sum, "The sums; of bools and integers in at least 32 bits.")
 var = _reduction("var", jnp.var, "The means of squared distances from the mean.")
 
 cumprod = _running("cumprod", jnp.cumprod, "The products of all elements up to each.")
@@ -120,7 +120,7 @@ def prod(x: ArrayLike, axis: Axes = None, keepdims: bool = False, dtype: DTypeLi
         x: an array.
         axis: dims over which it goes; None for all.
         keepdims: whether they stay, with size 1.
-        dtype: element type of the result; by default that of `x`, in at least 32 bits where it is of integers.
+        dtype: element type of the result; by default that of `x`, in at least 32 bits for bools and integers.
     """
     dtype = arguments.element_type(dtype)
     return jnp.prod(as_array(x), axis=arguments.axes(axis), keepdims=keepdims, dtype=dtype)

@@ -113,6 +113,7 @@ WRONG = {
     "newshape ": lambda: ops.reshape(X, (-2, 3)),
     "sorted_sequence": lambda: ops.searchsorted(X, 1),
     "array": lambda: ops.rot90([1, 2]),
+    "axis2": lambda: ops.diagonal(X, axis1=1, axis2=-1),
     "axes": lambda: ops.rot90(X, axes=(0, 0)),
     "constant_values": lambda: ops.pad(X, 1, mode="edge", constant_values=1),
     "indices_or_sections": lambda: ops.array_split(X, 0),

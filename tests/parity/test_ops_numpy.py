@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import keras_dist
 from keras_dist import ops
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.ops import numpy as names
@@ -148,9 +149,15 @@ def test_vectorize(keras):
     for options in ({}, {"signature": "(n)->()"}, {"excluded": {1}}):
         function = (lambda row: row.sum()) if "signature" in options else (lambda value, factor=2: value * factor)
         args = (x, 3) if "excluded" in options else (x,)
-        found, expected = (package.ops.vectorize(function, **options)(*args) for package in (_ours, keras))
+        found, expected = (package.ops.vectorize(function, **options)(*args) for package in (keras_dist, keras))
         np.testing.assert_array_equal(found, expected)
 
 
-class _ours:
-    ops = ops
+@pytest.mark.parametrize("name", ["add", "maximum", "where", "isclose"])
+@pytest.mark.parametrize("shapes", [[(None, 3), (2, None)], [(None, None, 8), (16, 8)], [(2, None, 1), (None, 3)]])
+def test_unknown_sizes_broadcast_as_in_keras(keras, name, shapes):
+    def result(package, tensor):
+        condition = [tensor(shapes[0], "bool")] if name == "where" else []
+        return getattr(package.ops, name)(*condition, *(tensor(shape, "float32") for shape in shapes)).shape
+
+    assert result(keras_dist, KerasTensor) == result(keras, keras.KerasTensor)
