@@ -41,15 +41,16 @@ def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
 
 @operation
 def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
-    """Return the inverse of a matrix of which `x` is the factor that `cholesky` gives.
+    """Return the inverses of matrices of which `x` are the factors that `cholesky` gives.
 
     Args:
-        x: (n, n).
+        x: (..., n, n).
         upper: whether it is the upper triangle.
     """
     factor = _square("cholesky_inverse", x)
-    inverse = _solved_triangular(factor, jnp.eye(factor.shape[-1], dtype=factor.dtype), not upper)
-    other = jnp.transpose(inverse)
+    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    inverse = _solved_triangular(factor, identity, not upper)
+    other = jnp.swapaxes(inverse, -1, -2)
     return inverse @ other if upper else other @ inverse
 
 

@@ -87,7 +87,7 @@ def in_top_k(targets: ArrayLike, predictions: ArrayLike, k: int) -> jax.Array:
         k: how many.
     """
     values = as_array(predictions)
-    of_target = jnp.take_along_axis(values, as_array(targets)[..., None], axis=-1)
+    of_target = jnp.take_along_axis(values, as_array(targets, "int32")[..., None], axis=-1)
     of_target = jnp.where(jnp.isnan(of_target), -jnp.inf, of_target)
     return jnp.sum(values > of_target, axis=-1) < k
 

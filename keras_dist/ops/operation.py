@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from keras_dist._operators import native, values_in
+from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.layers.symbolic import OPERATIONS, Operation, is_any_symbolic
@@ -34,12 +35,17 @@ def operation(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = values_in((args, kwargs))
+        args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=_is_one)
         if is_any_symbolic((args, kwargs)):
             return Operation(step.name)(*args, **kwargs)
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]
+
+
+def _is_one(leaf: Any) -> bool:
+    """Whether it stands for an array, or is an object such as a generator, which must not be copied."""
+    return isinstance(leaf, Operators | nnx.Module)
 
 
 def floating(x: jax.Array) -> jax.Array:

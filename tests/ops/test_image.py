@@ -127,6 +127,15 @@ def test_pixels_moved_at_random(keras, options):
     assert ops.image.elastic_transform(kd.Input((8, 6, 3)), seed=7).shape == (None, 8, 6, 3)
 
 
+def test_a_generator_moves_pixels_otherwise_in_each_call():
+    images, generator = (
+        np.random.default_rng(0).uniform(size=(1, 8, 6, 1)).astype("float32"),
+        kd.random.SeedGenerator(7),
+    )
+    first, second = (ops.image.elastic_transform(images, seed=generator) for _ in range(2))
+    assert np.abs(np.asarray(first - second)).max() > 0.01
+
+
 def test_colours_there_and_back():
     colours = np.random.default_rng(0).uniform(size=(4, 4, 3)).astype("float32")
     np.testing.assert_allclose(ops.image.hsv_to_rgb(ops.image.rgb_to_hsv(colours)), colours, atol=1e-6)

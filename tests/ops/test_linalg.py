@@ -81,6 +81,11 @@ def test_eigenvalues_of_any_matrix(keras):
     np.testing.assert_allclose(np.sort(ops.eig(matrix)[0].imag), [-1, 1], atol=1e-6)
 
 
+def test_inverses_of_several_factors():
+    matrices = np.stack([4 * EYE, EYE + 0.5])
+    np.testing.assert_allclose(ops.cholesky_inverse(ops.cholesky(matrices)), np.linalg.inv(matrices), atol=1e-6)
+
+
 def test_derivatives_in_a_direction():
     value, derivative = ops.jvp(jnp.square, [jnp.asarray(3.0)], [jnp.asarray(1.0)])
     assert (float(value), float(derivative)) == (9, 6)
