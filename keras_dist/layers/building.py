@@ -95,6 +95,8 @@ class Building:
         elif "shapes_dict" in config:
             self.build(**{name: as_shapes(shape) for name, shape in config["shapes_dict"].items()})
 
+    get_build_config.is_default = build_from_config.is_default = True  # type: ignore[attr-defined]
+
     def _describe_weights(self, kwargs: dict[str, Any]) -> None:
         """Take the arguments of `weight_initializers` out of those of the constructor."""
         for weight, initializer in self.weight_initializers.items():

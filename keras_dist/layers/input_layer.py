@@ -50,7 +50,8 @@ class InputLayer(Layer):
             batch_shape = _shape_like(input_tensor, shape, batch_size, batch_shape, dtype, self.name)
             shape = batch_size = None
         if shape is None and batch_shape is None and self._own_input_shape is not None:
-            batch_shape = self._own_input_shape
+            first = self._own_input_shape[0] if batch_size is None else batch_size
+            batch_shape, batch_size = (first, *self._own_input_shape[1:]), None
         self.batch_shape = _batch_shape(shape, batch_size, batch_shape, self.name)
         self.optional = optional
         self.built = True
@@ -142,7 +143,8 @@ def _shape_like(
     tensor: Any, shape: Any, batch_size: int | None, batch_shape: Shape | None, dtype: DTypeLike | None, name: str
 ) -> tuple[int | None, ...]:
     """Return the shape of an existing tensor, if nothing else is said of it."""
-    is_like = isinstance(tensor, KerasTensor) and shape is None and batch_size in (None, *tensor.shape[:1])
+    is_like = isinstance(tensor, KerasTensor) and batch_size in (None, *tensor.shape[:1])
+    is_like = is_like and (shape is None or tuple(shape) == tensor.shape[1:])
     is_like = is_like and (batch_shape is None or tuple(batch_shape) == tensor.shape)
     if is_like and (dtype is None or jnp.dtype(dtype).name == tensor.dtype):
         return tensor.shape

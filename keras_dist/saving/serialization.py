@@ -44,7 +44,7 @@ def serialize_keras_object(obj: Any) -> Any:
     """Return `obj` as plain values, which JSON can hold.
 
     Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
-    functions. The result of `get_build_config`, if an object has it, is included.
+    functions. The result of `get_build_config`, if a class defines it, is included.
 
     Raises:
         ConfigError: it is none of these.
@@ -72,7 +72,7 @@ def serialize_keras_object(obj: Any) -> Any:
     if isinstance(obj, types.FunctionType) and obj.__name__ == "<lambda>":
         return {"class_name": "__lambda__", "config": _describe_lambda(obj)}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
-        built = obj.get_build_config() if hasattr(obj, "get_build_config") else None
+        built = obj.get_build_config() if _defines(obj, "get_build_config") else None
         return _description(type(obj), obj.get_config()) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
@@ -135,9 +135,14 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     if not hasattr(found, "from_config"):
         raise _unknown(class_name, config)
     made = found.from_config(dict(inner))
-    if config.get("build_config") is not None and hasattr(made, "build_from_config"):
+    if config.get("build_config") is not None and _defines(made, "build_from_config"):
         made.build_from_config(config["build_config"])
     return made
+
+
+def _defines(obj: object, name: str) -> bool:
+    """Whether an object has a method that is not the default one of layers, whose weights models create."""
+    return hasattr(obj, name) and not hasattr(getattr(obj, name), "is_default")
 
 
 def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:

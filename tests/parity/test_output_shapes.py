@@ -84,6 +84,8 @@ class TestInputOfATensor:
     def test_one_made_by_hand_becomes_the_input(self):
         tensor = kd.KerasTensor((None, 3), "float16")
         assert kd.Input(tensor=tensor, name="x") is tensor
+        assert kd.Input((3,), tensor=kd.KerasTensor((None, 3))).shape == (None, 3)
+        assert layers.InputLayer(input_shape=(3,), batch_size=4).batch_shape == (4, 3)
         layer = layers.InputLayer(input_tensor=kd.KerasTensor((4, 3)))
         assert layer.batch_shape == keras.layers.InputLayer(input_tensor=keras.KerasTensor((4, 3))).batch_shape
         model = kd.Model(tensor, layers.Dense(2, use_bias=False, kernel_initializer="ones")(tensor))
@@ -101,7 +103,7 @@ class TestInputOfATensor:
         "wrong",
         [
             {"tensor": np.ones((2, 3))},
-            {"tensor": kd.KerasTensor((None, 3)), "shape": (3,)},
+            {"tensor": kd.KerasTensor((None, 3)), "shape": (4,)},
             {"tensor": kd.KerasTensor((None, 3)), "dtype": "int32"},
             {"tensor": kd.KerasTensor((None, 3)), "batch_shape": (2, 3)},
         ],
@@ -136,3 +138,11 @@ class TestBuildConfigs:
         layer = layers.Dense(2)
         kd.Model(x := kd.Input((3,)), layer(x))
         assert layer.get_build_config() == {"input_shape": (None, 3)}
+
+    def test_configs_of_models_do_not_build(self):
+        layer = layers.Dense(2)
+        layer.build((None, 3))
+        config = kd.saving.serialize_keras_object(layer)
+        assert "build_config" not in config
+        again = kd.saving.deserialize_keras_object({**config, "build_config": {"input_shape": [None, 3]}})
+        assert not again.built
