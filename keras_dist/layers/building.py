@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,10 +10,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from keras_dist import constraints, initializers, random, regularizers
+from keras_dist import _jax, _paths, constraints, initializers, random, regularizers
 from keras_dist._types import DTypeLike, PyTree, Shape
-from keras_dist.errors import KerasDistError, ModelError
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.variables import describe_variables
+from keras_dist.errors import DistributionError, KerasDistError, ModelError
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.record import LayerRecord
@@ -47,8 +51,29 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
                 self._finish_building()
         finally:
             self._outside.made = None
+        if call_context.current() is None:
+            lay_out(self)
 
     return counted
+
+
+def lay_out(layer: Any) -> None:
+    """Let the weights of a layer that is in no model lie as the current distribution says, if it is known by now."""
+    distribution = current_distribution()
+    if distribution is None or distribution.device_mesh.size == 1 or layer._outside.binding is not None:
+        return
+    specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
+    for parts, weight in own_variables(layer):
+        spec = specs.get(_paths.join(_paths.visible(parts)))
+        if spec is None or not isinstance(weight, Variable) or weight.handle or _jax.is_traced(weight._array()):
+            continue
+        try:
+            known_as = dataclasses.replace(spec, path=f"{layer.name}/{spec.path}", aliases=(spec.path,))
+            layout = distribution.get_variable_layout(known_as)
+        except DistributionError:  # of an AutoParallel that has found none yet
+            return
+        if layout is not None:
+            weight.lie(layout)
 
 
 class Building:

@@ -19,11 +19,10 @@ from keras_dist._operators import native, value_of, values_in
 from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.errors import LayoutWarning, ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import call_context, output_shapes, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
-from keras_dist.layers.building import Building
+from keras_dist.layers.building import Building, lay_out
 from keras_dist.layers.call_arguments import (
     call_parameters,
     check_complete,
@@ -205,7 +204,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         with call_context.entered(kwargs.get("training")) as context:
             outputs = self._run(args, kwargs, context)
         if is_alone and not was_built:
-            self._tell_of_one_device()
+            lay_out(self)
         return outputs
 
     def add_loss(self, loss: ArrayLike | Sequence[ArrayLike]) -> None:
@@ -382,17 +381,6 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
                 if weight
                 else "change it before, make the model anew, or keep it in a weight, which can be assigned to: "
                 f"self.{name} = self.add_weight(shape=(), trainable=False)",
-            )
-
-    def _tell_of_one_device(self) -> None:
-        """Warn that weights made outside of a model do not follow the current distribution."""
-        distribution = current_distribution()
-        if distribution is not None and distribution.device_mesh.size > 1 and self.weights:
-            warnings.warn(
-                f"layer {self.name!r} is called outside of a model: its weights lie whole on one device, not as the "
-                "current distribution says, until a model takes them over. Make it part of a model before calling it",
-                LayoutWarning,
-                stacklevel=3,
             )
 
     def _check_initialised(self) -> None:

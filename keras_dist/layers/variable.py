@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import initializers, random
+from keras_dist import _jax, initializers, random
 from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._scope import current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context
@@ -210,9 +212,20 @@ class Variable(Operators, nnx.Variable):
     def _write(self, value: jax.Array) -> jax.Array:
         if self.handle is not None:
             return self.handle._write(value)
+        before = self.get_raw_value()
+        if not any(map(_jax.is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding):
+            value = jax.device_put(value, before.sharding)
         with call_context.calling(call_context.caller()):
             self[...] = value
         return self[...]
+
+    def lie(self, layout: TensorLayout) -> None:
+        """Lie on the devices as the layout says, from now on.
+
+        Raises:
+            LayoutError: it does not divide a dim.
+        """
+        self.set_raw_value(distribute_tensor(self.get_raw_value(), layout))
 
     def __repr__(self) -> str:
         return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.get_raw_value()}>"

@@ -175,16 +175,19 @@ class TestOneDeviceOfSeveral:
         assert not recwarn
 
 
-def test_weights_of_a_layer_that_is_called_outside_of_models_are_told_to_lie_on_one_device():
+def test_weights_of_a_layer_outside_of_models_lie_as_the_distribution_says_and_stay_so():
     layer = layers.Dense(4, name="d")
     with on("data=2,model=4", RULES).scope():
-        with pytest.warns(LayoutWarning, match="layer 'd' is called outside of a model") as told:
-            layer(X)
-        layer(X)
-        layers.ReLU()(X)  # has no weights
+        layer.build((None, 8))
+        mean = layers.Dense(4)(layer(X)).mean()
+    assert tuple(layer.kernel.value.sharding.spec) == SHARDED
+    layer.kernel.assign(np.ones((8, 4)))
+    assert tuple(layer.kernel.value.sharding.spec) == SHARDED
+    assert np.isfinite(mean) and layers.ReLU()(X).shape == X.shape
+    with on("data=2,model=4", RULES).scope():
         model = kd.Sequential([kd.Input((8,)), layer])
-    assert len(told) == 1
     assert axes(model) == SHARDED
+    np.testing.assert_array_equal(model.get_weights()[0], np.ones((8, 4)))
 
 
 def test_a_model_of_the_layers_of_another_lives_where_that_does():
