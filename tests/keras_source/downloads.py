@@ -13,6 +13,14 @@ import keras_dist as kd
 ROWS = 512
 
 
+class Tensor(np.ndarray):
+    """An array that says what it is in numpy, as those of TensorFlow do."""
+
+    def numpy(self) -> np.ndarray:
+        """As numpy has it."""
+        return np.asarray(self)
+
+
 class Dataset:
     """What guides use of `tf.data.Dataset`, on arrays.
 
@@ -55,10 +63,10 @@ class Dataset:
             for row in self:
                 rows.append(row)
                 if len(rows) == size:
-                    yield jax.tree.map(lambda *of: np.stack(of), *rows)
+                    yield jax.tree.map(lambda *of: np.stack(of).view(Tensor), *rows)
                     rows = []
             if rows and not drop_remainder:
-                yield jax.tree.map(lambda *of: np.stack(of), *rows)
+                yield jax.tree.map(lambda *of: np.stack(of).view(Tensor), *rows)
 
         return Dataset(batches, self._length // size if drop_remainder else -(-self._length // size))
 
@@ -104,8 +112,6 @@ def digits(shape: tuple[int, ...], classes: int = 10) -> Callable[..., Any]:
         draw = np.random.default_rng(0)
 
         def examples() -> Any:
-            labels = (classes,) if shape == (28, 28) else (classes, 1)
-            del labels
             y = draw.integers(0, classes, (ROWS,) if len(shape) == 2 else (ROWS, 1)).astype("uint8")
             return draw.integers(0, 256, (ROWS, *shape)).astype("uint8"), y
 
@@ -132,10 +138,6 @@ def module(name: str, **values: Any) -> types.ModuleType:
     vars(made).update(values)
     sys.modules[name] = made
     return made
-
-
-class _SmallLoaders(types.SimpleNamespace):
-    """`keras.datasets`."""
 
 
 def install() -> None:
