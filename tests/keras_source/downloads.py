@@ -150,7 +150,7 @@ def install() -> None:
     tensorflow = module("tensorflow", data=data)
     tensorflow.__getattr__ = _needs("TensorFlow")  # type: ignore[method-assign]
     module("tensorflow_datasets", load=load, disable_progress_bar=lambda: None)
-    loaders = module("torch.utils.data", TensorDataset=TensorDataset, DataLoader=data_loader)
+    loaders = module("torch.utils.data", Dataset=object, TensorDataset=TensorDataset, DataLoader=data_loader)
     utils = module("torch.utils", data=loaders)
     torch = module("torch", utils=utils, Tensor=np.ndarray, from_numpy=lambda array: array, as_tensor=np.asarray)
     torch.__getattr__ = _needs("torch")  # type: ignore[method-assign]
