@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.data.recognition import Source, is_data_set, source_of
-from keras_dist.data.streams import StreamSource
+from keras_dist.data.streams import NumberedSource, StreamSource
+from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.mixed_precision import with_loss_scale
 from keras_dist.models.automatic_layout import find_layout
@@ -120,8 +122,7 @@ def _objective(
     names, is_known = model.output_names, model._graph is not None
     if is_known:
         names = Outputs(model.output, names).names
-    is_list = is_known and isinstance(model.output, list | tuple)
-    return resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known, is_list)
+    return resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known)
 
 
 def fit(
@@ -230,12 +231,15 @@ def batching(
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
         if batch_size is not None:
-            raise DataError(
+            error = DataError(
                 f"`{size_argument}` cannot be given beside batches",
                 given=f"{size_argument}={shorten(batch_size)}, {source.title}",
                 expected="a source that makes its batches itself",
                 fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
             )
+            if not isinstance(source, NumberedSource):  # beside a PyDataset Keras ignores it, and its guide has it
+                raise error
+            warnings.warn(f"{error}; it is ignored", stacklevel=lint.frames_inside())
         return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
     batch_size = check_batch_size(batch_size, size_argument, default)

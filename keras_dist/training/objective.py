@@ -185,7 +185,6 @@ def resolve_objective(
     weighted_metrics: PyTree = None,
     output_names: Sequence[str] | None = None,
     are_outputs_known: bool = True,
-    are_listed: bool = False,
 ) -> Objective:
     """What `compile` was given, with names resolved.
 
@@ -198,7 +197,6 @@ def resolve_objective(
         output_names: names for outputs that are lists, tuples or lone arrays.
         are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
             now; else it is one when the outputs are seen.
-        are_listed: whether the outputs are a list or tuple, of which a dict of losses must name each.
     """
     for argument, given in (("loss", loss), ("metrics", metrics), ("weighted_metrics", weighted_metrics)):
         _check_no_layers(argument, given)
@@ -217,7 +215,7 @@ def resolve_objective(
             fix='for example loss="mse"',
         )
     if output_names and are_outputs_known:
-        outputs = Outputs([0] * len(output_names) if are_listed else dict.fromkeys(output_names, 0), output_names)
+        outputs = Outputs(dict.fromkeys(output_names, 0), output_names)  # as in Keras, `fit` tells what is missing
         for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
             given = getattr(objective, argument)
             if isinstance(given, Mapping):

@@ -33,6 +33,7 @@ def swapped(source: str) -> str:
 def shrunk(source: str) -> str:
     """Return the text with fewer rows, and without weights that would be downloaded."""
     source = re.sub(r"(?<=random\(\()\d{5,}(?=,)", str(ROWS), source)
+    source = re.sub(r"(?<=\[)(:?)-\d{5}(:?)(?=\])", r"\1-64\2", source)
     source = re.sub(r"(?<=reshape\()\d{5}(?=,)", "-1", source)
     source = re.sub(r"""weights=["']imagenet["']""", "weights=None", source)
     return re.sub(r"(?<=applications\.VGG19\()(?=\))", "weights=None", source)

@@ -13,6 +13,14 @@ import keras_dist as kd
 ROWS = 512
 
 
+class Tensor(np.ndarray):
+    """An array that says what it is in numpy, as those of TensorFlow do."""
+
+    def numpy(self) -> np.ndarray:
+        """As numpy has it."""
+        return np.asarray(self)
+
+
 class Dataset:
     """What guides use of `tf.data.Dataset`, on arrays.
 
@@ -55,10 +63,10 @@ class Dataset:
             for row in self:
                 rows.append(row)
                 if len(rows) == size:
-                    yield jax.tree.map(lambda *of: np.stack(of), *rows)
+                    yield jax.tree.map(lambda *of: np.stack(of).view(Tensor), *rows)
                     rows = []
             if rows and not drop_remainder:
-                yield jax.tree.map(lambda *of: np.stack(of), *rows)
+                yield jax.tree.map(lambda *of: np.stack(of).view(Tensor), *rows)
 
         return Dataset(batches, self._length // size if drop_remainder else -(-self._length // size))
 
@@ -104,8 +112,6 @@ def digits(shape: tuple[int, ...], classes: int = 10) -> Callable[..., Any]:
         draw = np.random.default_rng(0)
 
         def examples() -> Any:
-            labels = (classes,) if shape == (28, 28) else (classes, 1)
-            del labels
             y = draw.integers(0, classes, (ROWS,) if len(shape) == 2 else (ROWS, 1)).astype("uint8")
             return draw.integers(0, 256, (ROWS, *shape)).astype("uint8"), y
 
@@ -134,10 +140,6 @@ def module(name: str, **values: Any) -> types.ModuleType:
     return made
 
 
-class _SmallLoaders(types.SimpleNamespace):
-    """`keras.datasets`."""
-
-
 def install() -> None:
     """Put the arrays in the place of downloads."""
     shapes = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3)}
@@ -148,7 +150,7 @@ def install() -> None:
     tensorflow = module("tensorflow", data=data)
     tensorflow.__getattr__ = _needs("TensorFlow")  # type: ignore[method-assign]
     module("tensorflow_datasets", load=load, disable_progress_bar=lambda: None)
-    loaders = module("torch.utils.data", TensorDataset=TensorDataset, DataLoader=data_loader)
+    loaders = module("torch.utils.data", Dataset=object, TensorDataset=TensorDataset, DataLoader=data_loader)
     utils = module("torch.utils", data=loaders)
     torch = module("torch", utils=utils, Tensor=np.ndarray, from_numpy=lambda array: array, as_tensor=np.asarray)
     torch.__getattr__ = _needs("torch")  # type: ignore[method-assign]

@@ -35,14 +35,18 @@ def _write(**line: Any) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note which test runs, for one that ends the process."""
+    _write(id=nodeid, outcome="began")
+
+
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """End a test that takes too long; forget what it set."""
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """End a test that takes too long; forget what the one before has set."""
 
     def stop(*args: Any) -> None:
         raise TimeoutError(f"the test takes more than {SECONDS} seconds")
 
-    _write(id=item.nodeid, outcome="began")
     kd.distribution.set_distribution(None)
     kd.mixed_precision.set_global_policy("float32")
     signal.signal(signal.SIGALRM, stop)

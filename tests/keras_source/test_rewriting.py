@@ -178,5 +178,6 @@ def test_guides_are_cells_between_texts() -> None:
     assert cells == [(3, "import keras\nfrom keras import layers"), (8, "@f\ndef g(): ...\n\nx = 1")]
     assert swapped(cells[0][1]) == "import keras_dist as keras\nfrom keras_dist import layers"
     assert shrunk("np.random.random((50000, 8))") == "np.random.random((256, 8))"
+    assert shrunk("x[:-10000], x[-10000:]") == "x[:-64], x[-64:]"
     assert shrunk("x.reshape(60000, 784)") == "x.reshape(-1, 784)"
     assert shrunk('Net(weights="imagenet")') == "Net(weights=None)"

@@ -86,6 +86,7 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
             "tests.keras_source.plugin",
         ]
         command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-W", "ignore", "--no-header", "--tb=short"]
+        command += [f"--deselect={TESTS}/{name}" for name in found if name.partition("::")[0] == waiting[0]]
         command += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
@@ -96,7 +97,7 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
                 stderr=subprocess.STDOUT,
             )
             try:
-                process.wait(60 + 60 * len(waiting))
+                process.wait(240 + 120 * len(waiting))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -108,10 +109,12 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
         broken = [entry for entry in found.values() if entry["outcome"] == "began"]
         for entry in broken:
             entry.update(outcome="failed", error=f"the process ended: {process.returncode}", seconds=0)
+            with results.open("a") as lines:  # it is read again
+                lines.write(json.dumps(entry) + "\n")
         if ended and not broken:
             break
         file = broken[-1]["id"].partition("::")[0] if broken else waiting[0]
-        waiting = waiting[waiting.index(file) + 1 :] if file in waiting else waiting[1:]
+        waiting = waiting[waiting.index(file) :] if file in waiting and broken else waiting[1:]
     return found
 
 

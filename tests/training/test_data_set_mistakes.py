@@ -117,8 +117,10 @@ class TestMistakes:
             model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
 
     def test_what_no_data_set_takes(self, model):
-        for options in ({"y": Y}, {"sample_weight": W}, {"batch_size": 8}, {"validation_split": 0.5}):
+        for options in ({"y": Y}, {"sample_weight": W}, {"validation_split": 0.5}):
             with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
                 model.fit(Batches((X, Y), 8), verbose=0, **options)
-        with pytest.raises(DataError, match="`validation_batch_size` cannot be given beside batches"):
-            model.fit(X, Y, validation_data=Batches((X, Y), 8), validation_batch_size=4, verbose=0)
+        for x, options in ((Batches((X, Y), 8), {"batch_size": 8}), (X, {"y": Y, "validation_batch_size": 4})):
+            with pytest.warns(UserWarning, match="batch_size` cannot be given beside batches") as caught:
+                model.fit(x, validation_data=Batches((X, Y), 8), verbose=0, **options)
+            assert caught[0].filename == __file__
