@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._extras import import_extra
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
 
 H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
@@ -61,9 +61,12 @@ class H5Reader:
                     self._add(self._opened(path.with_name(name)))
             else:
                 self._add(self._opened(path))
-        except BaseException:
+        except (FileNotFoundError, KerasDistError):
             self.close()
             raise
+        except Exception as error:  # h5py raises whatever it likes about damaged files
+            self.close()
+            raise self.damaged(f"{type(error).__name__}: {error}") from error
         self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
 
     def __enter__(self) -> H5Reader:
@@ -91,8 +94,8 @@ class H5Reader:
         array = self._arrays[name]
         try:
             found = np.asarray(array[index])
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self.damaged(f"{name!r}: {error}") from error
+        except Exception as error:  # h5py raises whatever it likes about damaged files
+            raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
         return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
 
     def attribute(self, group: str, name: str) -> Any:

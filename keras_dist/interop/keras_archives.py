@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist.errors import ModelError
+from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.interop.h5_files import H5Reader
 from keras_dist.saving.regular_files import open_regular
 
@@ -53,14 +53,12 @@ class KerasArchive:
             self._zip = self._open.enter_context(zipfile.ZipFile(file))
             self.config = self._json(CONFIG)
             metadata = self._json(METADATA) if METADATA in self._zip.namelist() else {}
-        except FileNotFoundError:
+        except (FileNotFoundError, KerasDistError):
+            self._open.close()
             raise
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except Exception as error:  # of zip, and of what decompresses
             self._open.close()
             raise self._damaged(f"{type(error).__name__}: {error}") from error
-        except BaseException:
-            self._open.close()
-            raise
         noted = metadata.get(OWN) if isinstance(metadata, dict) else None
         self.own: dict[str, Any] = noted if isinstance(noted, dict) else {}
 

@@ -60,8 +60,8 @@ def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
     is_known = isinstance(optimizer, str) or (isinstance(optimizer, Mapping) and "class_name" in optimizer)
     if not is_known or written.get("train_step") is not None:
         return None
-    if isinstance(optimizer, Mapping) and optimizer["class_name"] == "OptaxOptimizer":
-        return None
+    if isinstance(optimizer, Mapping) and not str(optimizer.get("module")).startswith(f"{_HOUSE}."):
+        return None  # a subclass, which Keras cannot have
     steps = written.get("steps_per_execution")
     found = {name: to_keras(written[name]) for name in _COMPILE if name in written}
     return {**found, "steps_per_execution": steps if isinstance(steps, int) else 1}
