@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from keras_dist import models as models
     from keras_dist import optimizers as optimizers
     from keras_dist import planner as planner
+    from keras_dist import preprocessing as preprocessing
     from keras_dist import presets as presets
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
@@ -98,6 +99,7 @@ _PACKAGES = (
     "models",
     "optimizers",
     "planner",
+    "preprocessing",
     "presets",
     "random",
     "regularizers",

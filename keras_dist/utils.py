@@ -4,7 +4,20 @@ from typing import TYPE_CHECKING
 
 from keras_dist._not_here import missing_from
 from keras_dist.callbacks.progbar import Progbar
-from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
+from keras_dist.data import (
+    PyDataset,
+    array_to_img,
+    image_dataset_from_directory,
+    img_to_array,
+    load_img,
+    normalize,
+    pad_sequences,
+    save_img,
+    split_dataset,
+    text_dataset_from_directory,
+    timeseries_dataset_from_array,
+    to_categorical,
+)
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
@@ -25,18 +38,26 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
+    "array_to_img",
     "custom_object_scope",
     "deserialize_keras_object",
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
     "get_source_inputs",
+    "image_dataset_from_directory",
+    "img_to_array",
     "is_keras_tensor",
+    "load_img",
     "normalize",
     "pad_sequences",
     "register_keras_serializable",
+    "save_img",
     "serialize_keras_object",
     "set_random_seed",
+    "split_dataset",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
     "to_categorical",
 ]
 
