@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from keras_dist import ops as ops
     from keras_dist import optimizers as optimizers
     from keras_dist import planner as planner
+    from keras_dist import preprocessing as preprocessing
     from keras_dist import presets as presets
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
@@ -110,6 +111,7 @@ _PACKAGES = (
     "ops",
     "optimizers",
     "planner",
+    "preprocessing",
     "presets",
     "random",
     "regularizers",

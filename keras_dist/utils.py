@@ -10,7 +10,20 @@ from keras_dist.config.settings import (
     enable_interactive_logging,
     is_interactive_logging_enabled,
 )
-from keras_dist.data import PyDataset, normalize, pad_sequences, to_categorical
+from keras_dist.data import (
+    PyDataset,
+    array_to_img,
+    image_dataset_from_directory,
+    img_to_array,
+    load_img,
+    normalize,
+    pad_sequences,
+    save_img,
+    split_dataset,
+    text_dataset_from_directory,
+    timeseries_dataset_from_array,
+    to_categorical,
+)
 from keras_dist.data.batch import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from keras_dist.datasets.local_file import get_file
 from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
@@ -34,6 +47,7 @@ __all__ = [
     "Progbar",
     "PyDataset",
     "Sequence",
+    "array_to_img",
     "clear_session",
     "custom_object_scope",
     "deserialize_keras_object",
@@ -44,17 +58,24 @@ __all__ = [
     "get_registered_name",
     "get_registered_object",
     "get_source_inputs",
+    "image_dataset_from_directory",
+    "img_to_array",
     "is_interactive_logging_enabled",
     "is_keras_tensor",
+    "load_img",
     "model_to_dot",
     "normalize",
     "pack_x_y_sample_weight",
     "pad_sequences",
     "plot_model",
     "register_keras_serializable",
+    "save_img",
     "serialize_keras_object",
     "set_random_seed",
+    "split_dataset",
     "standardize_dtype",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
     "to_categorical",
     "unpack_x_y_sample_weight",
 ]

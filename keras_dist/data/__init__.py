@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING
 from keras_dist._not_here import missing_from
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
+from keras_dist.data.batched import BatchedDataset, split_dataset, timeseries_dataset_from_array
 from keras_dist.data.cursor import Cursor
+from keras_dist.data.directories import image_dataset_from_directory, text_dataset_from_directory
 from keras_dist.data.global_arrays import global_batch
+from keras_dist.data.image_files import array_to_img, img_to_array, load_img, save_img
 from keras_dist.data.loader import DataLoader
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.padding import pad_batch
@@ -27,6 +30,7 @@ from keras_dist.distribution.process_rows import (
 __all__ = [
     "ArraySource",
     "Batch",
+    "BatchedDataset",
     "Cursor",
     "DataLoader",
     "LookupSource",
@@ -36,9 +40,13 @@ __all__ = [
     "ShardPolicy",
     "ShareRows",
     "StreamSource",
+    "array_to_img",
     "auto_shard_dataset",
     "check_process_rows",
     "global_batch",
+    "image_dataset_from_directory",
+    "img_to_array",
+    "load_img",
     "normalize",
     "pad_batch",
     "pad_sequences",
@@ -48,8 +56,12 @@ __all__ = [
     "register_source",
     "replica_group",
     "replica_groups",
+    "save_img",
     "shard_batch",
     "share_rows",
+    "split_dataset",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
     "to_categorical",
 ]
 

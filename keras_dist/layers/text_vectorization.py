@@ -140,11 +140,12 @@ class TextVectorization(HostLayer):
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
         """Return a symbolic tensor like the output."""
+        shape: Any = inputs.shape
         if self.output_mode == "int":
             is_split = self.split is not None or len(inputs.shape) < 2
-            length = None if is_split or self.ngrams else inputs.shape[-1]
-            return KerasTensor((inputs.shape[0], self.output_sequence_length or length), "int32")
-        rows = KerasTensor((inputs.shape[0], None), "string")
+            length = None if is_split or self.ngrams else shape[-1]
+            return KerasTensor((shape[0], self.output_sequence_length or length), "int32")
+        rows = KerasTensor((shape[0], None), "string")
         return self._lookup_layer.output_like(rows)
 
     def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import optimizers, random
@@ -248,9 +248,14 @@ def batching(
     return Batching(source, batch_size, limited(steps_argument, steps, max_steps_per_epoch()))
 
 
-def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, name: str = "") -> Source:
+def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> Source:
     """The source of examples, whose inputs go through the layers of the model that run on the host."""
-    return source_of(x, y, sample_weight, name, model._prepared if model._has_host_part else None)
+    return source_of(x, y, sample_weight, prepare=prepare_of(model))
+
+
+def prepare_of(model: Trainer) -> Callable[[PyTree], PyTree] | None:
+    """What the layers of the model that run on the host make of inputs; None without any."""
+    return model._prepared if model._has_host_part else None
 
 
 def training_sources(
@@ -265,7 +270,7 @@ def training_sources(
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     examples, validation = source(model, *arrays), None
     if validation_data is not None:
-        validation = validation_source(model, validation_data)
+        validation = validation_source(validation_data, prepare_of(model))
     elif validation_split:
         examples, validation = split_source(examples, validation_split)
     return weighted_by_class(examples, class_weight), validation
@@ -321,10 +326,10 @@ def check_freq(validation_freq: Any) -> int | list[int]:
     )
 
 
-def validation_source(model: Trainer, validation_data: Any) -> Source:
+def validation_source(validation_data: Any, prepare: Callable[[PyTree], PyTree] | None = None) -> Source:
     """The examples of `validation_data`."""
     if is_data_set(validation_data):
-        return source(model, validation_data, name="validation ")
+        return source_of(validation_data, name="validation ", prepare=prepare)
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
         raise DataError(
             "`validation_data` cannot be used",
@@ -334,7 +339,7 @@ def validation_source(model: Trainer, validation_data: Any) -> Source:
             fix="fit(..., validation_data=(x_test, y_test))",
         )
     x, y, *weights = validation_data
-    return source(model, x, y, *weights, name="validation ")
+    return source_of(x, y, *weights, name="validation ", prepare=prepare)
 
 
 def _not_in_memory(argument: str, source: Source) -> DataError:

@@ -1,0 +1,18 @@
+"""What Keras users look for under `preprocessing`; re-exports only."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
+from keras_dist.data import image_dataset_from_directory, text_dataset_from_directory, timeseries_dataset_from_array
+from keras_dist.preprocessing import image, sequence
+
+__all__ = [
+    "image",
+    "image_dataset_from_directory",
+    "sequence",
+    "text_dataset_from_directory",
+    "timeseries_dataset_from_array",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

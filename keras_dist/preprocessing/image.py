@@ -1,0 +1,11 @@
+"""What Keras users look for under `preprocessing.image`; re-exports only."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
+from keras_dist.data import array_to_img, img_to_array, load_img, save_img
+
+__all__ = ["array_to_img", "img_to_array", "load_img", "save_img"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

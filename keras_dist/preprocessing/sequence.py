@@ -1,0 +1,11 @@
+"""What Keras users look for under `preprocessing.sequence`; re-exports only."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
+from keras_dist.data import pad_sequences
+
+__all__ = ["pad_sequences"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)
