@@ -13,10 +13,10 @@ from keras_dist import _not_here, data
     [
         (kd, "ops", "instead: `jax.numpy`"),
         (kd, "backend", "JAX is the only backend"),
-        (kd, "applications", "from_nnx"),
+        (kd.applications, "ConvNeXtBase", "from_keras"),
         (kd, "Quantizer", "nothing takes its place"),
         (kd.layers, "Hashing", "hash while data is read"),
-        (kd.utils, "plot_model", "model.summary"),
+        (kd.utils, "img_to_array", "numpy.asarray"),
         (kd, "GradientTape", "instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),
         (kd, "distribute", "kd.ModelParallel"),
