@@ -82,7 +82,7 @@ NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
     "applications.*.decode_predictions": "`class_index=` names the classes: nothing is downloaded",
     "applications.*.preprocess_input": "arrays of numpy are not changed",
-    "applications.*": "`weights` are a local file, or None; `\"imagenet\"` raises",
+    "applications.*": '`weights` are a local file, or None; `"imagenet"` raises',
     "utils.plot_model": "`.dot` files need no Graphviz",
     "Model.load_weights": "from files of safetensors; what was loaded comes back",
     "Model.save_weights": "to files of safetensors",
