@@ -14,6 +14,7 @@ from keras_dist import _environment, _not_here
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
+    from keras_dist import applications as applications
     from keras_dist import assembly as assembly
     from keras_dist import backend as backend
     from keras_dist import callbacks as callbacks
@@ -91,6 +92,7 @@ _environment.size_thread_pool(_environment.fake_device_count())
 
 _PACKAGES = (
     "activations",
+    "applications",
     "assembly",
     "backend",
     "callbacks",

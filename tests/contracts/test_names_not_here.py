@@ -13,6 +13,7 @@ from keras_dist import _not_here, data
     [
         (kd, "Quantizer", "nothing takes its place"),
         (kd, "StatelessScope", "model.stateless_call"),
+        (kd.applications, "ConvNeXtBase", "from_keras"),
         (kd.datasets, "cifar10", "tensorflow_datasets"),
         (kd.layers, "TFSMLayer", "nothing takes its place"),
         (kd.layers, "MixUp", "augment while data is read"),

@@ -41,12 +41,12 @@ it runs. Paths are made of the attributes that lead to a weight, and leave out t
 `model.layout_plan` shows those that layout rules match. Losses, metrics and optimizers are not numbered.
 
 **Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
-say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is
-an element type, or a policy for all of a layer, not a map. Layers have no quantization; `kernel` of one with LoRA is the frozen weight. Arguments
-that Keras ignores, or with which it gives NaN, are refused by an error that says what to write instead. In functional
-models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras overrides both. In a `call`
-that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the layers that are called after
-it; in Keras it leaks to them.
+say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is an
+element type, or a policy for all of a layer, not a map. Nothing is quantized. With LoRA `layer.kernel` is the frozen
+weight, not the sum. Arguments that Keras ignores, or with which it gives NaN, are refused by an error that says what to
+write instead. In functional models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras
+overrides both. In a `call` that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the
+layers that are called after it; in Keras it leaks to them.
 
 **Training.** A `train_step` is a method in the form of Keras on JAX, `train_step(self, state, data)`; or a pure
 function `(state, batch, rngs) -> (state, logs)`, an argument of `compile` or a method: its parameters tell which.
@@ -86,6 +86,10 @@ Keras wrote are read, too.
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
+    "applications.*.decode_predictions": "`class_index=` names the classes: nothing is downloaded",
+    "applications.*.preprocess_input": "arrays of numpy are not changed",
+    "applications.*": '`weights` are a local file, or None; `"imagenet"` raises',
+    "utils.plot_model": "`.dot` files need no Graphviz",
     "Model.load_weights": "from files of safetensors; what was loaded comes back",
     "Model.save_weights": "to files of safetensors",
     "Model.export": "a program of `jax.export`, for `kd.export.load`",
@@ -186,7 +190,7 @@ INSTEAD = {
     "Operation": "`kd.Layer`",
     "RematScope": "`remat=` of `compile`",
     "StatelessScope": "`model.stateless_call`",
-    "applications.*": "any `flax.nnx` model, by `kd.Model.from_nnx`",
+    "applications.*": "Keras's own, by `kd.Model.from_keras`; any `flax.nnx` model, by `kd.Model.from_nnx`",
     "callbacks.RemoteMonitor": "a subclass of `kd.callbacks.Callback`",
     "datasets.*": "`tensorflow_datasets`",
     "distillation.*": "a `train_step` of your own",

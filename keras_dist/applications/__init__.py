@@ -1,0 +1,28 @@
+"""Networks for images: the layers of Keras's, without weights or with those of a local file; nothing is downloaded."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._docstrings import complete_docstrings
+from keras_dist._not_here import missing_from
+from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16
+from keras_dist.applications.efficientnet import EfficientNetB0
+from keras_dist.applications.mobilenet_v2 import MobileNetV2
+from keras_dist.applications.resnet import ResNet50
+from keras_dist.applications.vgg16 import VGG16
+
+__all__ = [
+    "VGG16",
+    "EfficientNetB0",
+    "MobileNetV2",
+    "ResNet50",
+    "efficientnet",
+    "imagenet_utils",
+    "mobilenet_v2",
+    "resnet",
+    "resnet50",
+    "vgg16",
+]
+complete_docstrings(vars())
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -1,0 +1,125 @@
+"""Images as the networks take them, and predictions as names of classes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._arguments import check_data_format, check_int, check_option
+from keras_dist._types import ArrayLike
+from keras_dist.errors import DataError, shorten
+
+ClassIndex = str | os.PathLike[str] | Mapping[str, Sequence[str]]
+"""A JSON file, or what is in it: `{"0": ["n01440764", "tench"], ...}`."""
+
+_MOST_BYTES = 2**24
+_SCALES = {"tf": 127.5, "torch": 255.0, "caffe": 1.0}
+_STATISTICS = {
+    "torch": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "caffe": ((103.939, 116.779, 123.68), (1.0, 1.0, 1.0)),
+}
+"""Means and deviations of the channels in ImageNet."""
+_FIX = 'decode_predictions(predictions, class_index="imagenet_class_index.json"): Keras keeps it in ~/.keras/models'
+
+
+def preprocess_input(
+    x: ArrayLike, data_format: str | None = None, mode: Literal["caffe", "tf", "torch"] = "caffe"
+) -> ArrayLike:
+    """Return images with the scale and order of channels that networks were trained with.
+
+    Args:
+        x: images (batch, height, width, 3) or (height, width, 3) with values from 0 to 255, red first; or symbolic.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        mode: "caffe": blue first, less the mean of ImageNet; "tf": from -1 to 1; "torch": from 0 to 1, then less the
+            mean of ImageNet, divided by its deviation.
+
+    Differs from Keras: arrays of numpy are not changed, a new one comes back.
+    """
+    mode = check_option("mode", mode, tuple(_SCALES), "")
+    last = check_data_format(data_format, "") == "channels_last"
+    images: Any = x
+    if isinstance(x, np.ndarray | jax.Array) and not jnp.issubdtype(x.dtype, jnp.floating):
+        images = x.astype("float32")
+    if mode == "tf":
+        return images / 127.5 - 1.0
+    rank = len(images.shape)
+    if mode == "caffe":
+        images = images[..., ::-1] if last else images[(slice(None),) * (rank - 3) + (slice(None, None, -1),)]
+    shape = (3,) if last else (3, 1, 1)
+    mean, deviation = (np.asarray(values, images.dtype).reshape(shape) for values in _STATISTICS[mode])
+    return (images / _SCALES[mode] - mean) / deviation
+
+
+def decode_predictions(
+    preds: ArrayLike, top: int = 5, *, class_index: ClassIndex | None = None
+) -> list[list[tuple[str, str, float]]]:
+    """Return the most likely classes of each image, the first one first, as `(name, description, score)`.
+
+    Args:
+        preds: scores (images, classes).
+        top: how many classes of each image.
+        class_index: names and descriptions of the classes, by their numbers as text: the JSON file of ImageNet, or what
+            is in it. Nothing is downloaded.
+
+    Raises:
+        DataError: there is no `class_index`, it is none, or it has not the classes of the scores.
+
+    Example:
+        >>> from keras_dist.applications.imagenet_utils import decode_predictions
+        >>> decode_predictions([[0.1, 0.9]], top=1, class_index={"0": ["n1", "tench"], "1": ["n2", "goldfish"]})
+        [[('n2', 'goldfish', 0.9)]]
+
+    Differs from Keras: `class_index`, which Keras downloads; and any number of classes.
+    """
+    top = check_int("top", top, 1, wrong="is not a number of classes", example=5)
+    names = _names_of(class_index)
+    scores = np.asarray(jax.device_get(preds))
+    if scores.ndim != 2 or scores.shape[1] != len(names):
+        raise DataError(
+            "decode_predictions: the scores do not fit the classes",
+            given=f"scores of shape {scores.shape}, {len(names)} classes",
+            expected=f"shape (images, {len(names)})",
+            fix="scores of a network with include_top=True, and the file of its classes",
+        )
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+    return [
+        [(*names[number], row[number].item()) for number in numbers] for row, numbers in zip(scores, best, strict=True)
+    ]
+
+
+def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
+    """The name and description of each class."""
+    if class_index is None:
+        raise DataError(
+            "decode_predictions needs the names of the classes",
+            given="no class_index",
+            expected="a local JSON file, or a dict: nothing is downloaded",
+            fix=_FIX,
+        )
+    found: Any = class_index
+    if not isinstance(class_index, Mapping):
+        with Path(class_index).open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        try:
+            found = json.loads(text) if len(text) <= _MOST_BYTES else None
+        except (ValueError, RecursionError):
+            found = None
+    try:
+        pairs = [(found[str(number)][0], found[str(number)][1]) for number in range(len(found))]
+    except (KeyError, IndexError, TypeError):
+        pairs = []
+    if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise DataError(
+            "decode_predictions: `class_index` holds no names of classes",
+            given=shorten(class_index),
+            expected='{"0": ["n01440764", "tench"], "1": [...], ...}, with a number for each class',
+            fix=_FIX,
+        )
+    return pairs

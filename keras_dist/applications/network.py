@@ -1,0 +1,144 @@
+"""What all networks share: the input, the classifier or the pooling at the end, and weights from a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from keras_dist import layers
+from keras_dist._arguments import check_option
+from keras_dist._types import Shape
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.symbolic import KerasTensor, get_source_inputs
+from keras_dist.models import Model
+
+DEFAULT_SIZE = 224
+_SMALLEST = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments that all networks have.
+
+    Args:
+        include_top: whether the network ends in a classifier.
+        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it.
+        input_tensor: a symbolic tensor that is the input; by default a new one.
+        input_shape: (height, width, channels); by default (224, 224, 3), without a classifier (None, None, 3).
+        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
+        classes: the outputs of the classifier.
+        classifier_activation: its activation; None for the logits.
+        name: the name of the model.
+    """
+
+    include_top: bool
+    weights: str | os.PathLike[str] | None
+    input_tensor: Any
+    input_shape: Shape | None
+    pooling: str | None
+    classes: int
+    classifier_activation: Any
+    name: str | None
+
+    def __post_init__(self) -> None:
+        if self.weights == "imagenet":
+            raise ModelError(
+                'weights="imagenet": nothing is downloaded',
+                given='weights="imagenet", which is the default, as in Keras',
+                expected="weights=None for random values, or the path of a local file",
+                fix='weights="mobilenet_v2.weights.h5", a file that Keras has saved; or weights=None',
+            )
+        if self.weights is not None and self.classifier_activation not in (None, "softmax") and self.include_top:
+            raise ModelError(
+                "weights were trained with another activation of the classifier",
+                given=f"classifier_activation={shorten(self.classifier_activation)}, weights={shorten(self.weights)}",
+                expected='"softmax" or None',
+                fix="classifier_activation=None for the logits",
+            )
+        check_option("pooling", self.pooling, (None, "avg", "max"), "")
+
+    def start(self) -> KerasTensor:
+        """The symbolic input."""
+        if self.input_tensor is not None:
+            return self.input_tensor
+        default = (DEFAULT_SIZE, DEFAULT_SIZE, 3) if self.include_top else (None, None, 3)
+        shape = default if self.input_shape is None else tuple(self.input_shape)
+        sizes = [] if len(shape) != 3 else [size for size in shape[:2] if size is not None]
+        if len(shape) != 3 or any(size < _SMALLEST for size in sizes) or (self.include_top and len(sizes) < 2):
+            raise ModelError(
+                "`input_shape` is no shape of images that the network takes",
+                given=f"input_shape={shape}",
+                expected=f"(height, width, channels), both sizes at least {_SMALLEST}, and known with include_top=True",
+                fix="for example input_shape=(224, 224, 3)",
+            )
+        return layers.Input(shape)
+
+    def finish(
+        self,
+        x: KerasTensor,
+        name: str,
+        pools: tuple[str | None, str | None] = (None, None),
+        rate: float = 0.0,
+        initializer: Any = "glorot_uniform",
+    ) -> Model:
+        """The network that ends in a classifier of the pooled features, or in what `pooling` says.
+
+        Args:
+            x: the features.
+            name: the name of the model, unless there is another one.
+            pools: the names of the layers that take the mean and the maximum; None for numbered ones.
+            rate: how much of the pooled features is dropped before the classifier.
+            initializer: of the kernel of the classifier.
+        """
+        if self.include_top:
+            x = layers.GlobalAveragePooling2D(name=pools[0])(x)
+            if rate:
+                x = layers.Dropout(rate, name="top_dropout")(x)
+            return self.model(self.classify(x, initializer), name)
+        return self.model(self.pool(x, pools), name)
+
+    def classify(self, x: KerasTensor, initializer: Any = "glorot_uniform") -> KerasTensor:
+        """The scores of the classes."""
+        activation = self.classifier_activation
+        return layers.Dense(self.classes, activation, kernel_initializer=initializer, name="predictions")(x)
+
+    def pool(self, x: KerasTensor, names: tuple[str | None, str | None] = (None, None)) -> KerasTensor:
+        """The features as `pooling` says."""
+        if self.pooling == "avg":
+            return layers.GlobalAveragePooling2D(name=names[0])(x)
+        return layers.GlobalMaxPooling2D(name=names[1])(x) if self.pooling == "max" else x
+
+    def model(self, outputs: KerasTensor, name: str) -> Model:
+        """The network with these outputs, and with the weights of the file, if there is one."""
+        inputs = get_source_inputs(outputs)
+        model = Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=self.name or name)
+        if self.weights is not None:
+            model.load_weights(self.weights)
+        return model
+
+
+def channels_of(x: KerasTensor) -> int:
+    """The channels of images, which must be known."""
+    channels = x.shape[-1]
+    if channels is None:
+        raise ModelError(
+            "the images have an unknown number of channels",
+            given=f"images of shape {x.shape}",
+            expected="channels in the last dim",
+            fix="for example input_shape=(224, 224, 3)",
+        )
+    return channels
+
+
+def padding_before(x: KerasTensor, kernel_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The zeros around images before a convolution of stride 2 without padding, as TensorFlow's `same` puts them."""
+    half = kernel_size // 2
+    odd = [1 if size is None else 1 - size % 2 for size in x.shape[1:3]]
+    return (half - odd[0], half), (half - odd[1], half)
+
+
+def divisible(filters: float, divisor: int = 8) -> int:
+    """The multiple of `divisor` that is nearest to a number of filters, and not below 90 % of it."""
+    rounded = max(divisor, int(filters + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * filters else rounded

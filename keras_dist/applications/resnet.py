@@ -1,0 +1,96 @@
+"""`ResNet50`: residual blocks of three convolutions."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from keras_dist import layers
+from keras_dist._types import ArrayLike, Shape
+from keras_dist.applications import imagenet_utils
+from keras_dist.applications.imagenet_utils import decode_predictions
+from keras_dist.applications.network import Arguments
+from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.models import Model
+
+__all__ = ["ResNet50", "decode_predictions", "preprocess_input"]
+
+_STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))
+"""Filters and number of blocks of each stack."""
+
+
+def ResNet50(
+    include_top: bool = True,
+    weights: str | os.PathLike[str] | None = "imagenet",
+    input_tensor: Any = None,
+    input_shape: Shape | None = None,
+    pooling: str | None = None,
+    classes: int = 1000,
+    classifier_activation: Any = "softmax",
+    name: str = "resnet50",
+) -> Model:
+    """Return ResNet50: sixteen residual blocks of three convolutions.
+
+    Images are less the mean of ImageNet, blue first: see `resnet.preprocess_input`.
+    Layers are named as in Keras, and number, order and shapes of the weights are the same.
+
+    Args:
+        include_top: whether the network ends in a classifier.
+        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
+            default raises: nothing is downloaded.
+        input_tensor: a symbolic tensor that is the input; by default a new one.
+        input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
+            classifier (None, None, 3).
+        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
+        classes: the outputs of the classifier.
+        classifier_activation: its activation; None for the logits.
+        name: the name of the model.
+
+    Raises:
+        ModelError: an argument cannot be used, or the file does not fit.
+
+    Source: `keras.applications.ResNet50`; https://arxiv.org/abs/1512.03385.
+    """
+    arguments = Arguments(
+        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
+    )
+    x = layers.ZeroPadding2D(3, name="conv1_pad")(arguments.start())
+    x = _convolution(x, 64, 7, "conv1", strides=2)
+    x = layers.Activation("relu", name="conv1_relu")(x)
+    x = layers.ZeroPadding2D(1, name="pool1_pad")(x)
+    x = layers.MaxPooling2D(3, strides=2, name="pool1_pool")(x)
+    for stack, (filters, blocks) in enumerate(_STACKS, 2):
+        for number in range(1, blocks + 1):
+            strides = 2 if number == 1 and stack > 2 else 1
+            x = _block(x, filters, strides, f"conv{stack}_block{number}", changes=number == 1)
+    return arguments.finish(x, "resnet50", ("avg_pool", "max_pool"))
+
+
+def _block(x: KerasTensor, filters: int, strides: int, name: str, *, changes: bool) -> KerasTensor:
+    """A residual block; one that changes the number of features has a convolution in its shortcut, too."""
+    shortcut = _convolution(x, 4 * filters, 1, f"{name}_0", strides=strides) if changes else x
+    x = _convolution(x, filters, 1, f"{name}_1", strides=strides)
+    x = layers.Activation("relu", name=f"{name}_1_relu")(x)
+    x = _convolution(x, filters, 3, f"{name}_2", padding="same")
+    x = layers.Activation("relu", name=f"{name}_2_relu")(x)
+    x = _convolution(x, 4 * filters, 1, f"{name}_3")
+    x = layers.Add(name=f"{name}_add")([shortcut, x])
+    return layers.Activation("relu", name=f"{name}_out")(x)
+
+
+def _convolution(x: KerasTensor, filters: int, size: int, name: str, **options: Any) -> KerasTensor:
+    """A convolution, normalised."""
+    x = layers.Conv2D(filters, size, name=f"{name}_conv", **options)(x)
+    return layers.BatchNormalization(epsilon=1.001e-5, name=f"{name}_bn")(x)
+
+
+def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
+    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
+
+    Args:
+        x: the images.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Source: `keras.applications.resnet.preprocess_input`.
+    """
+    return imagenet_utils.preprocess_input(x, data_format, mode="caffe")
