@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import (
@@ -110,7 +111,7 @@ def load_keras(
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
-        with _policy(own.get("policy")), reading(path):
+        with reading(path), _policy(own.get("policy")):
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
             model = _made(config, model_class)
@@ -129,7 +130,7 @@ def load_keras(
             if optimizer:
                 set_optimizer(session, optimizer, reader)
             set_own(session, own_arrays(session, [*contents.slots, *optimizer]), reader)
-        if isinstance(own.get("seed"), int) and isinstance(own.get("fits"), int):
+        if is_count(own.get("seed")) and is_count(own.get("fits")):
             session.use_seed(own["seed"])
             session.fits = own["fits"]
     return model
