@@ -180,7 +180,6 @@ INSTEAD = {
     "layers.FlaxLayer": "`kd.layers.NNXLayer`; Linen modules by `flax.nnx.bridge.ToNNX`",
     "layers.JaxLayer": "`kd.Layer` with `add_weight`",
     "layers.MaxNumBoundingBoxes": "pad while data is read",
-    "preprocessing.image.smart_resize": "`kd.layers.Resizing(..., crop_to_aspect_ratio=True)`",
     "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
     "layers.MelSpectrogram": "`jax.scipy.signal.stft`",
     "layers.MixUp": "augment while data is read",
