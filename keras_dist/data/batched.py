@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_int, is_int
+from keras_dist._arguments import argument_error, check_int, check_option, is_int
 from keras_dist._types import PyTree
 from keras_dist.data.source import order_of, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
@@ -295,7 +295,7 @@ def timeseries_dataset_from_array(
         seed: fixes their order.
         start_index: the first step that is used; by default 0.
         end_index: the first step that is not used; by default the number of steps.
-        format: not used: the same dataset comes back for all.
+        format: `"tf"` or `"grain"`: the same dataset comes back for both.
 
     Returns:
         A dataset of numpy arrays `(x, y)`, x of shape (batch, sequence_length, ...); without targets of x.
@@ -312,7 +312,7 @@ def timeseries_dataset_from_array(
 
     Source: `keras.utils.timeseries_dataset_from_array`.
     """
-    del format
+    check_option("format", format, ("tf", "grain"), error=DataError)
     for name, value in (
         ("sequence_length", sequence_length),
         ("sequence_stride", sequence_stride),

@@ -63,7 +63,7 @@ def image_dataset_from_directory(
         crop_to_aspect_ratio: whether only the largest centered part of the ratio of `image_size` is taken.
         pad_to_aspect_ratio: whether images are padded to that ratio.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-        format: not used: the same dataset comes back for all.
+        format: `"tf"` or `"grain"`: the same dataset comes back for both.
         verbose: whether the number of files is printed.
 
     Returns:
@@ -75,6 +75,7 @@ def image_dataset_from_directory(
 
     Source: `keras.utils.image_dataset_from_directory`, with `format="grain"`.
     """
+    check_option("format", format, ("tf", "grain"), error=DataError)
     check_option("color_mode", color_mode, ("rgb", "rgba", "grayscale"), error=DataError)
     check_option("interpolation", interpolation, INTERPOLATIONS, error=DataError)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
@@ -127,7 +128,7 @@ def text_dataset_from_directory(
         validation_split: the part of the files that is for validation.
         subset: `"training"`, `"validation"`, or `"both"` for two datasets.
         follow_links: whether folders that are links are read, each once.
-        format: not used: the same dataset comes back for all.
+        format: `"tf"` or `"grain"`: the same dataset comes back for both.
         verbose: whether the number of files is printed.
 
     Returns:
@@ -139,6 +140,7 @@ def text_dataset_from_directory(
 
     Source: `keras.utils.text_dataset_from_directory`, with `format="grain"`.
     """
+    check_option("format", format, ("tf", "grain"), error=DataError)
 
     def read(paths: list[str]) -> np.ndarray:
         texts = np.empty(len(paths), object)

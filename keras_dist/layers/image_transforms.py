@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from keras_dist._types import ArrayLike
 
@@ -162,3 +163,28 @@ def rgb_to_grayscale(images: jax.Array, data_format: str = "channels_last") -> j
         return images
     weights = jnp.asarray([0.2989, 0.5870, 0.1140], images.dtype)
     return jnp.sum(images * jnp.expand_dims(weights, range(1, -axis)), axis, keepdims=True)
+
+
+def smart_resize(
+    x: ArrayLike,
+    size: tuple[int, int],
+    interpolation: str = "bilinear",
+    data_format: str = "channels_last",
+    **kwargs: object,
+) -> ArrayLike:
+    """Return images of another size: the largest centered part of each that has the new ratio, resized.
+
+    Args:
+        x: an image or a batch of them.
+        size: the new height and width.
+        interpolation: one of `RESIZE_INTERPOLATIONS`.
+        data_format: `"channels_last"`, or `"channels_first"`.
+        **kwargs: not used, as `backend_module` of Keras.
+
+    Returns:
+        An array of numpy where one was given, else one of JAX.
+
+    Source: `keras.preprocessing.image.smart_resize`.
+    """
+    resized = resize(jnp.asarray(x), size, interpolation, crop_to_aspect_ratio=True, data_format=data_format)
+    return np.asarray(resized) if isinstance(x, np.ndarray) else resized

@@ -201,7 +201,6 @@ INSTEAD = {
     "layers.CutMix": "augment while data is read",
     "layers.Equalization": "augment while data is read",
     "layers.MaxNumBoundingBoxes": "pad while data is read",
-    "preprocessing.image.smart_resize": "`kd.layers.Resizing(..., crop_to_aspect_ratio=True)`",
     "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
     "layers.MelSpectrogram": "`jax.scipy.signal.stft`",
     "layers.MixUp": "augment while data is read",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers
+from keras_dist.preprocessing import image
 from tests.parity.compare import assert_close, compare_layers, one_program
 
 SIZE = (3, 6, 9, 3)
@@ -80,3 +81,10 @@ def test_configs_of_keras(keras: types.ModuleType) -> None:
         restored = getattr(layers, name).from_config(config)
         ours = getattr(layers, name)(**options)
         assert {name: getattr(restored, name) for name in options} == {name: getattr(ours, name) for name in options}
+
+
+def test_smart_resize(keras: types.ModuleType) -> None:
+    images = np.random.default_rng(0).uniform(0, 255, SIZE).astype("float32")
+    found = image.smart_resize(images, (4, 4), "bicubic")
+    assert isinstance(found, np.ndarray)
+    assert_close(found, keras.preprocessing.image.smart_resize(images, (4, 4), "bicubic"))
