@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import channel_order
@@ -119,6 +119,75 @@ def space_to_depth(x: ArrayLike, block_size: int, data_format: str | None = "cha
         blocks = jnp.moveaxis(blocks, 5, 3)
     depths = blocks.reshape(*blocks.shape[:3], -1)
     return depths if is_last else jnp.moveaxis(depths, -1, 1)
+
+
+@operation
+def extract_patches(
+    images: ArrayLike,
+    size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return patches of images as channels: (batch, rows, columns, height * width * channels of a patch).
+
+    Args:
+        images: (height, width, channels), or a batch of them; volumes (depth, height, width, channels) for three sizes.
+        size: of a patch, in each dim or in all of them.
+        strides: how far apart patches begin; None for `size`.
+        dilation_rate: how far apart the pixels of a patch are.
+        padding: `"valid"`, or `"same"` for patches that reach over the borders, where pixels are 0.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+    """
+    rank = 2 if isinstance(size, int) else len(size)
+    array = as_array(images)
+    is_batch, is_last = array.ndim == rank + 2, channel_order.is_last(data_format, "extract_patches")
+    if rank not in (2, 3) or array.ndim not in (rank + 1, rank + 2):
+        raise ModelError(
+            "extract_patches does not take such images",
+            given=f"shape {array.shape}, size={size}",
+            expected="images (height, width, channels), or volumes (depth, height, width, channels) with three sizes, "
+            "or a batch of them",
+            fix="size=(16, 16) for images, size=(8, 16, 16) for volumes",
+        )
+    batch = array if is_batch else array[None]
+    batch = jnp.moveaxis(batch, -1, 1) if is_last else batch
+    sizes = check_sizes("size", size, rank)
+    patches = jax.lax.conv_general_dilated_patches(
+        batch,
+        sizes,
+        sizes if not strides else check_sizes("strides", strides, rank),
+        check_option("padding", padding, ("valid", "same")).upper(),
+        rhs_dilation=check_sizes("dilation_rate", dilation_rate, rank),
+    )
+    of_pixels = patches.reshape(len(batch), batch.shape[1], -1, *patches.shape[2:])  # channels are the slowest in it
+    patches = jnp.swapaxes(of_pixels, 1, 2).reshape(patches.shape)
+    patches = jnp.moveaxis(patches, 1, -1) if is_last else patches
+    return patches if is_batch else patches[0]
+
+
+@operation
+def extract_patches_3d(
+    volumes: ArrayLike,
+    size: int | Sequence[int],
+    strides: int | Sequence[int] | None = None,
+    dilation_rate: int | Sequence[int] = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return `extract_patches` of volumes (depth, height, width, channels), or of a batch of them.
+
+    Args:
+        volumes: the volumes.
+        size: of a patch, in each dim or in all of them.
+        strides: as of `extract_patches`.
+        dilation_rate: as of `extract_patches`.
+        padding: as of `extract_patches`.
+        data_format: as of `extract_patches`.
+    """
+    sizes = (size,) * 3 if isinstance(size, int) else size
+    return extract_patches(volumes, sizes, strides, dilation_rate, padding, data_format)
 
 
 def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -> tuple[jax.Array, bool]:
