@@ -119,7 +119,7 @@ class ConvLSTMCell(RecurrentCell):
 
     def state_shape(self, input_shape: Shape) -> tuple[int, ...]:
         """Return the shape of the states for inputs of this shape."""
-        spatial = input_shape[1:-1] if self.channel_axis == -1 else input_shape[2:]
+        spatial: Any = input_shape[1:-1] if self.channel_axis == -1 else input_shape[2:]  # build knows their sizes
         sizes: list[int] = []
         for size, window, stride, rate in zip(spatial, self.kernel_size, self.strides, self.dilation_rate, strict=True):
             steps = size if self.padding == "same" else size - rate * (window - 1)
