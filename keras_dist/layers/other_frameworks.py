@@ -54,7 +54,8 @@ def _described(value: Any) -> tuple[str, str] | None:
     for library in ("keras", "tf_keras"):
         if (library, "Model") in bases:
             return f"is a model {_KERAS}", (
-                "make it anew: model = kd.models.model_from_json(keras_model.to_json()), then "
+                "train it as it is: model = kd.Model.from_keras(keras_model); or make it anew: "
+                "model = kd.models.model_from_json(keras_model.to_json()), then "
                 "model.set_weights(keras_model.get_weights())"
             )
         if (library, "Layer") in bases:
