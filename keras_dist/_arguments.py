@@ -185,11 +185,6 @@ def check_option(
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
-def check_data_format(value: str, layer: str = "") -> str:
-    """Return the format of images that `value` names."""
-    return check_option("data_format", value, ("channels_last", "channels_first"), layer)
-
-
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
     """Return `value`, if it can be called with these parameters: names that are separated by commas."""
     if callable(value) and takes(value, *parameters.split(", ")):

@@ -9,8 +9,10 @@ import dataclasses
 import warnings
 from typing import Any, NoReturn
 
-from keras_dist._arguments import check_data_format, check_int, check_number, check_option, check_optional
+from keras_dist._arguments import check_int, check_number, check_option, check_optional
 from keras_dist.errors import ModelError
+
+_DATA_FORMATS = ("channels_last", "channels_first")
 
 
 @dataclasses.dataclass
@@ -88,7 +90,14 @@ def set_image_data_format(data_format: str) -> None:
 
     Source: `keras.config.set_image_data_format`.
     """
-    _current.image_data_format = check_data_format(data_format)
+    _current.image_data_format = check_option("data_format", data_format, _DATA_FORMATS)
+
+
+def check_data_format(data_format: str | None, owner: str = "") -> str:
+    """Return the format of images that `data_format` names; for None that of the process. Errors name the `owner`."""
+    if data_format is None:
+        return image_data_format()
+    return check_option("data_format", data_format, _DATA_FORMATS, owner)
 
 
 def enable_interactive_logging() -> None:

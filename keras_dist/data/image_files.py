@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_data_format, check_option, check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist._extras import import_extra
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, shorten
 from keras_dist.saving.regular_files import read_regular
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations
-from keras_dist._arguments import check_data_format, check_option, check_sizes
+from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import Shape
-from keras_dist.config.settings import image_data_format
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.lstm import with_open_forget_gate
@@ -51,7 +51,7 @@ class ConvLSTMCell(RecurrentCell):
         self.kernel_size = check_sizes("kernel_size", kernel_size, self.rank, self.name)
         self.strides = check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
-        self.data_format = check_data_format(data_format or image_data_format(), self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
         self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.unit_forget_bias = unit_forget_bias

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import random
-from keras_dist._arguments import argument_error, check_data_format, is_number
+from keras_dist._arguments import argument_error, is_number
 from keras_dist._types import PyTree
-from keras_dist.config.settings import image_data_format
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.image_transforms import height_and_width, image_axes
 from keras_dist.layers.layer import Layer
@@ -30,7 +30,7 @@ class ImageLayer(Layer):
 
     def __init__(self, *, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.data_format = check_data_format(data_format or image_data_format(), self.name)
+        self.data_format = check_data_format(data_format, self.name)
 
     def call(self, data: PyTree, training: bool = True) -> PyTree:
         """Return the images, in training transformed."""

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_data_format, check_size, is_int
+from keras_dist._arguments import argument_error, check_size, is_int
 from keras_dist._types import Shape
-from keras_dist.config.settings import image_data_format
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -30,7 +30,7 @@ class Flatten(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__(**kwargs)
-        self.data_format = check_data_format(data_format or image_data_format(), self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.input_spec = InputSpec(min_ndim=1)
 
     def call(self, inputs: jax.Array) -> jax.Array:

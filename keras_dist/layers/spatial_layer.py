@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 
-from keras_dist._arguments import check_data_format
-from keras_dist.config.settings import image_data_format
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -29,7 +28,7 @@ class SpatialLayer(Layer):
 
     def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.data_format = check_data_format(data_format or image_data_format(), self.name)
+        self.data_format = check_data_format(data_format, self.name)
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     @property

@@ -72,8 +72,9 @@ def serialize_keras_object(obj: Any) -> Any:
     if isinstance(obj, types.FunctionType) and obj.__name__ == "<lambda>":
         return {"class_name": "__lambda__", "config": _describe_lambda(obj)}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
-        built = obj.get_build_config() if _defines(obj, "get_build_config") else None
-        return _description(type(obj), obj.get_config()) | ({} if built is None else {"build_config": built})
+        described: Any = obj
+        built = described.get_build_config() if _defines(obj, "get_build_config") else None
+        return _description(type(obj), described.get_config()) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
     raise ConfigError(
