@@ -100,9 +100,9 @@ class TensorDataset:
         return tuple(array[i] for array in self.arrays)
 
 
-def data_loader(dataset: TensorDataset, batch_size: int = 1, shuffle: bool = False, **kwargs: Any) -> Any:
-    """Batches of rows."""
-    return Dataset.from_tensor_slices(dataset.arrays).batch(batch_size)
+def data_loader(dataset: Any, batch_size: int = 1, shuffle: bool = False, **kwargs: Any) -> Any:
+    """Batches of rows, which are asked for by number."""
+    return Dataset(lambda: (dataset[i] for i in range(len(dataset))), len(dataset)).batch(batch_size)
 
 
 def digits(shape: tuple[int, ...], classes: int = 10) -> Callable[..., Any]:
