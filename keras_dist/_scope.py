@@ -12,6 +12,7 @@ import jax
 from keras_dist import _jax
 from keras_dist.errors import ModelError
 
+_names: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("names", default=())
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
 
 
@@ -96,3 +97,18 @@ def trace_error(path: str) -> ModelError:
         expected="assignments outside of it, or inside of keras_dist.dtensor.value_and_grad",
         fix="let the function return the new value, and assign that outside",
     )
+
+
+def current_names() -> tuple[str, ...]:
+    """Return the names of the scopes of names around, the outermost first."""
+    return _names.get()
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Give paths of variables that belong to no layer this name in front."""
+    token = _names.set((*_names.get(), name))
+    try:
+        yield
+    finally:
+        _names.reset(token)

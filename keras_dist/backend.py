@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error
 from keras_dist._not_here import missing_from
+from keras_dist._scope import named
 from keras_dist._types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device
@@ -142,7 +143,9 @@ def result_type(*dtypes: DTypeLike | None) -> str:
 def name_scope(
     name: str, caller: object = None, deduplicate: bool = True, override_parent: str | None = None
 ) -> Iterator[None]:
-    """Name the operations inside in compiled programs and profiles. Paths of weights are made of attributes.
+    """Name the operations inside in compiled programs and profiles, and the variables that belong to no layer.
+
+    Paths of weights of layers are made of attributes.
 
     Args:
         name: without "/".
@@ -158,7 +161,7 @@ def name_scope(
     del caller, deduplicate, override_parent
     if not isinstance(name, str) or "/" in name:
         raise argument_error("name", name, 'a string without "/"', example="block")
-    with jax.named_scope(name):
+    with jax.named_scope(name), named(name):
         yield
 
 

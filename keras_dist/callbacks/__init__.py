@@ -13,6 +13,7 @@ from keras_dist.callbacks.history import History
 from keras_dist.callbacks.lambda_callback import LambdaCallback
 from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
 from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
+from keras_dist.callbacks.orbax_checkpoint import OrbaxCheckpoint
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights
@@ -29,6 +30,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateScheduler",
     "ModelCheckpoint",
+    "OrbaxCheckpoint",
     "ProgbarLogger",
     "ReduceLROnPlateau",
     "SwapEMAWeights",

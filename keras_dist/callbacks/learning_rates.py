@@ -6,11 +6,12 @@ from typing import Any
 
 from keras_dist.callbacks.callback import EpochLogs
 from keras_dist.errors import ArgumentTypeError, ModelError
+from keras_dist.optimizers import MultiOptimizer
 
 
 def check_settable(model: Any, callback: str) -> None:
     """Check that the learning rates of all optimizers of the model can be set."""
-    for optimizer in model.optimizers.values():
+    for _, optimizer in labelled(model):
         try:
             optimizer.learning_rate = optimizer.learning_rate
         except ModelError as error:
@@ -24,7 +25,14 @@ def check_settable(model: Any, callback: str) -> None:
 
 def labelled(model: Any) -> list[tuple[str, Any]]:
     """Return the optimizers of the model, each with its suffix in messages and logs: empty if there is only one."""
-    return [(name if len(model.optimizers) > 1 else "", handle) for name, handle in model.optimizers.items()]
+    found: dict[str, Any] = {}
+    for name, optimizer in model.optimizers.items():
+        parts = optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else [optimizer]
+        for part in parts:
+            label = part.name if isinstance(optimizer, MultiOptimizer) else name
+            same = sum(one == label or one.startswith(f"{label}_") for one in found)
+            found[f"{label}_{same}" if same else label] = part
+    return [*found.items()] if len(found) > 1 else [("", one) for one in found.values()]
 
 
 def log_rates(model: Any, logs: EpochLogs | None) -> None:

@@ -145,13 +145,17 @@ class ModelCheckpoint(MonitorCallback):
             is_wanted, reason = True, f"saving model to {path}"
         self._say(epoch, reason)
         if is_wanted:
-            if not in_bucket(folder_path(path)):
-                Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
-            if path.endswith(_SUFFIXES):
-                self.model.save_weights(path)
-            else:
-                self.model.save(path)
+            self._write(path)
             self._say(epoch, f"finished saving model to {path}")
+
+    def _write(self, path: str) -> None:
+        """Save to a path."""
+        if not in_bucket(folder_path(path)):
+            Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
+        if path.endswith(_SUFFIXES):
+            self.model.save_weights(path)
+        else:
+            self.model.save(path)
 
     def _judge(self, logs: Logs, path: str) -> tuple[bool, str]:
         """Return whether to save, and the message. Without a value to compare the model is saved, with a warning."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from keras_dist import ops
 from keras_dist._arguments import check_number, check_option
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import ModelError, did_you_mean
@@ -51,6 +53,11 @@ class MonitorCallback(Callback):
         self.best = None
         self._has_warned = False
         self._sign = 1 if self._is_to_rise() else -1
+
+    @property
+    def monitor_op(self) -> Callable[..., Any]:
+        """`kd.ops.greater` or `kd.ops.less`: whether its first argument is better than its second."""
+        return ops.greater if self._sign > 0 else ops.less
 
     def is_improvement(self, value: float, reference: float | None) -> bool:
         """Whether `value` is better than `reference` by more than `min_delta`; NaN is never better."""

@@ -6,7 +6,6 @@ import concurrent.futures.thread  # noqa: F401  # so that its hook for the end i
 import contextlib
 import os
 import pathlib
-import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,16 +15,14 @@ from typing import Protocol, Self
 from keras_dist._arguments import check_int, check_optional, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
-from keras_dist.checkpoint.snapshot import Snapshot, Stored
+from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, states_in
 from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
-from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket
 from keras_dist.saving.drafts import place_of
 from keras_dist.saving.locks import Lock
 from keras_dist.saving.syncing import make_folders
-
-_STEP = re.compile(r"step_(\d{8,})")
 
 
 def check_number_kept(argument: str, number: object) -> None:
@@ -139,10 +136,7 @@ class CheckpointManager:
     @property
     def steps(self) -> list[int]:
         """The steps of the saved states, ascending."""
-        if not refreshed(self.directory).is_dir():
-            return []
-        found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
-        return sorted(int(match[1]) for match in found if match is not None)
+        return [*states_in(self.directory)]
 
     @property
     def checkpoints(self) -> list[str]:
@@ -327,7 +321,7 @@ class CheckpointManager:
         self._lock = Lock(self.directory)
         try:
             places = {place_of(path) for path in self.directory.iterdir()}
-            for place in sorted(place for place in places if place is not None and _STEP.fullmatch(place.name)):
+            for place in sorted(place for place in places if place is not None and STEP.fullmatch(place.name)):
                 settled(place)
         except BaseException:
             self._lock.release()

@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import platform
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
-from keras_dist.saving.buckets import folder_path, resolved
+from keras_dist.saving.buckets import folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import read_regular
 
@@ -34,6 +35,9 @@ RECORD = "record"
 """The document that every checkpoint has; see `Stored.record`."""
 KINDS = ("variables", "optimizers", "training")
 """The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
+
+STEP = re.compile(r"step_(\d{8,})")
+"""The name of the folder of a state, in a directory of them."""
 
 _LIMIT = 2**63
 """There are fewer of anything."""
@@ -153,15 +157,19 @@ class Stored:
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
-        """Open a checkpoint in all processes of a job; the first one checks it for all."""
+        """Open a checkpoint in all processes of a job; the first one checks it for all.
+
+        Args:
+            folder: where it is; or a directory of a `CheckpointManager`, of whose states it is the newest.
+        """
         checked = {}
 
         def check() -> str:
-            checked[0] = cls(folder)
+            checked[0] = cls(newest_in(folder) or folder)
             return str(checked[0].folder)
 
         place = folder_path(Rendezvous("a load").first(check, str))
-        if not checked and resolved(folder) not in (resolved(place), place_of(place)):
+        if not checked and resolved(folder) not in (resolved(place), place_of(place), resolved(place.parent)):
             raise CheckpointError(
                 "the processes load from different places",
                 given=f"process 0: {str(place)!r}, here: {str(folder)!r}",
@@ -218,6 +226,23 @@ class Stored:
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
+    """The folders of the states in the directory of a `CheckpointManager`, by their steps, ascending."""
+    directory = refreshed(directory)
+    if not directory.is_dir():
+        return {}
+    found = ((STEP.fullmatch(path.name), path) for path in directory.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
+    """The newest state with a manifest in a directory that has none itself; None if there is none."""
+    if (refreshed(directory) / MANIFEST).is_file():
+        return None
+    whole = [path for path in states_in(directory).values() if (path / MANIFEST).is_file()]
+    return whole[-1] if whole else None
 
 
 def _problems_of(folder: pathlib.Path) -> list[str]:

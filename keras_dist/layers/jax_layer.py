@@ -117,7 +117,7 @@ class JaxLayer(Layer):
 
     def call_keys(self, training: bool) -> PyTree:
         """Return the `rng` of `call_fn`."""
-        return self.seed_generator.next() if training else None
+        return random.seeds.key_of(self.seed_generator) if training else None
 
     def _first_values(self, input_shape: PyTree) -> tuple[PyTree, PyTree]:
         if self.init_fn is None:
@@ -235,7 +235,7 @@ class FlaxLayer(JaxLayer):
 
     def call_keys(self, training: bool) -> PyTree:
         """Return a key of the stream `dropout`, in training."""
-        return {"dropout": self.seed_generator.next()} if training else {}
+        return {"dropout": random.seeds.key_of(self.seed_generator)} if training else {}
 
 
 def _in_two(variables: Mapping[str, Any]) -> tuple[PyTree, PyTree]:

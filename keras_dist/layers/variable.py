@@ -14,7 +14,7 @@ from keras_dist import _jax, initializers, random
 from keras_dist._arguments import is_int
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
-from keras_dist._scope import current_scope
+from keras_dist._scope import current_names, current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
@@ -104,7 +104,7 @@ class Variable(Operators, nnx.Variable):
         super().__init__(
             value,
             keras_name=name,
-            keras_path=name,
+            keras_path="/".join((*current_names(), label)),
             number=None,
             layout=layout,
             regularizer=None,
@@ -130,6 +130,15 @@ class Variable(Operators, nnx.Variable):
         if handle is not None:
             return handle.trainable
         return isinstance(self, nnx.Param) and say_trainable(self._owners)
+
+    @property
+    def constraint(self) -> Any:
+        """What its value is put through after each step; None for nothing."""
+        return self.get_metadata("constraint")
+
+    @constraint.setter
+    def constraint(self, value: Any) -> None:
+        self.set_metadata("constraint", value)
 
     def frozen(self) -> Variable:
         """Return a weight like it that gradients do not train, in its place among those that they train."""

@@ -13,6 +13,7 @@ from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.session import Session
 from keras_dist.training.choices import Choices
+from keras_dist.training.loop import Mode
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,6 +31,7 @@ class ModelRecord(LayerRecord):
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
         keras_model: the model object of Keras that it was made of; None for others.
         losses_given: what `losses` is while a loss is computed from values of the variables; None else.
+        stops: the modes whose runs callbacks have ended before there is a session, which has its own.
         session_before: of a `Sequential` what it had before layers were added or taken out.
     """
 
@@ -43,4 +45,5 @@ class ModelRecord(LayerRecord):
     seen: tuple[Any, Any] | None = None
     keras_model: KerasModel | None = None
     losses_given: list[Any] | None = None
+    stops: set[Mode] = dataclasses.field(default_factory=set[Mode])
     session_before: Session | None = None

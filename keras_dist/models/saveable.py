@@ -25,7 +25,7 @@ from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.keras_files import archive_path, save_keras
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
-from keras_dist.models.saving import copied, reduced, restore, save, snapshot
+from keras_dist.models.saving import copied, documents_of, reduced, restore, save, snapshot
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
 from keras_dist.models.weights_files import (
@@ -337,18 +337,22 @@ class Saveable(Trainer):
         else:
             save_keras(self, path, overwrite)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, with_config: bool = False) -> Snapshot:
         """Return everything that is needed to continue training: weights, statistics, slots and random streams.
 
         While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
         `CheckpointManager` writes it. The next step deletes its arrays.
+
+        Args:
+            with_config: whether it also holds what the model is, so that `load_model` makes the model of it.
 
         Raises:
             ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
                 between which two batches it is.
         """
         session = self._with_weights()
-        return snapshot(session, session.trainer.progress, {})
+        documents = documents_of(self) if with_config else {}
+        return snapshot(session, session.trainer.progress, documents)
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:

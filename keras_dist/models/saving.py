@@ -62,25 +62,31 @@ OVERWRITE = "choose another path, or pass overwrite=True"
 
 def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
-    if model._outside.keras_model is not None:
-        raise ModelError(
-            "save: a model that was made of a model of Keras is saved by Keras",
-            given=f"save({filepath!r}) of a model that from_keras made",
-            expected="a file of Keras; or the training state, with slots, in a directory",
-            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
-        )
     path = model_path("save", filepath)
     if not overwrite:
         Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
     session = model._with_weights()
-    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
-    if model._outside.binding is not None:
-        documents = {CONFIG: serialize_keras_object(model), **documents}
+    documents = documents_of(model)
     with session.cell.lock:  # a training in another thread consumes the arrays
         taken: list[Snapshot] = []
         Rendezvous("a save").each(lambda: taken.append(snapshot(session, None, documents)))
         finish = taken[0].begin(path)
     finish()
+
+
+def documents_of(model: Saveable) -> dict[str, Any]:
+    """What a folder needs beside arrays so that `load_model` makes the model of it."""
+    if model._outside.keras_model is not None:
+        raise ModelError(
+            "save: a model that was made of a model of Keras is saved by Keras",
+            given="a model that from_keras made",
+            expected="a file of Keras; or the training state, with slots, in a directory",
+            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
+        )
+    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
+    if model._outside.binding is not None:
+        documents = {CONFIG: serialize_keras_object(model), **documents}
+    return documents
 
 
 def written_compile(model: Saveable) -> dict[str, Any]:

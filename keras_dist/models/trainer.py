@@ -29,12 +29,15 @@ def _stop_flag(mode: Mode, method: str) -> Any:
     """An attribute that tells whether the running `method` ends after the current step."""
 
     def get(self: Any) -> bool:
-        return self._session is not None and mode in self._session.trainer.stops
+        return mode in stops_of(self)
 
     def put(self: Any, value: Any) -> None:
-        if self._session is not None:
-            stops = self._session.trainer.stops
-            (stops.add if value else stops.discard)(mode)
+        stops = stops_of(self)
+        (stops.add if value else stops.discard)(mode)
+
+    def stops_of(model: Any) -> set[Mode]:
+        """Those of its runs; before it has weights, what callbacks that are driven by hand have set."""
+        return model._outside.stops if model._session is None else model._session.trainer.stops
 
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 

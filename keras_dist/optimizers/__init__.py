@@ -68,7 +68,7 @@ _OPTIMIZERS = Vocabulary(
 
 
 def get(identifier: Any, learning_rate: float | None = None) -> Any:
-    """Return the optimizer that `identifier` means; an optimizer, or an optax transformation, as it is.
+    """Return the optimizer that `identifier` means; an optimizer, or an optax transformation, as it is; None for None.
 
     Args:
         identifier: the name of an optimizer (any case), a class, a config as `serialize` gives, an `Optimizer`, or an
@@ -86,9 +86,7 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
         0.009999999776482582
     """
     found = _OPTIMIZERS.get(identifier)
-    if found is None:
-        raise _OPTIMIZERS.refused(identifier)
-    if learning_rate is None:
+    if found is None or learning_rate is None:
         return found
     if not isinstance(identifier, str):
         raise ModelError(

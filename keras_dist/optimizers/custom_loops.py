@@ -20,7 +20,14 @@ from keras_dist import _jax, _paths
 from keras_dist._operators import Operators, value_of
 from keras_dist._scope import current_scope, without_scope
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.learning_rate import LearningRate, LearningRateState, Rate, ScheduledRateState, checked_rate
+from keras_dist.optimizers.learning_rate import (
+    LearningRate,
+    LearningRateState,
+    Rate,
+    ScheduledRateState,
+    check_rate,
+    checked_rate,
+)
 from keras_dist.optimizers.variable import Iterations, ModelState, OptimizerVariable
 from keras_dist.saving.configurable import absent
 
@@ -183,12 +190,13 @@ class CustomLoops:
     def variables(self) -> list[Any]:
         """The state: the learning rate, the steps taken, and what is kept for each weight.
 
-        Raises:
-            ModelError: it is neither built nor a model's.
+        Before it is built or a model's, only the steps and the rate that it begins with, unless that is a schedule.
 
         Source: `keras.optimizers.Optimizer.variables`, in another order.
         """
-        self._check_built("variables")
+        if not self.built:
+            rate = getattr(self, "learning_rate", None)
+            return [Iterations(self), *(() if rate is None or callable(rate) else (rate,))]
         return jax.tree.leaves(self._state, is_leaf=_is_variable)
 
     @property
@@ -212,7 +220,7 @@ class CustomLoops:
     def learning_rate(self) -> Any:
         """The rate of the next step, a float; without state the rate that it was made with.
 
-        Setting it counts from the next step on and compiles nothing.
+        Setting it counts from the next step on and compiles nothing. A schedule may be set before there is state.
 
         Raises:
             ModelError: it does not keep its rate in state (plain optax); or it is set while it follows a schedule, or
@@ -220,10 +228,16 @@ class CustomLoops:
         """
         if self._state is not None:
             return LearningRate(self._rated().learning_rate.numpy(), self)
-        return next((inner.learning_rate for inner in self._inner().values()), self._rate)
+        rate = next((inner.learning_rate for inner in self._inner().values()), self._rate)
+        return rate if callable(rate) else LearningRate(rate, self)
 
     @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
+    def learning_rate(self, value: Any) -> None:
+        if callable(value) and not isinstance(value, float) and not (self.built or self._is_used or self._inner()):
+            check_rate(value)
+            self._rate = value
+            self._arguments = {**self._arguments, "learning_rate": value}  # of `get_config`
+            return
         rate = checked_rate(value)
         if isinstance(self._rated(), ScheduledRateState) if self._state is not None else callable(self._rate):
             raise ModelError(

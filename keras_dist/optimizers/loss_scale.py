@@ -42,7 +42,8 @@ class LossScaleOptimizer(Optimizer):
         initial_scale: of the first step.
         dynamic_growth_steps: how many finite steps double the scale.
         name: by default that of the class in lower case.
-        **kwargs: the arguments that all optimizers share, as None: they belong to `inner_optimizer`.
+        **kwargs: the arguments that all optimizers share, with their defaults: they belong to `inner_optimizer`; and
+            `dynamic=True`.
 
     Raises:
         ModelError: an argument is not known, out of range, or belongs to `inner_optimizer`.
@@ -157,6 +158,10 @@ class LossScaleOptimizer(Optimizer):
         return id(self.inner_optimizer), self.initial_scale, self.dynamic_growth_steps, self.name
 
 
+_DEFAULTS = {"ema_momentum": 0.99}
+"""The defaults of shared arguments that are not None or False."""
+
+
 def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
     """Check that what all optimizers share is left to the inner one."""
     if not callable(getattr(inner_optimizer, "update", None)):
@@ -166,7 +171,14 @@ def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
             expected="an Optimizer, or an optax transformation",
             fix="for example LossScaleOptimizer(Adam(1e-3))",
         )
-    given = {name: value for name, value in kwargs.items() if value not in (None, False)}
+    if kwargs.pop("dynamic", True) is not True:
+        raise ModelError(
+            "LossScaleOptimizer always changes its scale",
+            given="dynamic=False",
+            expected="dynamic=True",
+            fix="set `loss_scale_factor` of the optimizer in its place: Adam(loss_scale_factor=...)",
+        )
+    given = {name: value for name, value in kwargs.items() if value not in (None, False, _DEFAULTS.get(name))}
     if given:
         name, value = next(iter(given.items()))
         raise ModelError(

@@ -153,7 +153,7 @@ class SeedGenerator(nnx.Module):
         return self.seed_generator_state
 
     def next(self) -> jax.Array:
-        """Return the next typed PRNG key.
+        """Return the next key as Keras gives it, `[seed, draws]` in uint32, which functions of `jax.random` take, too.
 
         Raises:
             ModelError: this happens inside a compiled function that does not own the generator: its position would not
@@ -161,7 +161,7 @@ class SeedGenerator(nnx.Module):
         """
         try:
             state = self.state
-            key = wrap_key(state[...])
+            words = jnp.array(state[...], copy=True)  # which no later step consumes
             after = state[...] + jnp.array([0, 1], jnp.uint32)
             if isinstance(state, nnx.Variable):
                 state[...] = after
@@ -175,7 +175,7 @@ class SeedGenerator(nnx.Module):
                 fix="pass a key instead: jax.jit(lambda key: random.normal((2,), seed=key))(generator.next()); "
                 "in a layer write self.seed_generator = SeedGenerator() in __init__",
             ) from error
-        return key
+        return words
 
     def live_in_model(self, state: Any) -> None:
         """Use the handle `state` on the array of a model as its state from now on."""
@@ -205,7 +205,7 @@ def key_of(seed: Any) -> jax.Array:
     if seed is None:
         return unseeded_key()
     if isinstance(seed, SeedGenerator):
-        return seed.next()
+        return wrap_key(seed.next())
     if isinstance(seed, jax.Array) and _jax.is_key_dtype(seed.dtype) and not seed.shape:
         return seed
     if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.shape == (2,):

@@ -45,6 +45,13 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
     if isinstance(given, optimizers.OptaxOptimizer):
         return given
     found = optimizers.get(given)
+    if found is None:
+        raise ModelError(
+            "`optimizer` is missing",
+            given="optimizer=None",
+            expected="a name, a config, an Optimizer, or an optax transformation",
+            fix='for example optimizer="adam"',
+        )
     return found if isinstance(found, optimizers.Optimizer) else optimizers.OptaxOptimizer(found, name)
 
 

@@ -71,7 +71,7 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
     }
-    if any("distribution" in name or name.startswith("backend") for name in names):
+    if any("distribution" in name or name.startswith(("backend", "initializers")) for name in names):
         environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
     found: dict[str, Any] = {}
     waiting = list(names)

@@ -158,3 +158,11 @@ def test_a_generator_that_a_compiled_function_does_not_own_is_refused(is_born):
 
 def test_a_generator_has_a_name():
     assert (random.SeedGenerator(1).name, random.SeedGenerator(1, name="mine").name) == ("seed_generator", "mine")
+
+
+def test_a_key_is_two_numbers_as_in_keras_which_jax_takes():
+    generator = random.SeedGenerator(3)
+    first, second = generator.next(), generator.next()
+    np.testing.assert_array_equal([first, second], [[3, 0], [3, 1]])
+    assert first.dtype == "uint32"
+    np.testing.assert_array_equal(jax.random.normal(second, (2,)), random.normal((2,), seed=second))
