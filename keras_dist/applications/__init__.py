@@ -4,23 +4,29 @@ from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16
+from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16, vgg19, xception
 from keras_dist.applications.efficientnet import EfficientNetB0
 from keras_dist.applications.mobilenet_v2 import MobileNetV2
 from keras_dist.applications.resnet import ResNet50
 from keras_dist.applications.vgg16 import VGG16
+from keras_dist.applications.vgg19 import VGG19
+from keras_dist.applications.xception import Xception
 
 __all__ = [
     "VGG16",
+    "VGG19",
     "EfficientNetB0",
     "MobileNetV2",
     "ResNet50",
+    "Xception",
     "efficientnet",
     "imagenet_utils",
     "mobilenet_v2",
     "resnet",
     "resnet50",
     "vgg16",
+    "vgg19",
+    "xception",
 ]
 complete_docstrings(vars())
 

@@ -58,19 +58,24 @@ class Arguments:
             )
         check_option("pooling", self.pooling, (None, "avg", "max"), "")
 
-    def start(self) -> KerasTensor:
-        """The symbolic input."""
+    def start(self, size: int = DEFAULT_SIZE, smallest: int = _SMALLEST) -> KerasTensor:
+        """The symbolic input.
+
+        Args:
+            size: the height and width with a classifier, unless there is an `input_shape`.
+            smallest: the least that they may be.
+        """
         if self.input_tensor is not None:
             return self.input_tensor
-        default = (DEFAULT_SIZE, DEFAULT_SIZE, 3) if self.include_top else (None, None, 3)
+        default = (size, size, 3) if self.include_top else (None, None, 3)
         shape = default if self.input_shape is None else tuple(self.input_shape)
-        sizes = [] if len(shape) != 3 else [size for size in shape[:2] if size is not None]
-        if len(shape) != 3 or any(size < _SMALLEST for size in sizes) or (self.include_top and len(sizes) < 2):
+        sizes = [] if len(shape) != 3 else [one for one in shape[:2] if one is not None]
+        if len(shape) != 3 or any(one < smallest for one in sizes) or (self.include_top and len(sizes) < 2):
             raise ModelError(
                 "`input_shape` is no shape of images that the network takes",
                 given=f"input_shape={shape}",
-                expected=f"(height, width, channels), both sizes at least {_SMALLEST}, and known with include_top=True",
-                fix="for example input_shape=(224, 224, 3)",
+                expected=f"(height, width, channels), both sizes at least {smallest}, and known with include_top=True",
+                fix=f"for example input_shape=({size}, {size}, 3)",
             )
         return layers.Input(shape)
 

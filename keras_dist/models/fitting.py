@@ -18,7 +18,7 @@ from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.data.recognition import Source, is_data_set, source_of
-from keras_dist.data.streams import NumberedSource, StreamSource
+from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.mixed_precision import with_loss_scale
@@ -237,8 +237,7 @@ def batching(
                 expected="a source that makes its batches itself",
                 fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
             )
-            if not isinstance(source, NumberedSource):  # beside a PyDataset Keras ignores it, and its guide has it
-                raise error
+            # Keras ignores it, and its guides have it beside a PyDataset and a DataLoader of torch.
             warnings.warn(f"{error}; it is ignored", stacklevel=lint.frames_inside())
         return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
     default = 32 if steps is None else -(-source.length // steps)

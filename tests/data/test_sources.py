@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batching import Batching
+from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.recognition import is_data_set
 from keras_dist.data.source import register_source, registered
@@ -83,11 +83,10 @@ class TestRecognition:
                 split_source(source_of(x), 0.5)
         with pytest.raises(DataError, match="`class_weight` is for arrays"):
             weighted_by_class(source_of(Examples((X, Y))), {0: 2.0})
-        with pytest.raises(DataError, match="`batch_size` cannot be given beside batches") as caught:
-            batching(source_of(iter([(X, Y)])), 8, None)
-        assert "list_iterator" in caught.value.given
-        with pytest.warns(UserWarning, match="`batch_size` cannot be given beside batches"):
-            batching(source_of(Batches((X, Y), 8)), 8, None)
+        for x, shown in ((iter([(X, Y)]), "list_iterator"), (Batches((X, Y), 8), "Batches")):
+            with pytest.warns(UserWarning, match="`batch_size` cannot be given beside batches") as warned:
+                assert isinstance(batching(source_of(x), 8, None), Streaming)
+            assert shown in str(warned[0].message)
 
     def test_validation_data_is_called_so(self):
         source = validation_source(iter([(X, Y), (X, Y[:3])]))

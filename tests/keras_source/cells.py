@@ -1,7 +1,13 @@
-"""Cells of Keras's guides: the statements between the texts, with the import swapped and large arrays made small."""
+"""Cells of Keras's guides, with the import swapped and large arrays made small.
+
+They are the statements between the texts, and the blocks of code in the texts as far as they are complete.
+"""
 
 import ast
+import builtins
 import re
+import textwrap
+from collections.abc import Collection
 
 ROWS = 256
 """What takes the place of more than ten thousand rows."""
@@ -21,6 +27,44 @@ def cells_of(source: str) -> list[tuple[int, str]]:
         begin = min([cell[0].lineno, *(one.lineno for one in getattr(cell[0], "decorator_list", ()))])
         found.append((begin, "\n".join(lines[begin - 1 : cell[-1].end_lineno])))
     return found
+
+
+def blocks_of(source: str) -> list[tuple[int, str]]:
+    """Return the first line and the text of each block of Python in the texts."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            text = "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+            for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+                found.append((node.lineno + text[: block.start(1)].count("\n"), textwrap.dedent(block[1])))
+    return found
+
+
+def complete(text: str, known: Collection[str]) -> str:
+    """Return the statements of a block without `...` whose names are defined: in the block before, or `known`."""
+    kept, names = [], {*known, *dir(builtins)}
+    for statement in ast.parse(text).body:
+        elided = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(statement))
+        read, bound = _names_in(statement)
+        if not elided and read <= names | bound:
+            kept.append(statement)
+            names |= bound
+    return "\n".join(ast.unparse(statement) for statement in kept)
+
+
+def _names_in(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """The names that a statement reads, also in functions that it defines, and those that it binds."""
+    read, bound = set(), set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return read, bound
 
 
 def swapped(source: str) -> str:

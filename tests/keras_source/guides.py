@@ -1,16 +1,21 @@
-"""Runs Keras's guides and examples for JAX cell by cell on keras_dist: `python -m tests.keras_source.guides`."""
+"""Runs Keras's guides and examples for JAX cell by cell on keras_dist: `python -m tests.keras_source.guides`.
+
+The blocks of code in their texts run at their place, too, and are counted apart.
+"""
 
 import argparse
+import ast
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any
 
-from tests.keras_source.cells import cells_of, shrunk, swapped
+from tests.keras_source.cells import blocks_of, cells_of, complete, shrunk, swapped
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = (
@@ -43,9 +48,6 @@ FILES = (
 )
 """Those that are about JAX, or about no backend. The others are written for TensorFlow or torch."""
 
-INSTEAD = {"applications.Xception": "applications.MobileNetV2", "applications.VGG19": "applications.VGG16"}
-"""What the cells after one that failed go on with: names that keras_dist does not have, and the nearest that it has."""
-
 
 def run_file(file: pathlib.Path, results: pathlib.Path) -> None:
     """Run the cells of a file in one namespace, and write a line about each."""
@@ -53,26 +55,30 @@ def run_file(file: pathlib.Path, results: pathlib.Path) -> None:
 
     downloads.install()
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for number, (line, text) in enumerate(cells_of(file.read_text("utf-8")), 1):
-        text = shrunk(swapped(text))
-        error, trace = _executed(text, line, file, namespace), traceback.format_exc()
-        instead = text
-        for name, other in INSTEAD.items():
-            instead = instead.replace(name, other)
-        again = _executed(instead, line, file, namespace) if error and instead != text else ""
+    in_texts: dict[str, Any] = {}
+    source = file.read_text("utf-8")
+    cells = [(line, "cell", text) for line, text in cells_of(source)]
+    for line, kind, text in sorted([*cells, *((line, "text", text) for line, text in blocks_of(source))]):
+        names = namespace if kind == "cell" else {**namespace, **in_texts}
+        runs = shrunk(swapped(text if kind == "cell" else complete(text, names)))
+        begun = time.monotonic()
+        error, trace = _executed(runs, line, file, names)
+        record = {"kind": kind, "line": line, "error": error, "trace": trace, "seconds": time.monotonic() - begun}
+        if kind == "text":
+            record["statements"] = [len(ast.parse(some).body) for some in (runs, text)]
+            in_texts = {name: value for name, value in names.items() if namespace.get(name) is not value}
         with results.open("a") as lines:
-            record = {"cell": number, "line": line, "error": error, "instead": again, "text": trace if error else ""}
             lines.write(json.dumps(record) + "\n")
 
 
-def _executed(text: str, line: int, file: pathlib.Path, namespace: dict[str, Any]) -> str:
-    """Run a cell, and return its error, or nothing."""
+def _executed(text: str, line: int, file: pathlib.Path, namespace: dict[str, Any]) -> tuple[str, str]:
+    """Run a cell, and return its error and where it was, or nothing."""
     try:
         exec(compile("\n" * (line - 1) + text, str(file), "exec"), namespace)
     except Exception as error:
         first = str(error).splitlines()
-        return f"{type(error).__name__}: {first[0] if first else ''}"
-    return ""
+        return f"{type(error).__name__}: {first[0] if first else ''}", traceback.format_exc()
+    return "", ""
 
 
 def main() -> None:
@@ -88,12 +94,12 @@ def main() -> None:
         run_file(given.file, given.to)
         return
     found: dict[str, Any] = {}
-    total = right = 0
     for name in FILES:
         if given.only and not any(part in name for part in given.only):
             continue
         file = given.source.resolve() / f"{name}.py"
-        count = len(cells_of(file.read_text("utf-8")))
+        source = file.read_text("utf-8")
+        counts = {"cell": len(cells_of(source)), "text": len(blocks_of(source))}
         with tempfile.TemporaryDirectory() as folder:
             results = pathlib.Path(folder) / "results"
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
@@ -107,18 +113,28 @@ def main() -> None:
                 end = f"exit code {ended.returncode}: {ended.stderr.decode()[-300:]}"
             except subprocess.TimeoutExpired:
                 end = f"more than {given.seconds} seconds"
-            cells = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-        if len(cells) < count:
-            cells += [{"cell": i, "line": 0, "error": end, "text": ""} for i in range(len(cells) + 1, count + 1)]
-        found[name] = cells
-        passed = sum(not cell["error"] for cell in cells)
-        total, right = total + count, right + passed
-        print(f"{name}: {passed} of {count}", flush=True)
-        for cell in cells:
-            if cell["error"]:
-                print(f"  line {cell['line']}: {cell['error'][:200]}", flush=True)
+            records = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+        for kind, count in counts.items():
+            missing = count - sum(record["kind"] == kind for record in records)
+            records += [{"kind": kind, "line": 0, "error": end, "trace": ""}] * missing
+        found[name] = records
+        print(f"{name}: {_told(records)}", flush=True)
+        for record in records:
+            if record["error"]:
+                print(f"  line {record['line']}, {record['kind']}: {record['error'][:200]}", flush=True)
         given.to.write_text(json.dumps(found, indent=1))
-    print(f"all: {right} of {total}")
+    print(f"all: {_told([record for records in found.values() for record in records])}")
+
+
+def _told(records: list[dict[str, Any]]) -> str:
+    """How many cells ran, and how many blocks in texts, of which so many statements are complete."""
+    cells, texts = ([record for record in records if record["kind"] == kind] for kind in ("cell", "text"))
+    told = f"{sum(not cell['error'] for cell in cells)} of {len(cells)} cells"
+    if not texts:
+        return told
+    run, all_of_them = (sum(text.get("statements", (0, 0))[i] for text in texts) for i in (0, 1))
+    right = sum(not text["error"] for text in texts)
+    return f"{told}; {right} of {len(texts)} blocks in texts ({run} of {all_of_them} statements are complete)"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import keras_dist as kd
-from tests.keras_source.cells import cells_of, shrunk, swapped
+from tests.keras_source.cells import blocks_of, cells_of, complete, shrunk, swapped
 from tests.keras_source.modules import PACKAGE, Absent, Finder, InternalsError, MissingError
 from tests.keras_source.names import Names
 from tests.keras_source.rewriting import Module, classify, rewrite
@@ -181,3 +181,31 @@ def test_guides_are_cells_between_texts() -> None:
     assert shrunk("x[:-10000], x[-10000:]") == "x[:-64], x[-64:]"
     assert shrunk("x.reshape(60000, 784)") == "x.reshape(-1, 784)"
     assert shrunk('Net(weights="imagenet")') == "Net(weights=None)"
+
+
+TEXT = """'''text
+
+```python
+x = a + 1
+y = b + 1
+for one in [1]:
+  z = one
+def early(c): return x + c
+def late(): return b
+fit(...)
+```
+
+```
+nothing
+```
+'''
+"""
+
+
+def test_code_in_texts_runs_as_far_as_it_is_complete() -> None:
+    assert [line for line, _ in blocks_of(TEXT)] == [4]
+    ((_, text),) = blocks_of(TEXT)
+    assert complete(text, {"a"}) == "x = a + 1\nfor one in [1]:\n    z = one\ndef early(c):\n    return x + c"
+    assert complete("import os.path\nclass A(os.X): ...\nclass B(Base):\n  c = 1\n  def f(self): return 1", ()) == (
+        "import os.path"
+    )
