@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_dist.errors import ConfigError, shorten
@@ -46,7 +46,7 @@ def to_keras(written: Any) -> Any:
     if isinstance(config, Mapping):
         left_out = _ONLY_HERE.get(class_name, ()) if house == _HOUSE else ()
         kept = {name: value for name, value in config.items() if not _is_layout(name, value) and name not in left_out}
-        found["config"] = to_keras(kept)
+        found["config"] = to_keras(numbered(kept, 1))
     if house == _HOUSE:
         module, name, registered = _CLASSES.get((room, class_name), (f"keras.{room}", class_name, None))
         registered = config if class_name == "function" else registered
@@ -82,7 +82,44 @@ def from_keras(config: Any, custom_objects: Mapping[str, Any] | None = None) -> 
         config = {**config, "config": {**config["config"], "function": named}}
     operation = operation_from_keras(config)
     found = config if operation is None else operation
+    inner = found.get("config")
+    if isinstance(inner, Mapping) and not _is_ours(inner):
+        found = {**found, "config": numbered(inner, -1)}
     return {key: from_keras(value, custom_objects) for key, value in found.items()}
+
+
+def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the config of a functional model with other numbers for the calls of models in it, at inputs and outputs.
+
+    Keras counts them from 1, those of layers from 0.
+
+    Args:
+        graph: the config; others come back as they are.
+        more: what is added.
+        names: of the models that are meant; by default the functional ones.
+    """
+    if not is_graph(graph):
+        return dict(graph)
+    models = {layer.get("name") for layer in graph["layers"] if is_graph(layer.get("config"))}
+    models = models if names is None else names
+
+    def moved(places: Any) -> Any:
+        if isinstance(places, list) and [type(item) for item in places] == [str, int, int]:
+            name, call, index = places
+            return [name, call + more, index] if name in models else places
+        if isinstance(places, Mapping):
+            return {key: moved(item) for key, item in places.items()}
+        return [moved(item) for item in places] if isinstance(places, list) else places
+
+    return {**graph, "input_layers": moved(graph["input_layers"]), "output_layers": moved(graph["output_layers"])}
+
+
+def is_graph(config: Any) -> bool:
+    """Return whether a config is that of a functional model."""
+    is_one = isinstance(config, Mapping) and {"layers", "input_layers", "output_layers"} <= {*config}
+    return (
+        is_one and isinstance(config["layers"], list) and all(isinstance(layer, Mapping) for layer in config["layers"])
+    )
 
 
 def check_no_code(config: Any) -> None:
@@ -100,6 +137,11 @@ def check_no_code(config: Any) -> None:
     if isinstance(config, Mapping | list):
         for item in config.values() if isinstance(config, Mapping) else config:
             check_no_code(item)
+
+
+def _is_ours(graph: Mapping[str, Any]) -> bool:
+    """Whether the house has written the config of a functional model, by the modules of its layers."""
+    return is_graph(graph) and any(str(layer.get("module")).startswith(f"{_HOUSE}.") for layer in graph["layers"])
 
 
 def _is_layout(name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_dist import constraints, initializers, layers, losses, metrics, optimizers, regularizers
 from keras_dist.interop.h5_files import H5Reader
+from keras_dist.interop.keras_configs import is_graph, numbered
 
 _ROOMS = {
     "layers": layers,
@@ -46,6 +47,8 @@ def legacy_model(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     class_name, inner = config.get("class_name"), config.get("config")
+    if is_graph(inner):
+        config = {**config, "config": _numbered(inner)}
     found = {key: legacy_model(value) for key, value in config.items()}
     if not isinstance(class_name, str) or not isinstance(inner, Mapping):
         return found
@@ -71,6 +74,37 @@ def legacy_compile(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `compile` from what Keras 2 notes of a training."""
     found = {name: config[name] for name in _COMPILE if config.get(name) is not None}
     return legacy_model({"optimizer": config.get("optimizer_config"), **found})
+
+
+def _numbered(graph: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a functional model with the numbers of calls as in Keras 3, where calls are lists.
+
+    There the calls of models that begin with an input count from 1, everywhere; in Keras 3 those of functional ones do,
+    among the inputs and outputs alone.
+    """
+    in_graph = {layer.get("name") for layer in graph["layers"] if is_graph(layer.get("config"))}
+    in_line = {layer.get("name") for layer in graph["layers"] if _begins_with_input(layer)}
+
+    def moved(node: Any) -> Any:
+        if not isinstance(node, list):
+            return node
+        if [type(item) for item in node[:3]] == [str, int, int] and node[0] in in_graph | in_line:
+            return [node[0], node[1] - 1, *node[2:]]
+        return [moved(item) for item in node]
+
+    calls = [layer.get("inbound_nodes") for layer in graph["layers"]]
+    if not any(isinstance(node, list) for nodes in calls if isinstance(nodes, list) for node in nodes):
+        return dict(graph)
+    layers = [{**layer, "inbound_nodes": moved(nodes)} for layer, nodes in zip(graph["layers"], calls, strict=True)]
+    return {**numbered(graph, -1, in_line), "layers": layers}
+
+
+def _begins_with_input(layer: Mapping[str, Any]) -> bool:
+    """Whether it is the config of a `Sequential` that begins with an input."""
+    inner = layer.get("config")
+    members = inner.get("layers") if layer.get("class_name") == "Sequential" and isinstance(inner, Mapping) else None
+    first = members[0] if isinstance(members, list) and members else None
+    return isinstance(first, Mapping) and first.get("class_name") == "InputLayer"
 
 
 def _call(node: Any) -> Any:

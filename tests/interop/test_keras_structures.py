@@ -49,6 +49,30 @@ def test_functional_models_go_both_ways(keras, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_calls_of_models_are_told_apart_at_outputs(keras, tmp_path):
+    """Keras counts them from 1 there, and from 0 elsewhere."""
+
+    def made(k):
+        x = k.Input((5,), name="größe")
+        a = k.Input((5,))
+        inner = k.Model(a, k.layers.Dense(5, name="dicht")(a), name="innen")
+        line = k.Sequential([k.Input((5,)), k.layers.Dense(5)], name="line")
+        first = inner(x)
+        return k.Model(x, [first, inner(line(first)), line(x)])
+
+    theirs, x = made(keras), X[:, 0]
+    theirs.save(tmp_path / "theirs.keras")
+    ours = kd.models.load_model(tmp_path / "theirs.keras")
+    ours.save(tmp_path / "ours.keras")
+    expected = theirs.predict(x, verbose=0)
+    models = [ours, *(k.models.load_model(tmp_path / "ours.keras") for k in (kd, keras))]
+    models.append(kd.models.model_from_json(theirs.to_json()))
+    models[-1].set_weights(theirs.get_weights())
+    for model in models:
+        for one, other in zip(model.predict(x, verbose=0), expected, strict=True):
+            np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+
+
 def subclassed(k):
     class Block(k.layers.Layer):
         def __init__(self, units=3, **kwargs):

@@ -287,3 +287,26 @@ def test_models_of_keras_2_are_read(keras, tmp_path, version):
     ours.fit(X, y, verbose=0)
     for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+
+
+def test_calls_of_models_in_files_of_keras_2(keras, tmp_path):
+    """There those of functional models, and of sequential ones with an input, are counted from 1."""
+    path = tmp_path / "theirs.h5"
+    x, a = keras.Input((8,)), keras.Input((8,))
+    inner = keras.Model(a, keras.layers.Dense(8)(a), name="inner")
+    line = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)], name="line")
+    first = inner(x)
+    theirs = keras.Model(x, [first, line(keras.layers.ReLU()(inner(line(first))))])
+    theirs.save(path)
+    ours = kd.models.load_model(path)
+    with h5py.File(path, "a") as file:
+        config = keras_2(json.loads(file.attrs["model_config"]))
+        for layer in config["config"]["layers"]:
+            for tensor in (tensor for node in layer["inbound_nodes"] for tensor in node):
+                tensor[1] += tensor[0] in ("inner", "line")
+        assert config["config"]["output_layers"] == [["inner", 1, 0], ["line", 1, 0]]
+        config["config"]["output_layers"] = [["inner", 1, 0], ["line", 2, 0]]
+        file.attrs["model_config"] = json.dumps(config)
+    for model in (ours, kd.models.load_model(path)):
+        for one, other in zip(model.predict(X, verbose=0), theirs.predict(X, verbose=0), strict=True):
+            np.testing.assert_allclose(one, other, 1e-4, 1e-5)
