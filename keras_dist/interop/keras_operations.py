@@ -25,21 +25,47 @@ _IN_KERAS = {
 """Python's operators by the names of Keras."""
 
 _CLASSES = {
-    "core": "Cast ConvertToTensor SaturateCast Scatter ScatterUpdate Slice SliceUpdate StopGradient Unstack",
-    "image": "AffineTransform CropImages ExtractPatches GaussianBlur HSVToRGB MapCoordinates PadImages "
-    "PerspectiveTransform RGBToGrayscale RGBToHSV Resize ScaleAndTranslate",
-    "linalg": "Cholesky CholeskyInverse Det Eig Eigh Inv Lstsq LuFactor Norm Qr SVD Solve SolveTriangular",
-    "math": "Erf Erfc Erfinv ExtractSequences FFT FFT2 IFFT2 IRFFT ISTFT InTopK Logdet Logsumexp RFFT Rsqrt STFT "
-    "SegmentMax SegmentSum TopK ViewAsComplex ViewAsReal",
-    "nn": "AveragePool BatchNorm BinaryCrossentropy CategoricalCrossentropy Celu Conv ConvTranspose DepthwiseConv "
-    "DotProductAttention Elu Gelu Glu HardShrink HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu LogSigmoid "
-    "LogSoftmax MaxPool Moments MultiHot Normalize OneHot RMSNorm Relu Relu6 Selu SeparableConv Sigmoid Silu "
-    "SoftShrink Softmax Softplus Softsign SparseCategoricalCrossentropy SparsePlus SparseSigmoid Sparsemax Squareplus "
-    "TanhShrink Threshold",
+    "core": "AssociativeScan Cast Cond ConvertToTensor ForiLoop Map SaturateCast Scan Scatter ScatterUpdate Slice "
+    "SliceUpdate StopGradient Switch Unstack VectorizedMap WhileLoop",
+    "image": "AffineTransform CropImages ElasticTransform ExtractPatches GaussianBlur HSVToRGB MapCoordinates "
+    "PadImages PerspectiveTransform RGBToGrayscale RGBToHSV Resize SSIM ScaleAndTranslate SobelEdges",
+    "linalg": "Cholesky CholeskyInverse Det Eig Eigh Inv JVP Lstsq LuFactor MatrixRank Norm Pinv Qr SVD Solve "
+    "SolveTriangular",
+    "math": "CDist Erf Erfc Erfinv ExtractSequences FFT FFT2 IFFT2 IRFFT ISTFT InTopK Logdet Logsumexp RFFT Rsqrt "
+    "STFT SegmentMax SegmentMin SegmentProd SegmentSum TopK ViewAsComplex ViewAsReal",
+    "nn": "AdaptiveAveragePool AdaptiveMaxPool AveragePool BatchNorm BinaryCrossentropy CTCDecode CTCLoss "
+    "CategoricalCrossentropy Celu Conv ConvTranspose DepthToSpace DepthwiseConv DotProductAttention Elu "
+    "Fold Gelu Glu HardShrink HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu LogSigmoid LogSoftmax "
+    "MaxPool Moments MultiHot Normalize OneHot PSNR Polar RMSNorm Relu Relu6 Selu SeparableConv Sigmoid "
+    "Silu SoftShrink Softmax Softplus Softsign SpaceToDepth SparseCategoricalCrossentropy SparsePlus "
+    "SparseSigmoid Sparsemax Squareplus TanhShrink Threshold Unfold",
 }
 """The classes of operations in each module of Keras but `numpy`, which has all others."""
 
-_PLACES = {snake_case(name): (module, name) for module, names in _CLASSES.items() for name in names.split()}
+_OF_OTHER_NAME = {
+    "AllClose": "allclose",
+    "BatchNorm": "batch_normalization",
+    "CDist": "cdist",
+    "IsIn": "isin",
+    "LayerNorm": "layer_normalization",
+    "RMSNorm": "rms_normalization",
+    "SearchSorted": "searchsorted",
+}
+"""The operations that are not called as their classes are."""
+
+_SAME = {
+    "BitwiseNot": "bitwise_invert",
+    "Conj": "conjugate",
+    "LeftShift": "bitwise_left_shift",
+    "RightShift": "bitwise_right_shift",
+}
+"""Second classes of operations, which are read."""
+
+_PLACES = {
+    _OF_OTHER_NAME.get(name, snake_case(name)): (module, name)
+    for module, names in {**_CLASSES, "numpy": "AllClose IsIn SearchSorted"}.items()
+    for name in names.split()
+}
 
 _CALLED = {
     *("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates"),
@@ -83,7 +109,8 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an operation in a config of Keras as it is written here; None for what is none that is known."""
     if not str(entry.get("module")).startswith(_OPS) or not isinstance(entry.get("config"), Mapping):
         return None
-    name = snake_case(str(entry.get("class_name")))
+    class_name = str(entry.get("class_name"))
+    name = _OF_OTHER_NAME.get(class_name) or _SAME.get(class_name) or snake_case(class_name)
     name = next((ours for ours in (name, *(o for o, k in _IN_KERAS.items() if k == name)) if ours in OPERATIONS), None)
     if name is None or not isinstance(entry.get("inbound_nodes"), list):
         return None

@@ -12,6 +12,7 @@ import numpy as np
 from keras_dist import _paths, optimizers
 from keras_dist._operators import Operators
 from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
+from keras_dist.saving.vocabulary import snake_case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +79,36 @@ def stored_slots(optimizer: Any, paths: Sequence[str], prefix: str) -> list[Slot
     if isinstance(optimizer, optimizers.LossScaleOptimizer):
         inner = optimizer.inner_optimizer
         named += stored_slots(inner, paths, f"{prefix}/inner_optimizer") or []
+    if isinstance(optimizer, optimizers.MultiOptimizer):
+        counts: dict[str, int] = {}
+        for inner, own in _parts_of(optimizer, paths):
+            kind = snake_case(type(inner).__name__)
+            counts[kind] = count = counts.get(kind, -1) + 1
+            named += (
+                stored_slots(
+                    inner, own, f"{prefix}/optimizers/{kind}_{count}" if count else f"{prefix}/optimizers/{kind}"
+                )
+                or []
+            )
     return named
+
+
+def _parts_of(optimizer: Any, paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the optimizers of a `MultiOptimizer` that update variables, each with the paths of these."""
+    for key, inner in enumerate(optimizer.optimizers):
+        own = [path for path in paths if optimizer._chosen.get(path) == str(key)]
+        if own:
+            yield inner, own
 
 
 def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what follows from the steps taken, as a handle and its value: counts of updates, the rate of a schedule."""
-    for inner in (optimizer, *optimizer._inner().values()):
+    held = optimizer.inner_optimizer if isinstance(optimizer, optimizers.LossScaleOptimizer) else optimizer
+    several = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
+    for inner in several:
+        if getattr(inner, "_model", None) is None and inner is not held:
+            continue  # updates nothing
         state = inner._state
-        if isinstance(inner, optimizers.LossScaleOptimizer):
-            continue
         steps = int(state.inner.iterations)
         for handle in jax.tree.leaves(state.inner.slots, is_leaf=_is_variable):
             if handle.name == "count":
@@ -107,6 +129,12 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
             Slot("", computed=lambda: np.full((), 0.001, np.float32)),
         ]
         return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
+    if isinstance(optimizer, optimizers.MultiOptimizer):
+        parts = [(_slots(one, one._state, own)) for one, own in _parts_of(optimizer, paths)]
+        if any(part is None for part in parts):
+            return None
+        unused = Slot("", computed=lambda: np.zeros((), np.float32))  # a rate that nobody reads
+        return [Slot("", state.iterations), unused, *(slot for part in parts for slot in part or ())]
     of_class = _SLOTS.get(type(optimizer))
     if of_class is None:
         return None
@@ -206,5 +234,6 @@ _SLOTS: Mapping[type, Callable[[Any, Any, Sequence[str]], list[Slot]]] = {
     optimizers.Lion: lambda optimizer, slots, paths: _by_variable(paths, slots[0].mu),
     optimizers.Adafactor: _of_adafactor,
     optimizers.Muon: _of_muon,
+    optimizers.ScheduleFreeAdamW: lambda optimizer, slots, paths: _by_variable(paths, slots.momentum, slots.velocity),
 }
 """The slots of each optimizer in the order in which Keras makes them; nothing is known of those of subclasses."""

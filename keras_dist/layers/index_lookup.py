@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -33,6 +33,9 @@ Token = str | int
 _LEFT_OUT = 2**62
 """The index of what is no part of vectors."""
 
+_VOCABULARY = "vocabulary.txt"
+"""Keras's name for the file of a layer that holds what it has learned."""
+
 
 class _Table:
     """What a layer has learned. For NNX one value, which it need not look into.
@@ -45,6 +48,7 @@ class _Table:
         counts: how often each token was seen.
         documents: in how many documents each token was seen.
         size: the number of documents.
+        expected: the size of the vocabulary that a file is to bring, special tokens included; None for any.
     """
 
     def __init__(self) -> None:
@@ -52,6 +56,7 @@ class _Table:
         self.places: dict[Token, int] = {}
         self.weights: np.ndarray | None = None
         self.is_given = False
+        self.expected: int | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -112,6 +117,7 @@ class IndexLookup(HostLayer):
         self.oov_method = check_option("oov_method", oov_method, ("floormod", "farmhash"), self.name)
         self.salt = check_salt(salt, self.name)
         self._table = _Table()
+        self._table.expected = vocabulary_size
         self._check_together(idf_weights, vocabulary)
         if vocabulary is not None:
             self.set_vocabulary(vocabulary, idf_weights)
@@ -272,6 +278,38 @@ class IndexLookup(HostLayer):
         """Forget what was counted."""
         self._table.forget()
 
+    def save_assets(self, dir_path: str) -> None:
+        """Write a vocabulary that was learned to `vocabulary.txt` in a folder; one that was given is in the config."""
+        if self._table.tokens and not self._table.is_given:
+            lines = "\n".join(map(str, self.get_vocabulary()))
+            (pathlib.Path(dir_path) / _VOCABULARY).write_bytes(lines.encode("utf-8", "surrogateescape"))
+
+    def load_assets(self, dir_path: str) -> None:
+        """Take over the vocabulary in a folder, unless the config held one.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        table, path = self._table, pathlib.Path(dir_path) / _VOCABULARY
+        if table.tokens or not path.exists():
+            return
+        lines = self._lines_of(path)
+        while lines and not lines[-1]:  # as in Keras
+            lines.pop()
+        tokens = lines if self.kind == "string" else self._integers(lines, path)
+        self.set_vocabulary(tokens, table.weights)
+        table.is_given = False
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Put the inverse document frequencies into `store`, if there are any."""
+        if self.output_mode == "tf_idf" and self._table.weights is not None:
+            store["idf_weights"] = self._table.weights
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Take over the inverse document frequencies in `store`; see `load_assets`."""
+        if "idf_weights" in store and not self._table.tokens:
+            self._table.weights = np.asarray(store["idf_weights"], "float32")
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, with the vocabulary as it is now."""
         config = super().get_config()
@@ -336,6 +374,8 @@ class IndexLookup(HostLayer):
     def _depth(self) -> int:
         if self.pad_to_max_tokens and self.max_tokens is not None:
             return self.max_tokens
+        if not self._table.tokens and self._table.expected is not None:
+            return self._table.expected
         if not self._table.tokens:
             raise ModelError(
                 f"layer {self.name!r} has no vocabulary yet, which tells how long its vectors are",
@@ -355,10 +395,11 @@ class IndexLookup(HostLayer):
         """Take over a vocabulary."""
         table, start = self._table, len(self._special)
         is_fixed = bool(self._outside.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
-        if is_fixed and len(tokens) != len(table.tokens):
+        before = len(table.tokens) or (table.expected or start) - start
+        if is_fixed and len(tokens) != before:
             raise ModelError(
                 f"the size of the vocabulary of layer {self.name!r} cannot change any more: models are built with it",
-                given=f"{len(tokens) + start} tokens in place of {self.vocabulary_size()}",
+                given=f"{len(tokens) + start} tokens in place of {before + start}",
                 expected="as many tokens as before",
                 fix="adapt the layer before it is part of a model, or use pad_to_max_tokens=True",
             )
@@ -368,16 +409,28 @@ class IndexLookup(HostLayer):
     def _tokens_of_file(self, path: str | pathlib.Path) -> list[Any]:
         if self.output_mode == "tf_idf":
             raise argument_error("vocabulary", path, "tokens with idf_weights: a file has none", layer=self.name)
+        lines = self._lines_of(path)
+        return lines if self.kind == "string" else self._integers(lines, path)
+
+    def _lines_of(self, path: str | pathlib.Path) -> list[str]:
         try:
-            lines = read_regular(pathlib.Path(path), follow_links=True).decode("utf-8").splitlines()
-            return lines if self.kind == "string" else [int(line) for line in lines]
+            return read_regular(pathlib.Path(path), follow_links=True).decode("utf-8", "strict").splitlines()
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"layer {self.name!r} cannot read its vocabulary",
-                given=f"{path}: {error}",
-                expected="a file of text in UTF-8 with one token in each line",
-                fix="check the path, or pass the tokens themselves",
-            ) from error
+            raise self._unreadable(path, error) from error
+
+    def _integers(self, lines: Iterable[str], path: str | pathlib.Path) -> list[int]:
+        try:
+            return [int(line) for line in lines]
+        except ValueError as error:
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: str | pathlib.Path, error: Exception) -> DataError:
+        return DataError(
+            f"layer {self.name!r} cannot read its vocabulary",
+            given=f"{path}: {error}",
+            expected="a file of text in UTF-8 with one token in each line",
+            fix="check the path, or pass the tokens themselves",
+        )
 
     def _check_together(self, idf_weights: Any, vocabulary: Any) -> None:
         wrong = {

@@ -189,6 +189,14 @@ class TextVectorization(HostLayer):
         """Set the vocabulary; see `StringLookup`."""
         self._lookup_layer.set_vocabulary(vocabulary, idf_weights)
 
+    def save_assets(self, dir_path: str) -> None:
+        """Write a vocabulary that was learned to `vocabulary.txt` in a folder; see `StringLookup`."""
+        self._lookup_layer.save_assets(dir_path)
+
+    def load_assets(self, dir_path: str) -> None:
+        """Take over the vocabulary in a folder, unless the config held one; see `StringLookup`."""
+        self._lookup_layer.load_assets(dir_path)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, with the vocabulary as it is now."""
         learned = self._lookup_layer.get_config()

@@ -27,6 +27,7 @@ from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
+from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.models.saving import OVERWRITE, check_free, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -46,11 +47,13 @@ class Contents:
         slots: the arrays, in its order.
         hooked: layers that say themselves what is kept of them, by the names of their groups.
         with_assets: layers that keep files of their own, by the names of their folders.
+        merged: the weights that LoRA adapts, by their paths: kept with what the factors add, without the factors.
     """
 
     slots: list[Slot]
     hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
+    merged: dict[str, MergedWeight] = dataclasses.field(default_factory=dict)
 
     def written(self) -> list[Slot]:
         """What is to be written; in a job of several processes all must call."""
@@ -66,15 +69,18 @@ def contents_of(model: Any, session: Session) -> Contents:
     """What Keras keeps of a model's variables."""
     bindings = [(layer._outside.binding, layer) for layer in model._owners() if layer._outside.binding is not None]
     hooks = Hooks({binding.prefix: layer for binding, layer in bindings if binding.session is session})
-    order = {weight.path: place for place, weight in enumerate(session.variables())}
+    merged = merged_weights(model, session)
+    states = {weight.path for weight in session.variables() if weight._row.role == "state"}  # of stateful RNNs, say
+    left_out = factor_paths(merged) | states
+    order = {weight.path: place for place, weight in enumerate(session.variables()) if weight.path not in left_out}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
     found = [
-        Slot(name, session.variable(path))
+        Slot(name, session.variable(path), computed=merged[path].numpy if path in merged else None)
         for name, path in stored_variables(session.cell.graph.described(), {**names, **order}, hooks)
     ]
     kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
-    return Contents(found + beside, hooks.found, hooks.with_assets)
+    return Contents(found + beside, hooks.found, hooks.with_assets, merged)
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -85,9 +91,13 @@ def stored_optimizer(session: Session) -> list[Slot]:
     return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
 
 
-def own_arrays(session: Session, slots: Iterable[Slot]) -> dict[str, int]:
-    """The names, and the places among the model's arrays, of those that Keras has no place for."""
+def own_arrays(session: Session, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
+    """The names, and the places among the model's arrays, of those that Keras has no place for.
+
+    Factors of LoRA are none of them: what they add is in the weights.
+    """
     kept = {slot.variable._place for slot in slots if isinstance(slot.variable, ModelVariable)}
+    kept |= {factor._place for one in contents.merged.values() for factor in one.factors}
     places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
@@ -204,6 +214,8 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
     Rendezvous("a load of weights").each(lambda: None)
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
+        if slot.variable.path in contents.merged:
+            contents.merged[slot.variable.path].forget()
     for group, layer in contents.hooked.items():
         keys = {name.removeprefix(f"{group}/"): there[name] for name in there if name.startswith(f"{group}/")}
         layer.load_own_variables(_Store(reader, keys))
