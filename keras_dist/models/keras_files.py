@@ -74,7 +74,8 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
     contents = contents_of(model, session)
-    slots = [*contents.written(), *stored_optimizer(session)]
+    optimizer = stored_optimizer(session)
+    slots = [*contents.written(), *optimizer]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
         drafts: list[pathlib.Path] = []
 
@@ -84,7 +85,7 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
                 if is_chief():
                     drafts.append(opened.enter_context(draft_of(path)))
                     writer = file.enter_context(H5Writer("save", drafts[0] / "arrays", path))
-                write_arrays("save", session, slots, own_arrays(session, slots), writer)
+                write_arrays("save", session, slots, own_arrays(session, contents, optimizer), writer)
 
         def commit() -> None:
             assets = drafts[0] / "assets"
@@ -129,7 +130,7 @@ def load_keras(
             optimizer = stored_optimizer(session)
             if optimizer:
                 set_optimizer(session, optimizer, reader)
-            set_own(session, own_arrays(session, [*contents.slots, *optimizer]), reader)
+            set_own(session, own_arrays(session, contents, optimizer), reader)
         if is_count(own.get("seed")) and is_count(own.get("fits")):
             session.use_seed(own["seed"])
             session.fits = own["fits"]

@@ -27,6 +27,7 @@ from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
+from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.models.saving import OVERWRITE, check_free, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -46,15 +47,22 @@ class Contents:
         slots: the arrays, in its order.
         hooked: layers that say themselves what is kept of them, by the names of their groups.
         with_assets: layers that keep files of their own, by the names of their folders.
+        merged: the weights that are kept with what LoRA adds to them, by their paths.
     """
 
     slots: list[Slot]
     hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
+    merged: Mapping[str, MergedWeight] = dataclasses.field(default_factory=dict)
 
     def written(self) -> list[Slot]:
         """What is to be written; in a job of several processes all must call."""
-        found = list(self.slots)
+        found = [
+            dataclasses.replace(slot, computed=self.merged[slot.variable.path].numpy)
+            if slot.variable.path in self.merged
+            else slot
+            for slot in self.slots
+        ]
         for group, layer in self.hooked.items():
             store: dict[str, Any] = {}
             layer.save_own_variables(store)
@@ -68,13 +76,13 @@ def contents_of(model: Any, session: Session) -> Contents:
     hooks = Hooks({binding.prefix: layer for binding, layer in bindings if binding.session is session})
     order = {weight.path: place for place, weight in enumerate(session.variables())}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
-    found = [
-        Slot(name, session.variable(path))
-        for name, path in stored_variables(session.cell.graph.described(), {**names, **order}, hooks)
-    ]
-    kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
+    merged = merged_weights(model, session)
+    factors = factor_paths(merged)
+    stored = stored_variables(session.cell.graph.described(), {**names, **order}, hooks)
+    found = [Slot(name, session.variable(path)) for name, path in stored if path not in factors]
+    kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered} | factors
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
-    return Contents(found + beside, hooks.found, hooks.with_assets)
+    return Contents(found + beside, hooks.found, hooks.with_assets, merged)
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -85,9 +93,11 @@ def stored_optimizer(session: Session) -> list[Slot]:
     return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
 
 
-def own_arrays(session: Session, slots: Iterable[Slot]) -> dict[str, int]:
+def own_arrays(session: Session, contents: Contents, optimizer: Iterable[Slot]) -> dict[str, int]:
     """The names, and the places among the model's arrays, of those that Keras has no place for."""
+    slots = [*contents.slots, *optimizer]
     kept = {slot.variable._place for slot in slots if isinstance(slot.variable, ModelVariable)}
+    kept |= {factor._place for one in contents.merged.values() for factor in one.factors}
     places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
@@ -204,6 +214,9 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
     Rendezvous("a load of weights").each(lambda: None)
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
+    for slot in fitting:
+        if slot.variable.path in contents.merged:
+            contents.merged[slot.variable.path].forget()
     for group, layer in contents.hooked.items():
         keys = {name.removeprefix(f"{group}/"): there[name] for name in there if name.startswith(f"{group}/")}
         layer.load_own_variables(_Store(reader, keys))
