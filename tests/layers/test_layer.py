@@ -525,3 +525,30 @@ def test_building_a_wrapper_builds_what_it_wraps() -> None:
 
 def test_an_input_layer_that_is_called_gives_nothing() -> None:
     assert kd.layers.InputLayer((3,)).call() is None
+
+
+def test_shapes_come_to_build_by_the_names_of_what_is_called() -> None:
+    class Gated(kd.layers.Layer):
+        def build(self, gate_mask_shape: Any, inputs_shape: Any, other_shape: Any = None) -> None:
+            self.shapes = (inputs_shape, gate_mask_shape, other_shape)
+
+        def call(self, inputs: Any, gate_mask: Any = None) -> Any:
+            return inputs * gate_mask
+
+    layer = Gated()
+    layer(np.ones((2, 3)), gate_mask=np.ones((2, 1)))
+    assert layer.shapes == ((2, 3), (2, 1), None)
+    with pytest.raises(ModelError, match="gate_mask_shape"):
+        Gated()(np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["b", "c_shape"])
+def test_parameters_of_build_that_name_no_argument_are_refused(name: str) -> None:
+    class Sum(kd.layers.Layer):
+        def call(self, a: Any, b: Any) -> Any:
+            return a + b
+
+    exec(f"def build(self, a_shape, {name}): pass", found := {})
+    layer = type("Wrong", (Sum,), {"build": found["build"]})()
+    with pytest.raises(ModelError, match=name):
+        layer(np.ones((2, 3)), np.ones((2, 3)))
