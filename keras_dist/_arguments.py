@@ -248,8 +248,15 @@ def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
     axes = (value,) if is_int(value) else _items(value)
     if axes and all(map(is_int, axes)) and len(set(axes)) == len(axes):
         return tuple(map(operator.index, axes))
-    expected = "an integer, or a list of different ones"
-    raise argument_error(argument, value, expected, wrong="names no dims of the input", layer=layer, example=-1)
+    raise argument_error(
+        argument,
+        value,
+        "an integer, or a list of different ones",
+        wrong="names no dims of the input",
+        layer=layer,
+        example=-1,
+        error=ModelError if axes and all(map(is_int, axes)) else ArgumentTypeError,
+    )
 
 
 def check_axes_exist(

@@ -76,7 +76,8 @@ class Attention(Layer):
             use_causal_mask: whether no position attends to a later one.
 
         Returns:
-            (batch, target, features), and with `return_attention_scores` (batch, target, source).
+            (batch, target, features), and with `return_attention_scores` (batch, target, source), those that
+            training drops as zeros.
 
         Raises:
             ModelError: the inputs or masks are no such lists.
@@ -90,17 +91,16 @@ class Attention(Layer):
         kept = kept if value_mask is None else kept & jnp.asarray(value_mask, bool)[..., None, :]
         lowest = 65504.0 if scores.dtype == jnp.float16 else 1e9
         weights = jax.nn.softmax(jnp.where(kept, scores, scores - lowest))
-        kept_weights = weights
         if training and self.dropout:
-            kept_weights = random.dropout(weights, self.dropout, seed=self.seed_generator)
-        outputs = jnp.matmul(kept_weights, value)
+            weights = random.dropout(weights, self.dropout, seed=self.seed_generator)
+        outputs = jnp.matmul(weights, value)
         if query_mask is not None:
             outputs = jnp.where(jnp.asarray(query_mask, bool)[..., None], outputs, 0)
         return (outputs, weights) if return_attention_scores else outputs
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return the mask of the query."""
-        return self._masks(previous_mask)[0]
+        return self._masks(mask)[0]
 
     def _scores(self, query: jax.Array, key: jax.Array) -> jax.Array:
         scale = self.scale[...] if self.use_scale else 1
@@ -117,7 +117,7 @@ class Attention(Layer):
         return mask[0], mask[1]
 
     def _check_list(self, value: Any, what: str = "input") -> None:
-        if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3:
+        if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3 or isinstance(value[0], int):
             raise ModelError(
                 f"the {what} of layer {self.name!r} is no list of query, value and perhaps key",
                 given=f"{len(value)} of them" if isinstance(value, list | tuple) else shorten(value),

@@ -129,9 +129,9 @@ class Bidirectional(Layer):
             return merged
         return (*merged, *found) if self.merge_mode is None else (merged, *found)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return the mask of the input for the outputs of all steps; states have none."""
-        mask = previous_mask if self.return_sequences else None
+        mask = mask if self.return_sequences else None
         if self.merge_mode is not None and not self.return_state:
             return mask
         states = 2 * len(jax.tree.leaves(self.forward_layer.state_size)) if self.return_state else 0

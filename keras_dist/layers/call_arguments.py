@@ -107,12 +107,25 @@ def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, Py
         function: takes the shape, or structure of shapes, of the first argument; or, if it has several parameters,
             those of the arguments they name: `value_shape` that of `value`.
         tensors: the arguments, by name.
+
+    Raises:
+        ModelError: a parameter has no default and names no argument.
     """
     shapes = {f"{name}_shape": jax.tree.map(_shape, tensor) for name, tensor in tensors.items()}
-    names = list(inspect.signature(function).parameters)
-    if len(names) == 1:
+    parameters = inspect.signature(function).parameters
+    if len(parameters) == 1:
         return function(next(iter(shapes.values()), None))
-    return function(**{name: shapes[name] for name in names if name in shapes})
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    lost = [p.name for p in named if p.default is p.empty and p.name not in shapes]
+    if lost:
+        label = getattr(function, "__qualname__", "build")
+        raise ModelError(
+            f"{label} takes {', '.join(map(repr, lost))}, which is the shape of no argument of the call",
+            given=f"{label}({', '.join(p.name for p in named)}) for {', '.join(tensors) or 'no arrays'}",
+            expected=f"one parameter, or some of {', '.join(shapes) or 'none'}",
+            fix="call it as the argument whose shape it is, with `_shape` at the end, or give it a default",
+        )
+    return function(**{p.name: shapes[p.name] for p in named if p.name in shapes})
 
 
 def as_shapes(shapes: PyTree) -> PyTree:

@@ -113,7 +113,7 @@ class BaseConvolution(SpatialLayer):
         """Add the bias, and apply the activation."""
         if self.use_bias:
             outputs = outputs + jnp.expand_dims(self.bias[...], () if self.channels_last else range(1, self.rank + 1))
-        return self.activation(outputs)
+        return outputs if self.activation is None else self.activation(outputs)
 
     def check_strides_or_dilation(self) -> None:
         """Check that not both are above 1.

@@ -60,4 +60,4 @@ class Dense(LoraLayer):
         outputs = jnp.matmul(inputs, self._adapted_value())
         if self.use_bias:
             outputs = outputs + self.bias[...]
-        return self.activation(outputs)
+        return outputs if self.activation is None else self.activation(outputs)

@@ -86,7 +86,7 @@ class EinsumDense(LoraLayer):
         outputs = jnp.einsum(self.equation, inputs, self._adapted_value())
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
-        return self.activation(outputs)
+        return outputs if self.activation is None else self.activation(outputs)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
         """Return the size of each letter, and the number of dims of the ellipsis."""

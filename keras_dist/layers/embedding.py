@@ -85,7 +85,7 @@ class Embedding(LoraLayer):
         vectors = vectors if self.lora_rank is None else vectors + self._product(rows)
         return vectors.astype(self.compute_dtype)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return where the integers are not 0, if 0 stands for padding."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
@@ -176,6 +176,6 @@ class ReversibleEmbedding(Embedding):
         cap = self.logit_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return None: `call` knows the direction, and sets the mask itself."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,9 +67,8 @@ class InputLayer(Layer):
         """The element type of the input; `"string"` for text."""
         return TEXT if self._holds_text else super().dtype
 
-    def call(self) -> NoReturn:
-        """Not called: a model uses its input in place of this layer."""
-        raise NotImplementedError
+    def call(self) -> None:
+        """Return nothing: a model uses its input in place of this layer."""
 
     def get_config(self) -> dict[str, Any]:
         """Return the shape with the batch, the element type and the name."""

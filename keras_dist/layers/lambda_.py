@@ -71,9 +71,9 @@ class Lambda(Layer):
         known = {"mask": mask, "training": training}
         return self._bound(inputs, **{name: known[name] for name in self._filled_in})
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return what `mask` is or returns."""
-        return None if self.mask is None else self.mask(inputs, previous_mask)
+        return None if self.mask is None else self.mask(inputs, mask)
 
     @classmethod
     def from_config(

@@ -343,7 +343,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         tensors = tensor_arguments(parameters, args, kwargs)
         first = next(iter(tensors.values()), args[0] if args else None)
         check_inputs(self.input_spec, first, self.name)
-        self._build_once(tensors)
+        masks = {name: value for name, value in kwargs.items() if name.endswith("mask") and _any(value)}
+        self._build_once({**tensors, **masks})
         if "training" in parameters and list(parameters).index("training") >= len(args):
             kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))
         elif not takes_any(parameters):

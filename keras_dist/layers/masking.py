@@ -30,7 +30,7 @@ class Masking(Layer):
         """Return the inputs (batch, steps, ..., features), those of masked steps 0."""
         return jnp.where(self.compute_mask(inputs)[..., None], inputs, 0)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return which steps (batch, steps, ...) are not masked."""
         return jnp.any(inputs != jnp.asarray(self.mask_value, inputs.dtype), axis=-1)
 

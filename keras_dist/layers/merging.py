@@ -53,9 +53,9 @@ class Merge(Layer):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define merge(self, inputs, masks)")
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return where any input is not masked; None when one has no mask."""
-        masks = check_masks(inputs, previous_mask, self.name)
+        masks = check_masks(inputs, mask, self.name)
         if any(mask is None for mask in masks):
             return None
         return functools.reduce(jnp.logical_or, _same_rank(masks, max(mask.ndim for mask in masks)))
@@ -145,9 +145,9 @@ class Concatenate(Layer):
             raise shapes_differ(inputs, f"equal dims but for dim {axis}", self.name)
         return jnp.concatenate(inputs, axis)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return where any value along the last dim is not masked; None when no input has a mask."""
-        masks = check_masks(inputs, previous_mask, self.name)
+        masks = check_masks(inputs, mask, self.name)
         if all(mask is None for mask in masks):
             return None
         kept = [
@@ -206,7 +206,7 @@ class Dot(Layer):
         products = jax.lax.dot_general(x.astype(dtype), y.astype(dtype), dims)
         return products if products.ndim > 1 else products[:, None]
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return None."""
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
@@ -74,12 +75,11 @@ class LayerNormalization(ScaledNormalization):
         epsilon: added to the variance.
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
-        rms_scaling: only False: deprecated in Keras, which divides by the deviation, not by the root mean square.
+        rms_scaling: whether the mean stays, and there is `gamma` but no `beta`. Deprecated, as in Keras: it divides by
+            the deviation. For the root mean square use `RMSNormalization`.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`, of
             the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
     """
-
-    rms_scaling = False
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class LayerNormalization(ScaledNormalization):
         **kwargs: Unpack[GammaAndBetaArguments],
     ) -> None:
         super().__init__(epsilon, center, scale, **kwargs)
+        self.rms_scaling = rms_scaling
         if rms_scaling:
-            raise ModelError(
-                f"`rms_scaling` of layer {self.name!r} is deprecated in Keras",
-                given="rms_scaling=True",
-                expected="rms_scaling=False",
-                fix="use RMSNormalization, which divides by the root mean square",
+            warnings.warn(
+                f"`rms_scaling` of layer {self.name!r} is deprecated: it divides by the deviation, not by the root "
+                "mean square, as RMSNormalization does",
+                stacklevel=2,
             )
         self.axis = check_axes("axis", axis, self.name)
         self.autocast = False
@@ -105,12 +105,20 @@ class LayerNormalization(ScaledNormalization):
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Create `gamma` and `beta`, of the sizes of the dims `axis`."""
         axes = check_axes_exist("axis", self.axis, input_shape, self.name)
-        self.add_gamma_and_beta([input_shape[axis] for axis in axes])
+        sizes = [input_shape[axis] for axis in axes]
+        if self.rms_scaling:
+            self.gamma = self.add_weight(sizes, autocast=False, name="gamma")
+        else:
+            self.add_gamma_and_beta(sizes)
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the normalized inputs."""
         axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
-        return self.normalize(wide(inputs), axes, _sizes(inputs.shape, axes)).astype(self.compute_dtype)
+        values, sizes = wide(inputs), _sizes(inputs.shape, axes)
+        if not self.rms_scaling:
+            return self.normalize(values, axes, sizes).astype(self.compute_dtype)
+        factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + self.epsilon)
+        return (values * factor * self.gamma[...].astype(values.dtype).reshape(sizes)).astype(self.compute_dtype)
 
 
 class GroupNormalization(ScaledNormalization):

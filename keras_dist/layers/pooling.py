@@ -267,7 +267,7 @@ class GlobalAveragePooling1D(GlobalPooling):
         total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
         return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> None:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> None:
         """Return None: there are no steps any more."""
         return None
 

@@ -238,9 +238,9 @@ class RNN(Layer):
         outputs = jnp.swapaxes(outputs, 0, 1) if self.return_sequences else outputs[-1]
         return (outputs, *states) if self.return_state else outputs
 
-    def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return the mask of the input for the outputs of all steps; states have none."""
-        mask = previous_mask if self.return_sequences else None
+        mask = mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
     def _as_states(self, states: PyTree) -> list[PyTree]:

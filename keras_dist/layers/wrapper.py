@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,11 @@ class Wrapper(Layer):
                 fix="make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer",
             )
         self._members = {layer.name: layer}
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create the weights of the wrapped layer, which is given the same inputs."""
+        if not self.layer.built and input_shape is not None:
+            self.layer.build(input_shape)
 
     @property
     def layer(self) -> Layer:

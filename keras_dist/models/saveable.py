@@ -54,8 +54,8 @@ class Saveable(Trainer):
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
         state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares.
 
-        Of a layer with LoRA a safetensors file has the sum of the frozen weight and the product, as in Keras, and no
-        factors; models with and without LoRA can load it. A folder of orbax has all three.
+        Of a layer with LoRA the file has the sum of the frozen weight and the product, as in Keras, and no factors;
+        models with and without LoRA can load it. A folder of orbax has all three.
 
         Args:
             filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a

@@ -495,3 +495,60 @@ def test_layers_without_weights_may_be_called_in_functions_that_jax_traces():
     assert jax.jit(lambda x: flatten(x))(np.ones((2, 3, 4))).shape == (2, 12)
     with pytest.raises(ModelError, match="inside of a model that it is not part of"):
         jax.jit(layers.Dense(1).__call__)(np.ones((2, 3)))
+
+
+def test_an_activation_may_be_taken_away() -> None:
+    x = np.full((1, 3), -1.0, "float32")
+    for layer in (kd.layers.Dense(3, "relu"), kd.layers.EinsumDense("ab,bc->ac", 3, "relu")):
+        layer.build((None, 3))
+        layer.kernel.assign(np.eye(3))
+        assert not np.asarray(layer(x)).any()
+        layer.activation = None
+        np.testing.assert_array_equal(layer(x), x)
+
+
+class Doubled(kd.layers.Wrapper):
+    def call(self, inputs: Any) -> Any:
+        return 2 * self.layer(inputs)
+
+
+def test_building_a_wrapper_builds_what_it_wraps() -> None:
+    inner = kd.layers.Dense(2)
+    layer = Doubled(inner)
+    layer.build((None, 3))
+    assert inner.built
+    assert [weight.shape for weight in layer.trainable_weights] == [(3, 2), (2,)]
+    model = kd.Sequential([kd.Input((3,)), Doubled(kd.Sequential([kd.layers.Dense(2), kd.layers.Dense(1)]))])
+    assert model.predict(np.ones((8, 3), "float32"), verbose=0).shape == (8, 1)
+    assert len(model.weights) == 4
+
+
+def test_an_input_layer_that_is_called_gives_nothing() -> None:
+    assert kd.layers.InputLayer((3,)).call() is None
+
+
+def test_shapes_come_to_build_by_the_names_of_what_is_called() -> None:
+    class Gated(kd.layers.Layer):
+        def build(self, gate_mask_shape: Any, inputs_shape: Any, other_shape: Any = None) -> None:
+            self.shapes = (inputs_shape, gate_mask_shape, other_shape)
+
+        def call(self, inputs: Any, gate_mask: Any = None) -> Any:
+            return inputs * gate_mask
+
+    layer = Gated()
+    layer(np.ones((2, 3)), gate_mask=np.ones((2, 1)))
+    assert layer.shapes == ((2, 3), (2, 1), None)
+    with pytest.raises(ModelError, match="gate_mask_shape"):
+        Gated()(np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["b", "c_shape"])
+def test_parameters_of_build_that_name_no_argument_are_refused(name: str) -> None:
+    class Sum(kd.layers.Layer):
+        def call(self, a: Any, b: Any) -> Any:
+            return a + b
+
+    exec(f"def build(self, a_shape, {name}): pass", found := {})
+    layer = type("Wrong", (Sum,), {"build": found["build"]})()
+    with pytest.raises(ModelError, match=name):
+        layer(np.ones((2, 3)), np.ones((2, 3)))

@@ -170,7 +170,6 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.BatchNormalization(renorm_clipping={"dmax": -1}), ("dmax >= 0",)),
     (lambda: layers.LayerNormalization(axis=1.5), ("`axis`", "axis=1.5")),
     (lambda: layers.LayerNormalization(axis=[1, 1]), ("`axis`", "different")),
-    (lambda: layers.LayerNormalization(rms_scaling=True), ("rms_scaling", "RMSNormalization")),
     (lambda: layers.RMSNormalization(axis=[]), ("`axis`", "axis=[]")),
     (lambda: layers.GroupNormalization(groups=0), ("`groups`", "groups=0", "at least 1")),
     (lambda: layers.GroupNormalization(groups=4)(ones(2, 4, 6)), ("groups=4", "6 channels", "a divisor of 6")),

@@ -159,3 +159,15 @@ def test_one_seed_drops_the_same(keras, kind):
     made = [getattr(package, kind)(*sizes, dropout=0.4, seed=5) for package in (keras.layers, layers)]
     inputs = [draw(0, BATCH, TARGET, FEATURES)] * 2
     compare_layers(keras, *made, inputs, apart=bool(sizes), training=True, gradients=False, calls=2)
+
+
+@pytest.mark.parametrize("kind", ["Attention", "AdditiveAttention"])
+def test_masks_are_given_by_keyword_and_scores_are_those_that_count(keras, kind):
+    x, mask = [draw(0, BATCH, SOURCE, FEATURES), draw(1, BATCH, SOURCE, FEATURES)], draw_mask(2, BATCH, SOURCE)
+    for package in (keras.layers, layers):
+        layer = getattr(package, kind)(dropout=0.5, seed=1)
+        np.testing.assert_array_equal(layer.compute_mask(inputs=x, mask=[mask, None]), mask)
+        outputs, scores = layer(x, return_attention_scores=True, training=True)
+        np.testing.assert_allclose(outputs, np.asarray(scores) @ x[1], atol=1e-5)
+        with pytest.raises(ValueError, match="list"):
+            getattr(package, kind)()(np.ones((3, 2, 2), "float32"))

@@ -5,6 +5,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from flax import nnx
 
 from keras_dist import layers
@@ -95,6 +96,16 @@ def test_group_and_unit_normalization(keras, case):
         weights_seed=case.seed,
     )
     compare_layers(keras, keras.layers.UnitNormalization(axis=case.axis), layers.UnitNormalization(axis=case.axis), x)
+
+
+@pytest.mark.filterwarnings("ignore:You passed `rms_scaling:UserWarning")
+@pytest.mark.parametrize("axis", [-1, [1, 2]])
+def test_layer_normalization_that_keeps_the_mean(keras, axis):
+    theirs = keras.layers.LayerNormalization(axis, rms_scaling=True)
+    with pytest.warns(UserWarning, match="RMSNormalization"):
+        ours = layers.LayerNormalization(axis, rms_scaling=True)
+    compare_layers(keras, theirs, ours, draw((2, 3, 4), 0), weights_seed=1)
+    assert [weight.name for weight in ours.weights] == ["gamma"]
 
 
 def test_masks_reach_batch_normalization_and_go_on(keras):
