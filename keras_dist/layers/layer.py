@@ -330,11 +330,28 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         binding = self._outside.binding  # what pickle and copy make has the values, and is in no model
-        return super().__reduce_ex__(protocol) if binding is None else binding.module().__reduce_ex__(protocol)
+        if binding is not None:
+            return self._pass_arguments(binding.module()).__reduce_ex__(protocol)
+        return super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
         binding = self._outside.binding
-        return super().__deepcopy__(memo) if binding is None else binding.module()
+        return self._pass_arguments(super().__deepcopy__(memo) if binding is None else binding.module())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | ({"_arguments": self._arguments} if hasattr(self, "_arguments") else {})
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        state = dict(state)
+        if "_arguments" in state:
+            object.__setattr__(self, "_arguments", dict(state.pop("_arguments")))
+        super().__setstate__(state)
+
+    def _pass_arguments(self, copied: Any) -> Any:
+        """Give a copy, which NNX made, the arguments of the constructor."""
+        if hasattr(self, "_arguments"):
+            object.__setattr__(copied, "_arguments", dict(self._arguments))
+        return copied
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: call_context.CallContext) -> PyTree:
         parameters = call_parameters(type(self))

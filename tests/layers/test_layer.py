@@ -1,5 +1,7 @@
 """The base of all layers: lazy building, weights, names, errors, subclasses."""
 
+import copy
+import pickle
 from typing import Any, ClassVar
 
 import jax
@@ -552,3 +554,15 @@ def test_parameters_of_build_that_name_no_argument_are_refused(name: str) -> Non
     layer = type("Wrong", (Sum,), {"build": found["build"]})()
     with pytest.raises(ModelError, match=name):
         layer(np.ones((2, 3)), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+@pytest.mark.parametrize("is_in_model", [False, True])
+def test_copies_of_layers_know_their_config(copied: Any, is_in_model: bool) -> None:
+    layer = kd.layers.Dense(2, "relu", name="d")
+    if is_in_model:
+        model = kd.Sequential([kd.Input((3,)), layer])
+        model.build()
+    again = copied(layer)
+    assert again.get_config() == layer.get_config()
+    assert again.get_config()["units"] == 2
