@@ -120,7 +120,7 @@ NOTES = {
     "config.set_backend": "JAX alone",
     "*.disable_interactive_logging": "progress goes to the logger `keras_dist`",
     "device": "outside of models, which live on their mesh",
-    "name_scope": "names operations; paths are made of attributes",
+    "name_scope": "names operations and free variables; paths of weights are made of attributes",
     "remat": "`remat=` of `compile` does it without a change of the model",
     "utils.get_file": "finds files that are there; nothing is downloaded or unpacked",
     "callbacks.CallbackList": "`fit` makes it, or uses the one that it is given",
