@@ -86,16 +86,15 @@ Keras wrote are read, too.
 ## Cells of Keras's guides that do not run
 
 `tests/keras_source/guides.py` runs the cells of the guides and examples of Keras 3.15.1 that are for JAX or for every
-backend: with the import swapped, small arrays for downloads, no weights. Of 181 these do not run, with Keras 3.15
-on JAX neither:
+backend: with the import swapped, small arrays for downloads, no weights. Of 181 these do not run, with Keras on JAX
+neither:
 
 - `making_new_layers_and_models_via_subclassing`, the VAE at the end: `Sampling` draws without a seed in a compiled
   step, so that its numbers would be the same in each. Way around: `self.seed_generator = SeedGenerator()` in
   `__init__`, and `seed=self.seed_generator` in `call`.
 - `demo_custom_jax_workflow`: `backend.Variable` is no public name of Keras 3.15. Way around: `keras.Variable`.
-- `demo_jax_distributed`, the last cell: `Mesh(..., axis_names=(None, "out_chan"))`, but axes of JAX have names. Named,
-  its arrays on eight devices meet a model that was made on one, which `stateless_call` refuses here. Way around:
-  `kd.distribution.set_distribution(kd.distribution.ModelParallel(...))` before the model is made; `fit` does the rest.
+- `demo_jax_distributed`, the last cell: `Mesh(..., axis_names=(None, "out_chan"))`, but axes of JAX have names. Way
+  around: `axis_names=("replica", "out_chan")`.
 
 Of the code in their texts, `Input(shape=(784))` in `sequential_model` does not run, here and in Keras: `shape=(784,)`.
 """
