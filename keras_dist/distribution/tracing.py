@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import jax
+
 from keras_dist import _jax
+from keras_dist._types import PyTree
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, ModelError
 
@@ -16,15 +19,16 @@ _NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as ma
 _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
 
 
-def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T]) -> T:
+def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T], values: PyTree = ()) -> T:
     """Call `trace()` with the mesh of the distribution in JAX's context.
 
     If the mesh does not divide the rows, none is set: modules that look for one leave such a batch unsharded, as rules
-    for activations do, because XLA computes wrong gradients of rows that are split unevenly.
+    for activations do, because XLA computes wrong gradients of rows that are split unevenly. Neither is one set if the
+    `values` lie on a mesh of another size, where the user has put them: JAX computes on one mesh at a time.
     """
     mesh = distribution.device_mesh
     try:
-        if rows is not None and rows % batch_shards(distribution):
+        if (rows is not None and rows % batch_shards(distribution)) or _lie_elsewhere(values, mesh.size):
             return trace()
         with _jax.in_mesh(mesh.backend_mesh):
             return trace()
@@ -49,6 +53,12 @@ def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], 
         else:
             raise
         raise ModelError(what, given=given, expected=expected, fix=fix) from error
+
+
+def _lie_elsewhere(values: PyTree, devices: int) -> bool:
+    """Whether some array lies on a mesh of another size; one that is traced lies where its type says."""
+    types = [jax.typeof(value) for value in jax.tree.leaves(values) if isinstance(value, jax.Array)]
+    return any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != devices for kind in types)
 
 
 def batch_shards(distribution: Distribution) -> int:

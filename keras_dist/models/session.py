@@ -339,7 +339,7 @@ class Session:
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:
             context.set_mask(*masked)
-            outputs = traced_in(self.distribution, rows, call)
+            outputs = traced_in(self.distribution, rows, call, (trainable, rest, args, kwargs))
         return outputs, module, context
 
     def module(self) -> Any:

@@ -1,7 +1,9 @@
 """What Keras's guides do with models, beside what other tests compare: networks of others as parts, and noise."""
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
@@ -88,3 +90,37 @@ def test_noise_in_a_layer_needs_a_seed_as_in_keras_on_jax():
     history, model = trained(Noise(kd.random.SeedGenerator(0)))
     assert np.isfinite(history.history["loss"]).all()
     assert not np.allclose(model.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_values_may_lie_where_the_user_has_put_them():
+    """A loop of one's own around a model without a distribution, on all devices, some weights split."""
+    model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(8), kd.layers.BatchNormalization(), kd.layers.Dense(1)])
+    optimizer = kd.optimizers.Adam(0.1)
+    optimizer.build(model.trainable_variables)
+    expected = model.predict(X, verbose=0)
+    devices = np.array(jax.devices())
+    replicated = NamedSharding(Mesh(devices, ("all",)), PartitionSpec())
+    split = NamedSharding(Mesh(devices.reshape(2, 4), ("replica", "part")), PartitionSpec(None, "part"))
+    state = [
+        jax.device_put([variable.value for variable in variables], replicated)
+        for variables in (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    ]
+    state[0][0] = jax.device_put(state[0][0], split)
+    x = jax.device_put(X, NamedSharding(Mesh(devices, ("batch",)), PartitionSpec("batch")))
+
+    def loss(trainable, rest, x, y):
+        outputs, rest = model.stateless_call(trainable, rest, x, training=True)
+        return ((outputs - y) ** 2).mean(), rest
+
+    @jax.jit
+    def step(state, x, y):
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(*state[:2], x, y)
+        trainable, slots = optimizer.stateless_apply(state[2], gradients, state[0])
+        return value, [trainable, rest, slots]
+
+    outputs = jax.jit(lambda state, x: model.stateless_call(*state[:2], x)[0])(state, x)
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+    first, state = step(state, x, Y)
+    second, state = step(state, x, Y)
+    assert second < first
+    assert len(outputs.sharding.device_set) == len(devices)
