@@ -26,6 +26,9 @@ _FILTERS = frozenset({1, 2, 3, 4})
 
 _MOST_CHUNK_BYTES = 2**30
 
+_MOST_DEFLATED = 1032
+"""How many bytes deflate makes one of, at most."""
+
 _BFLOAT16 = "bfloat16"
 
 
@@ -97,6 +100,11 @@ class H5Reader:
         except Exception as error:  # h5py raises whatever it likes about damaged files
             raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
         return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
+
+    def most_bytes(self) -> int:
+        """Return how many bytes all arrays can have that are in the file: of some it may tell a shape alone."""
+        arrays = self._arrays.values()
+        return sum(min(array.nbytes, array.id.get_storage_size() * _MOST_DEFLATED) for array in arrays)
 
     def attribute(self, group: str, name: str) -> Any:
         """Return an attribute of a group of the only file; of several with numbers the list of all, as Keras splits it.

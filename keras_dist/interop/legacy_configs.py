@@ -47,7 +47,7 @@ def legacy_model(config: Any) -> Any:
     if not isinstance(config, Mapping):
         return config
     class_name, inner = config.get("class_name"), config.get("config")
-    if is_graph(inner):
+    if isinstance(inner, Mapping) and is_graph(inner):
         config = {**config, "config": _numbered(inner)}
     found = {key: legacy_model(value) for key, value in config.items()}
     if not isinstance(class_name, str) or not isinstance(inner, Mapping):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from keras_dist import _jax
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
     CheckpointError,
     ConfigError,
@@ -29,6 +33,7 @@ from keras_dist.interop.legacy_configs import legacy_compile, legacy_document, l
 from keras_dist.interop.legacy_h5 import legacy_slots
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
+from keras_dist.models.initialization import weights_checked
 from keras_dist.models.keras_weights import (
     Contents,
     contents_of,
@@ -48,6 +53,10 @@ if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
 
 
+_FEW_BYTES, _MOST_WIDENED = 2**28, 8
+"""What may be created of weights that a file does not hold, and how many times as wide as there they may be."""
+
+
 def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     """The path of a file of Keras that holds a whole model; None for others, and for a folder of that name."""
     if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(KERAS_SUFFIX):
@@ -57,9 +66,9 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
 
 
 def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file in which Keras 2 keeps a model; None for others."""
+    """The path of a file in which Keras 2 keeps a model, which need not exist; None for others, and for folders."""
     is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
-    return pathlib.Path(filepath) if is_path and os.path.isfile(filepath) else None
+    return pathlib.Path(filepath) if is_path and not os.path.isdir(filepath) else None
 
 
 def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
@@ -111,14 +120,15 @@ def load_keras(
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
-        with reading(path), _policy(own.get("policy")):
+        with reading(path):
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
+        reader = archive.arrays()
+        with reading(path), _policy(own.get("policy")), weights_checked(functools.partial(_check_bytes, reader)):
             model = _made(config, model_class)
             session = model._with_weights()
             if compile and compiled:
                 model.compile_from_config(compiled)
-        reader = archive.arrays()
         with session.cell.lock:
             contents = contents_of(model, session)
             set_contents(model.name, session, contents, reader, strict=True)
@@ -148,19 +158,31 @@ def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, co
                 fix="make the model in code, and then model.load_weights(path)",
             )
         training = legacy_document(reader, "training_config") if compile else None
-        with reading(path):
+        with reading(path), weights_checked(functools.partial(_check_bytes, reader)):
             config = from_keras(legacy_model(config), custom_objects)
             compiled = None if training is None else from_keras(legacy_compile(training), custom_objects)
             check_no_code([config, compiled])
             model = _made(config, model_class)
             if compiled is not None:
                 model.compile_from_config(compiled)
-        session = model._with_weights()
+            session = model._with_weights()
         with session.cell.lock:
             contents = Contents(legacy_slots(reader, model.name, model.layers))
             set_contents(model.name, session, contents, reader, strict=True)
             set_optimizer(session, stored_optimizer(session), reader)
     return model
+
+
+def _check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
+    """Check that a model is about as large as what a file holds, before any of it is created."""
+    wanted = sum(math.prod(spec.shape) * _jax.itemsize(spec.dtype) for spec in specs)
+    if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
+        raise ConfigError(
+            "the config describes a model that is larger than what is in the file",
+            given=f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}",
+            expected="a config of the model whose weights are in the file",
+            fix="write it again with model.save; or make the model in code, and then model.load_weights(path)",
+        )
 
 
 def _made(config: Any, model_class: type) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+from keras_dist.interop.keras_configs import to_keras
 
 X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
 
@@ -71,6 +72,13 @@ def test_calls_of_models_are_told_apart_at_outputs(keras, tmp_path):
     for model in models:
         for one, other in zip(model.predict(x, verbose=0), expected, strict=True):
             np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+
+
+def test_functions_go_by_their_registered_names():
+    """Keras looks a function up by what stands under `config`."""
+    written = {"module": "mine", "class_name": "function", "config": "loss", "registered_name": "my>loss"}
+    theirs = {"module": "builtins", "class_name": "function", "config": "my>loss", "registered_name": "function"}
+    assert to_keras(written) == theirs
 
 
 def subclassed(k):

@@ -144,6 +144,26 @@ def test_shapes_are_compared_before_anything_is_read(tmp_path):
         dense(kd).load_weights(path)
 
 
+def test_a_config_of_a_larger_model_creates_nothing(tmp_path):
+    dense(kd).save(tmp_path / "m.keras")
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(members["config.json"])
+    config["config"]["layers"][-1]["config"]["units"] = 2**30
+    members |= {"config.json": json.dumps(config).encode(), "metadata.json": b"{}"}
+    with zipfile.ZipFile(tmp_path / "m.keras", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(kd.errors.ConfigError, match="larger than what is in the file"):
+        kd.models.load_model(tmp_path / "m.keras")
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.hdf5"])
+def test_a_file_that_is_not_there(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=name):
+        kd.models.load_model(tmp_path / name)
+
+
 @pytest.mark.parametrize("content", [b"", b"no file of HDF5", b"\x89HDF\r\n\x1a\n" + bytes(64)])
 def test_damaged_files(tmp_path, content):
     for name in ("w.weights.h5", "w.weights.json", "w.keras"):
