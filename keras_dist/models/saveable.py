@@ -26,9 +26,9 @@ from keras_dist.models.keras_files import archive_path, save_keras
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
 from keras_dist.models.saving import copied, reduced, restore, save, snapshot
+from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
-from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.weights_files import (
     LoadReport,
     check_no_rules,
