@@ -99,17 +99,17 @@ def _parts_of(optimizer: Any, paths: Sequence[str]) -> Iterator[tuple[Any, list[
 def _unused(optimizer: Any) -> list[Slot]:
     """Return what Keras keeps of an optimizer that updates nothing: no steps, and its rate."""
     steps, rate = Slot("", computed=lambda: np.zeros((), np.int32)), optimizer._rate
-    return [steps] if callable(rate) else [steps, Slot("", computed=lambda: np.float32(rate))]
+    return [steps] if callable(rate) else [steps, Slot("", computed=lambda: np.asarray(rate, np.float32))]
 
 
 def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what follows from the steps taken, as a handle and its value: counts of updates, the rate of a schedule."""
     held = optimizer.inner_optimizer if isinstance(optimizer, optimizers.LossScaleOptimizer) else optimizer
-    several = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
+    several: list[Any] = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
     for inner in several:
         if getattr(inner, "_model", None) is None and inner is not held:
             continue  # updates nothing
-        state: Any = inner._state
+        state = inner._state
         steps = int(state.inner.iterations)
         for handle in jax.tree.leaves(state.inner.slots, is_leaf=_is_variable):
             if handle.name == "count":
