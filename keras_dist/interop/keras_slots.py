@@ -84,27 +84,28 @@ def stored_slots(optimizer: Any, paths: Sequence[str], prefix: str) -> list[Slot
         for inner, own in _parts_of(optimizer, paths):
             kind = snake_case(type(inner).__name__)
             counts[kind] = count = counts.get(kind, -1) + 1
-            named += (
-                stored_slots(
-                    inner, own, f"{prefix}/optimizers/{kind}_{count}" if count else f"{prefix}/optimizers/{kind}"
-                )
-                or []
-            )
+            name = f"{prefix}/optimizers/{kind}_{count}" if count else f"{prefix}/optimizers/{kind}"
+            slots = (_slots(inner, inner._state, own) or []) if own else _unused(inner)
+            named += [dataclasses.replace(slot, name=f"{name}/vars/{number}") for number, slot in enumerate(slots)]
     return named
 
 
 def _parts_of(optimizer: Any, paths: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
-    """Yield the optimizers of a `MultiOptimizer` that update variables, each with the paths of these."""
+    """Yield the optimizers of a `MultiOptimizer`, each with the paths of the variables that it updates."""
     for key, inner in enumerate(optimizer.optimizers):
-        own = [path for path in paths if optimizer._chosen.get(path) == str(key)]
-        if own:
-            yield inner, own
+        yield inner, [path for path in paths if optimizer._chosen.get(path) == str(key)]
+
+
+def _unused(optimizer: Any) -> list[Slot]:
+    """Return what Keras keeps of an optimizer that updates nothing: no steps, and its rate."""
+    steps, rate = Slot("", computed=lambda: np.zeros((), np.int32)), optimizer._rate
+    return [steps] if callable(rate) else [steps, Slot("", computed=lambda: np.asarray(rate, np.float32))]
 
 
 def derived(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what follows from the steps taken, as a handle and its value: counts of updates, the rate of a schedule."""
     held = optimizer.inner_optimizer if isinstance(optimizer, optimizers.LossScaleOptimizer) else optimizer
-    several = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
+    several: list[Any] = held.optimizers if isinstance(held, optimizers.MultiOptimizer) else [held]
     for inner in several:
         if getattr(inner, "_model", None) is None and inner is not held:
             continue  # updates nothing
@@ -130,7 +131,7 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
         ]
         return [*own, Slot("", state.step_counter), Slot("", state.dynamic_scale), *found]
     if isinstance(optimizer, optimizers.MultiOptimizer):
-        parts = [(_slots(one, one._state, own)) for one, own in _parts_of(optimizer, paths)]
+        parts = [_slots(one, one._state, own) if own else _unused(one) for one, own in _parts_of(optimizer, paths)]
         if any(part is None for part in parts):
             return None
         unused = Slot("", computed=lambda: np.zeros((), np.float32))  # a rate that nobody reads

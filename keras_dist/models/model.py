@@ -242,6 +242,13 @@ class Model(Saveable):
             return [*input_layers(self.input), *layers_in(self._members)]
         return layers_in(self)
 
+    @property
+    def operations(self) -> list[Any]:
+        """Of a functional model the inputs, layers and operations of its graph in order; else the layers."""
+        if self._graph is None:
+            return list(self.layers)
+        return [step.operation for step in self._graph.steps]
+
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
         """Return the layer with this name, or at this index of `layers`.
 

@@ -26,6 +26,7 @@ from keras_dist.models.keras_files import archive_path, save_keras
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
 from keras_dist.models.saving import copied, documents_of, reduced, restore, save, snapshot
+from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
 from keras_dist.models.weights_files import (
@@ -41,6 +42,33 @@ from keras_dist.saving import custom_object_scope, deserialize_keras_object, ser
 
 class Saveable(Trainer):
     """The methods of `Model` that save, load, export and copy."""
+
+    def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
+        """Return the values of all variables, as nested dicts by the names in their paths.
+
+        Args:
+            value_format: `"backend_tensor"` for arrays of JAX, `"numpy_array"` for arrays on the host.
+
+        Returns:
+            A dict with `"trainable_variables"`, `"non_trainable_variables"`, `"optimizer_variables"` and
+            `"metrics_variables"`.
+
+        Raises:
+            ModelError: two variables of a kind have the same path, or `value_format` is none of these.
+        """
+        return state_tree_of(self, value_format)
+
+    def set_state_tree(self, state_tree: Mapping[str, Any]) -> None:
+        """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
+
+        Args:
+            state_tree: kinds of variables, and below them values by paths; what it leaves out stays as it is, and
+                paths that the model does not have count for nothing.
+
+        Raises:
+            ModelError: it names another kind.
+        """
+        set_state_tree_of(self, state_tree)
 
     def save_weights(
         self,

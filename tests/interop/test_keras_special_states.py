@@ -64,7 +64,12 @@ def multi(kit):
     return kit.optimizers.MultiOptimizer(kit.optimizers.OptimizerMap(kit.optimizers.SGD(0.1, momentum=0.9), rules))
 
 
-@pytest.mark.parametrize("optimizer", [schedule_free, multi])
+def multi_of_one(kit):
+    rules = {".*": kit.optimizers.Adam(0.01)}
+    return kit.optimizers.MultiOptimizer(kit.optimizers.OptimizerMap(kit.optimizers.SGD(0.1), rules))
+
+
+@pytest.mark.parametrize("optimizer", [schedule_free, multi, multi_of_one])
 def test_the_state_of_optimizers_goes_both_ways(keras, tmp_path, optimizer):
     ours = trained(kd, optimizer(kd))
     ours.save(tmp_path / "ours.keras")

@@ -233,7 +233,6 @@ INSTEAD = {
     "optimizers.Optimizer.load_own_variables": "`optimizer.set_weights`",
     "optimizers.Optimizer.save_own_variables": "`optimizer.variables`",
     "optimizers.Optimizer.update_step": "`transformation`, and `update` of optax",
-    "Model.*_state_tree": "`model.state`, `model.get_weights`, `model.set_weights`",
 }
 """What to use in place of names and namespaces that are not here."""
 

@@ -1,0 +1,73 @@
+"""The variables of a model, of its optimizer and of its metrics as nested dicts by their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flax import traverse_util
+
+from keras_dist.errors import ModelError, shorten
+
+_KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
+    """The variables of one kind, with their paths: below the name of the optimizer or metric that has them."""
+    if kind == "metrics_variables":
+        return [(f"{metric.name}/{one.name}", one) for metric in model.metrics for one in metric.variables]
+    if kind != "optimizer_variables":
+        return [(one.path, one) for one in getattr(model, kind)]
+    optimizer = model.optimizer
+    return [] if optimizer is None else [(_path_in(optimizer.name, one.path), one) for one in optimizer.variables]
+
+
+def _path_in(optimizer: str, path: str) -> str:
+    """The path of an array of an optimizer, as far as Keras's names go."""
+    inner = path.removeprefix("optimizer/").removeprefix("inner/")
+    return f"{optimizer}/{'iteration' if inner == 'iterations' else inner}"
+
+
+def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
+    """What `Model.get_state_tree` returns."""
+    if value_format not in ("backend_tensor", "numpy_array"):
+        raise ModelError(
+            "get_state_tree: invalid `value_format` argument",
+            given=shorten(value_format),
+            expected='"backend_tensor" or "numpy_array"',
+            fix="leave it out for arrays of JAX",
+        )
+    return {kind: _nested(variables_of(model, kind), value_format == "numpy_array") for kind in _KINDS}
+
+
+def set_state_tree_of(model: Any, state_tree: Mapping[str, Any]) -> None:
+    """Set the variables whose paths are in nested dicts, as `Model.set_state_tree`; other paths are passed over."""
+    unknown = [kind for kind in state_tree if kind not in _KINDS]
+    if unknown:
+        raise ModelError(
+            "set_state_tree: unknown variable name",
+            given=", ".join(map(repr, unknown)),
+            expected=", ".join(_KINDS),
+            fix="take the form that get_state_tree() returns",
+        )
+    for kind, tree in state_tree.items():
+        values = traverse_util.flatten_dict(tree, sep="/")
+        for path, variable in variables_of(model, kind):
+            if path in values:
+                variable.assign(values[path])
+
+
+def _nested(variables: Iterable[tuple[str, Any]], is_numpy: bool) -> dict[str, Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for path, variable in variables:
+        parts = tuple(path.split("/"))
+        if parts in flat:
+            raise ModelError(
+                f"The following variable path is found twice in the model: {path!r}",
+                given="two variables of one path",
+                expected="unique paths",
+                fix="give layers and metrics names of their own",
+            )
+        flat[parts] = np.asarray(variable.value) if is_numpy else variable.value
+    return traverse_util.unflatten_dict(flat)
