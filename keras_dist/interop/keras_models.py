@@ -65,6 +65,11 @@ class KerasModel:
         """The paths of the variables, in Keras's order."""
         return list(map(_paths.join, self.places))
 
+    @property
+    def output_names(self) -> list[str] | None:
+        """The names of the outputs of a functional model; None for other models."""
+        return getattr(self.model, "output_names", None)
+
     def module(self) -> KerasVariables:
         """The variables as an NNX module, with the values that the Keras model has."""
         weights = {id(variable) for layer in _layers_in(self.model) for variable in layer._trainable_variables}

@@ -308,6 +308,13 @@ def traced_outputs(operation: Layer | Operation, args: tuple[Any, ...], kwargs: 
     first = second = _traced(operation, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
         second = _traced(operation, call, tensors, shape_tracing.SIZES[1])
+    if jax.tree.structure(first) != jax.tree.structure(second):
+        raise ModelError(
+            f"{operation.name!r} gives as many outputs as a dim of unknown size has entries",
+            given=f"{[tensor.shape for tensor in tensors]}",
+            expected="a number of outputs that does not depend on the batch, or on what else is None",
+            fix="another axis, or an Input with batch_size=",
+        )
     outputs, masks = jax.tree.map(_between, first, second)
     for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
         tensor.mask = mask

@@ -279,8 +279,10 @@ class Model(Saveable):
     def output_names(self) -> list[str] | None:
         """The names of the layers that compute the outputs of a functional model; None for other models.
 
-        If the outputs are a dict, its keys name losses and metrics instead.
+        If the outputs are a dict, its keys name losses and metrics instead. A functional model of Keras has its own.
         """
+        if self._outside.keras_model is not None:
+            return self._outside.keras_model.output_names
         return list(self._graph.output_names) if self._graph is not None else None
 
     @property

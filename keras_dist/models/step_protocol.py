@@ -398,7 +398,7 @@ def _takes(step: Any, count: int) -> bool:
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return count == 2
     needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    return len(needed) == count
+    return len(needed) == count and not any(one.kind is one.KEYWORD_ONLY for one in needed)
 
 
 def _wrong_form(model: KerasSteps, mode: str, step: Any) -> ModelError:

@@ -160,7 +160,10 @@ class CompiledSteps:
                 accumulators[name] = accumulator_of(name, found)
 
         with _noting(batch):
-            traced_in(self._distribution, batch.rows, lambda: jax.eval_shape(trace, state, batch.arrays))
+            run = (
+                functools.partial(jax.eval_shape, trace) if self._options.jit else trace
+            )  # eager steps may read values
+            traced_in(self._distribution, batch.rows, lambda: run(state, batch.arrays))
         return accumulators
 
     def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:

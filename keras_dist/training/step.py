@@ -247,5 +247,7 @@ def check_state(step: str, before: TrainState, after: TrainState) -> None:
                 f"{step} changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
                 given=f"{jnp.shape(new)} {jnp.result_type(new)}",
                 expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
-                fix="cast the new value to the dtype of the old one",
+                fix="cast the new value to the dtype of the old one"
+                if jnp.shape(old) == jnp.shape(new)
+                else "return a new value of the shape that the old one has, and each list in its order",
             )

@@ -182,7 +182,7 @@ class ProtocolStep:
         ]
         new = tree.unflatten(leaves)
         check_state(f"{self._mode}_step", state, new)
-        return {name: jnp.asarray(value_of(value)) for name, value in logs.items()}, new, metrics_after
+        return {name: self._logged(name, value) for name, value in logs.items()}, new, metrics_after
 
     def _places(self, state: TrainState) -> tuple[tuple[list[int], list[int]], list[int], list[Any], Any]:
         """The places of trained and other variables and of slots among the leaves of a state; these, and their tree."""
@@ -223,6 +223,20 @@ class ProtocolStep:
         if not isinstance(logs, Mapping) or not isinstance(after, tuple | list) or len(after) != len(parts):
             raise self._wrong_return(returned, expected)
         return logs, tuple(after)
+
+    def _logged(self, name: Any, value: Any) -> jax.Array:
+        """What is logged under a name, as an array."""
+        try:
+            if isinstance(name, str):
+                return jnp.asarray(value_of(value))
+        except (TypeError, ValueError):
+            pass
+        raise ModelError(
+            f"{self._mode}_step logs what is no number under a name",
+            given=f"logs[{name!r}] = {shorten(value)}",
+            expected="strings as names, and numbers or arrays as values",
+            fix="log the parts of a dict or list under names of their own, and leave out what is None",
+        )
 
     def _wrong_return(self, returned: Any, expected: str) -> ModelError:
         return ModelError(

@@ -230,7 +230,9 @@ def test_the_form_of_other_backends_is_refused_and_that_of_jax_shown(name: str) 
         (lambda self, state, data: ({}, state[:3]), "did not return what Keras expects"),
         (lambda self, state, data: ({}, ([], *state[1:])), "another number of trainable_variables"),
         (lambda self, state, data: ({}, (*state[:3], [])), "another number of metrics_variables"),
-        (lambda self, state, data: ({}, ([v[:1] for v in state[0]], *state[1:])), "changed the shape or dtype"),
+        (lambda self, state, data: ({}, ([v[:1] for v in state[0]], *state[1:])), "of the shape that the old one has"),
+        (lambda self, state, data: ({"a": None}, state), r"logs what is no number[^$]*logs\['a'\] = None"),
+        (lambda self, state, data: ({1: 2.0}, state), r"logs what is no number[^$]*logs\[1\] = 2.0"),
     ],
 )
 def test_what_is_no_state_is_refused(step: Any, message: str) -> None:
@@ -238,6 +240,23 @@ def test_what_is_no_state_is_refused(step: Any, message: str) -> None:
     model.compile("sgd", "mse")
     with pytest.raises(ModelError, match=message):
         model.fit(X, np.zeros((22, 4)), verbose=0)
+
+
+def test_what_must_be_given_by_name_is_no_argument_of_a_step() -> None:
+    model = tagging(type("Other", (kd.Model,), {"train_step": lambda self, state, data, *, flag: ({}, state)}))
+    with pytest.raises(ModelError, match="has not the form of Keras on JAX"):
+        model.compile("sgd", "mse")
+
+
+def test_eager_steps_may_read_values() -> None:
+    def read(self: Any, state: Any, data: Any) -> Any:
+        return {"total": float(data[0].sum())}, state
+
+    model = tagging(type("Reading", (kd.Model,), {"train_step": read, "test_step": read}))
+    model.compile("sgd", "mse", run_eagerly=True)
+    history = model.fit(X, np.zeros((22, 4)), batch_size=22, verbose=0).history
+    assert history["total"] == [pytest.approx(X.sum(), rel=1e-5)]
+    assert model.evaluate(X, np.zeros((22, 4)), batch_size=22, verbose=0) == pytest.approx(X.sum(), rel=1e-5)
 
 
 def test_what_is_frozen_after_compile_asks_for_another_compile() -> None:
