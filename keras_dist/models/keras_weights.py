@@ -27,6 +27,7 @@ from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
+from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.models.saving import OVERWRITE, check_free, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
@@ -74,7 +75,11 @@ def contents_of(model: Any, session: Session) -> Contents:
     ]
     kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
-    return Contents(found + beside, hooks.found, hooks.with_assets)
+    merged = merged_weights(model, session)  # as in Keras the sum, and no factors
+    factors = factor_paths(merged)
+    slots = [slot for slot in found + beside if slot.variable.path not in factors]
+    slots = [dataclasses.replace(slot, variable=merged.get(slot.variable.path, slot.variable)) for slot in slots]
+    return Contents(slots, hooks.found, hooks.with_assets)
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -271,6 +276,9 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
     variable = slot.variable
+    if isinstance(variable, MergedWeight):
+        variable.forget()
+        variable = variable.weight
     if isinstance(variable, ModelVariable) and variable._cell is session.cell:
         _set_place(session, variable._place, reader, name, slot)
     else:
