@@ -70,8 +70,25 @@ _PLACES = {
 _CALLED = {
     *("a", "array", "b", "condition", "inputs", "indices", "key", "operands", "q", "sorted_sequence", "updates"),
     *("values", "weights", "x", "x1", "x2", "x3", "xs", "y"),
+    *("atol", "bias", "choicelist", "condlist", "constant_values", "coordinates", "data", "default", "end_points"),
+    *("images", "kernel", "depthwise_kernel", "pointwise_kernel", "mask", "mean", "output", "output_length"),
+    *("predictions", "query", "rtol", "scale", "segment_ids", "start", "start_indices", "start_points", "step", "stop"),
+    *("target", "target_length", "targets", "transform", "translation", "value", "variable", "variance"),
+    *("output_shape", "abs_", "angle", "beta", "gamma", "image1", "image2", "sequence_lengths"),
 }
 """The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""
+
+_OTHERWISE = {
+    "allclose": {"atol", "rtol"},
+    "batch_normalization": {"offset"},
+    "bincount": {"weights"},
+    "digitize": {"bins"},
+    "full": {"fill_value"},
+    "full_like": {"fill_value"},
+    "squareplus": {"b"},
+    "trapezoid": {"x"},
+}
+"""The parameters with which it is the other way round, by operations."""
 
 _METHODS = {"reshape": ("x", "newshape"), "round": ("x", "decimals"), "squeeze": ("x", "axis")}
 """The parameters of the methods of symbolic tensors, as Keras calls them."""
@@ -86,15 +103,16 @@ def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operation in a config, as it is written here, as Keras writes it."""
     ours: str = entry["config"]["name"]
     name: str = _IN_KERAS.get(ours, ours)
+    called = _CALLED ^ _OTHERWISE.get(ours, set())
     module, class_name = _PLACES.get(name, ("numpy", "".join(part.capitalize() for part in name.split("_"))))
     config: dict[str, Any] = {"name": entry["name"]}
     nodes = []
     for node in entry["inbound_nodes"]:
         names = _parameters(ours, len(node["args"]))
         given = [(names[place], value) for place, value in enumerate(node["args"])]
-        config |= {key: value for key, value in [*given, *node["kwargs"].items()] if key not in _CALLED}
-        args = [value for key, value in given if key in _CALLED]
-        nodes.append({"args": args, "kwargs": {k: v for k, v in node["kwargs"].items() if k in _CALLED}})
+        config |= {key: value for key, value in [*given, *node["kwargs"].items()] if key not in called}
+        args = [value for key, value in given if key in called]
+        nodes.append({"args": args, "kwargs": {k: v for k, v in node["kwargs"].items() if k in called}})
     return {
         "module": f"{_OPS}{module}",
         "class_name": class_name,
@@ -118,7 +136,9 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     nodes = []
     for node in entry["inbound_nodes"]:
         args, kwargs = list(node["args"]), {**node["kwargs"]}
-        if len(options) == 1:
+        if [*options] == _parameters(name, 1):
+            args = [*options.values(), *args]
+        elif len(options) == 1:
             args += options.values()
         else:
             kwargs |= options
@@ -134,7 +154,10 @@ def _parameters(name: str, count: int) -> list[str]:
     if name in _METHODS:
         return [*_METHODS[name]][:count]
     try:
-        names = [*inspect.signature(OPERATIONS[name]).parameters]
+        parameters = inspect.signature(OPERATIONS[name]).parameters
+        names = [one for one in parameters if parameters[one].kind is not inspect.Parameter.VAR_KEYWORD]
+        if names and parameters[names[-1]].kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [names[-1]] * count
     except ValueError:
         names = []
     return (names + ["x"] * count)[:count] if name not in _IN_KERAS else ["x"] * count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import optax
 from flax import traverse_util
 
 from keras_dist import _paths
+from keras_dist._arguments import check_callable
 from keras_dist._patterns import pattern
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
@@ -39,7 +41,7 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
             it gives that of its path, an exact one first.
 
     Raises:
-        ModelError: a value is no `Optimizer`, or a key is there already.
+        ModelError: a value is no `Optimizer`, or a key is there already or no regular expression.
 
     Example:
         >>> from keras_dist import optimizers
@@ -92,6 +94,15 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
                 expected="a path or regular expression that is not there yet",
                 fix="delete the former entry first",
             )
+        try:
+            pattern(key)
+        except re.error as error:
+            raise ModelError(
+                f"OptimizerMap: {shorten(key)} is no regular expression",
+                given=f"{shorten(key)}: {error}",
+                expected='a path, or a regular expression for whole paths, such as "encoder/.*"',
+                fix=f"escape what is meant literally: {re.escape(key)!r}",
+            ) from error
         self._optimizer_map[key] = _checked(optimizer)
 
     def __delitem__(self, key: str) -> None:
@@ -149,7 +160,7 @@ class MultiOptimizer(Optimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(0.0, loss_scale_factor=loss_scale_factor, name=name)
-        self._map = optimizer_map
+        self._map = check_callable("optimizer_map", optimizer_map, "variable")
         self._all: list[Optimizer] = []
         if isinstance(optimizer_map, OptimizerMap):
             for optimizer in (*optimizer_map._optimizer_map.values(), optimizer_map.default_optimizer):

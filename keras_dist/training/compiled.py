@@ -145,7 +145,7 @@ class CompiledSteps:
     def accumulators(
         self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
     ) -> dict[str, Accumulator]:
-        """How to accumulate what a train or test step logs. Traces the step, and runs nothing."""
+        """How to accumulate what a train or test step logs. Traces the step; runs only one that may read values."""
         accumulators: dict[str, Accumulator] = {}
 
         def trace(state: TrainState, arrays: Any) -> None:
@@ -160,9 +160,11 @@ class CompiledSteps:
                 accumulators[name] = accumulator_of(name, found)
 
         with _noting(batch):
-            run = (
-                functools.partial(jax.eval_shape, trace) if self._options.jit else trace
-            )  # eager steps may read values
+            # steps of the user that are not compiled may read values
+            reads = isinstance(step, ProtocolStep) and not self._options.jit
+            given = jax.tree.leaves((state, batch.arrays))
+            reads = reads and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in given)
+            run = trace if reads else functools.partial(jax.eval_shape, trace)
             traced_in(self._distribution, batch.rows, lambda: run(state, batch.arrays))
         return accumulators
 

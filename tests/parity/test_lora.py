@@ -100,6 +100,18 @@ def test_a_model_is_trained_as_keras_trains_it_where_its_kernels_live(keras, tmp
     assert kernel is ours.layers[0].kernel
     assert not kernel.trainable
 
+    ours.save(tmp_path / "ours.keras")
+    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "ours.keras").predict(x), ours.predict(x), atol=1e-5)
+    again = kd.models.load_model(tmp_path / "ours.keras")
+    for mine, other in zip(again.weights, ours.weights, strict=True):
+        np.testing.assert_allclose(mine.numpy(), other.numpy(), atol=1e-7, err_msg=mine.path)  # not merged
+    theirs.save(tmp_path / "theirs.keras")
+    np.testing.assert_allclose(kd.models.load_model(tmp_path / "theirs.keras").predict(x), ours.predict(x), atol=1e-5)
+    ours.save_weights(tmp_path / "merged.weights.h5")
+    plain = placed()
+    plain.load_weights(tmp_path / "merged.weights.h5")
+    np.testing.assert_allclose(plain.predict(x, verbose=0), ours.predict(x, verbose=0), atol=TOLERANCE)
+
     path = tmp_path / "merged.safetensors"
     ours.save_weights(path)
     plain = placed()
