@@ -16,6 +16,7 @@ from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.output_shapes import is_shape
+from keras_dist.random.seeds import key_of
 
 
 class JaxLayer(Layer):
@@ -117,7 +118,7 @@ class JaxLayer(Layer):
 
     def call_keys(self, training: bool) -> PyTree:
         """Return the `rng` of `call_fn`."""
-        return random.seeds.key_of(self.seed_generator) if training else None
+        return key_of(self.seed_generator) if training else None
 
     def _first_values(self, input_shape: PyTree) -> tuple[PyTree, PyTree]:
         if self.init_fn is None:
@@ -235,7 +236,7 @@ class FlaxLayer(JaxLayer):
 
     def call_keys(self, training: bool) -> PyTree:
         """Return a key of the stream `dropout`, in training."""
-        return {"dropout": random.seeds.key_of(self.seed_generator)} if training else {}
+        return {"dropout": key_of(self.seed_generator)} if training else {}
 
 
 def _in_two(variables: Mapping[str, Any]) -> tuple[PyTree, PyTree]:

@@ -76,8 +76,8 @@ def load_model(
         CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
             round; or its variables are not those that the factory makes, or that the config describes, which are not
             made then.
-        ConfigError: it mentions what is not known, or a lambda in `safe_mode`; or a file of Keras describes a model that
-            is far larger than the arrays in it.
+        ConfigError: it mentions what is not known, or a lambda in `safe_mode`; or a file of Keras describes a model
+            that is far larger than the arrays in it.
         LayoutError: the layout rules cannot be applied to it.
     """
     if distribution is not None:
