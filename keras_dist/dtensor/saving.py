@@ -19,6 +19,7 @@ from keras_dist.dtensor.layout import array_of, mesh_of
 from keras_dist.dtensor.tensors import fetch_layout, shown
 from keras_dist.dtensor.variable import Module
 from keras_dist.errors import CheckpointError, LayoutError, MeshError
+from keras_dist.optimizers import Optimizer
 from keras_dist.saving.buckets import folder_path
 
 _PLACE = "checkpoints/1"
@@ -197,6 +198,8 @@ def _variables_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for path, node in nnx.iter_graph(value):
             if isinstance(node, nnx.Variable):
                 yield "/".join([name, *map(str, path)]), node
+    elif isinstance(value, Optimizer) and not value.built:
+        return  # what it counts before there is a state is none of it
     elif isinstance(listed := getattr(value, "variables", None), list):  # of a model, an optimizer or a metric
         paths = [variable.path for variable in listed]
         for index, (variable, path) in enumerate(zip(listed, paths, strict=True)):

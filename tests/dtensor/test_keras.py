@@ -186,7 +186,7 @@ class TestPlaces:
         rules["feature"], rules["model.*"], rules["kernel"] = ["batch", None], ["batch"], ["batch"]
         with rules.scope():
             model = kd.Sequential(
-                [kd.layers.Dense(2, name="feature", use_bias=False), kd.layers.Reshape((2, 1))], "model"
+                [kd.layers.Dense(2, name="feature", use_bias=False), kd.layers.Reshape((2, 1))], name="model"
             )
         with pytest.warns(errors.LayoutWarning, match=r"2 layout rule.*\n.*'model\..*\n.*write 'feature.kernel', or"):
             model.build((None, 16))

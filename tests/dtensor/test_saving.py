@@ -10,7 +10,7 @@ import keras_dist as kd
 from keras_dist import dtensor
 from keras_dist.checkpoint import examine
 from keras_dist.dtensor import UNSHARDED, DTensorCheckpoint, DVariable, Layout
-from keras_dist.errors import CheckpointError, LayoutError, MeshError, ModelError
+from keras_dist.errors import CheckpointError, LayoutError, MeshError
 
 
 class Dense(dtensor.Module):
@@ -136,11 +136,9 @@ class TestErrors:
             assert error.value.fix
 
     def test_what_is_no_variable(self, mesh, tmp_path):
-        for value in (3, Mlp, [], np.ones(2)):
+        for value in (3, Mlp, [], np.ones(2), kd.optimizers.Adam()):
             with pytest.raises(CheckpointError, match="`thing` has no variables"):
                 DTensorCheckpoint(mesh, thing=value).save(tmp_path)
-        with pytest.raises(ModelError, match="which holds no variables"):
-            DTensorCheckpoint(mesh, thing=kd.optimizers.Adam()).restore(tmp_path)
         with pytest.raises(MeshError):
             DTensorCheckpoint("mesh", thing=DVariable(jnp.ones(2)))
         with pytest.raises(CheckpointError, match="`tensor_names`"):

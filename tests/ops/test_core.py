@@ -60,6 +60,7 @@ CASES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of limits and powers in Keras
 @properties
 @hypothesis.given(data=st.data())
 def test_gives_what_keras_gives(keras, data):

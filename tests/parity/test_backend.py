@@ -253,7 +253,7 @@ def test_batches_as_tuples():
         assert kd.utils.unpack_x_y_sample_weight(data) == keras.utils.unpack_x_y_sample_weight(data)
     for parts in ((1,), ([1],), (1, 2), (1, 2, 3)):
         assert kd.utils.pack_x_y_sample_weight(*parts) == keras.utils.pack_x_y_sample_weight(*parts)
-    with pytest.raises(ValueError, match="4 parts"):
+    with pytest.raises(ValueError, match="a tuple of 4"):
         kd.utils.unpack_x_y_sample_weight((1, 2, 3, 4))
 
 
