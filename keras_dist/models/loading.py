@@ -156,6 +156,8 @@ def save_weights(
         filepath: of a file or a folder, whose ending tells the format.
         overwrite: whether what is there is replaced.
         max_shard_size: in GB; more weights go to several files.
+
+    Source: `keras.saving.save_weights`.
     """
     model.save_weights(filepath, overwrite, max_shard_size)
 
@@ -170,6 +172,8 @@ def load_weights(
         filepath: of a file or a folder.
         skip_mismatch: whether what does not fit is left out.
         **options: further ones of `Model.load_weights`.
+
+    Source: `keras.saving.load_weights`.
     """
     return model.load_weights(filepath, skip_mismatch, **options)
 
