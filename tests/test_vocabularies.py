@@ -156,7 +156,7 @@ def test_other_names(package: Any, name: str, meant: str) -> None:
         (optimizers, optimizers.Adam()),
         (regularizers, Mean()),
         (regularizers, jnp.sum),
-        *[(package, None) for package in (constraints, initializers, losses, metrics, regularizers)],
+        *[(package, None) for package in (constraints, initializers, losses, metrics, optimizers, regularizers)],
     ],
     ids=short_id,
 )
@@ -261,7 +261,7 @@ NOT_KNOWN = {"class_name": "Nothing", "config": {}}
         (metrics, NOT_KNOWN, ConfigError, "'Nothing', which is not known"),
         (optimizers, "rmspop", UnknownNameError, r"unknown optimizer 'rmspop' \(did you mean 'rmsprop'"),
         (optimizers, optax.adam, ModelError, "neither a name nor an optax"),
-        (optimizers, None, ModelError, "neither a name nor an optax"),
+        (optimizers, 3, ModelError, "neither a name nor an optax"),
         (regularizers, "l3", UnknownNameError, r"unknown regularizer 'l3' \(did you mean 'l"),
         (regularizers, 0.01, ModelError, "cannot be called as regularizer"),
     ],

@@ -53,7 +53,8 @@ class LearningRate(float):
         return float, (float(self),)
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(float(np.float32(other)) if isinstance(other, float | int) else other)
+        is_number = isinstance(other, float | int | np.floating)
+        return bool(np.float32(self) == np.float32(other)) if is_number else super().__eq__(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
