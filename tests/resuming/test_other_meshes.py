@@ -394,7 +394,6 @@ class TestWhatDoesNotFit:
         assert sorted(path.name for path in interrupted.iterdir()) == ["step_00000002", "step_00000004"]
 
     def test_it_is_no_model(self, interrupted):
-        with pytest.raises(CheckpointError, match="state of a training"):
-            kd.models.load_model(interrupted / "step_00000004")
-        with pytest.raises(CheckpointError, match="manifest"):
-            kd.models.load_model(interrupted)
+        for path in (interrupted / "step_00000004", interrupted):  # of a directory the newest
+            with pytest.raises(CheckpointError, match=r"step_00000004.*state of a training"):
+                kd.models.load_model(path)
