@@ -50,7 +50,7 @@ class OrbaxCheckpoint(ModelCheckpoint):
         >>> model.compile("adam", loss="mse")
         >>> checkpoint = kd.callbacks.OrbaxCheckpoint(folder)
         >>> history = model.fit(np.ones((4, 3)), np.ones((4, 1)), epochs=2, verbose=0, callbacks=[checkpoint])
-        >>> kd.saving.load_model(folder).optimizer.iterations
+        >>> int(kd.saving.load_model(folder).optimizer.iterations)
         2
 
     Differs from Keras: states are named by steps, not by epochs, and hold arrays and JSON in a form of ours. Without a
