@@ -186,7 +186,7 @@ class ConvLSTM(RecurrentLayer):
     Args:
         filters: channels of the output.
         kernel_size: the window of the convolutions, in each spatial dim; one integer stands for all of them.
-        strides: steps of the convolution of the inputs, likewise.
+        strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
         padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
             `"channels_first"` for inputs (batch, time, channels, spatial dims).

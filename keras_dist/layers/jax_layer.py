@@ -31,7 +31,7 @@ class JaxLayer(Layer):
         init_fn: returns the first `params`; `(params, state)`, if `call_fn` takes a `state`. Its parameters are some of
             `rng`, `inputs` (ones) and `training`.
         params: the first parameters, in place of `init_fn`: any pytree of arrays.
-        state: the first state, likewise.
+        state: the first state, a pytree of arrays.
         seed: fixes the keys.
         native_serialization_platforms: unused.
         **kwargs: as of `Layer`.

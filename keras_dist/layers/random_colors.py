@@ -205,7 +205,7 @@ class Solarization(ColorLayer):
     Args:
         addition_factor: the least and the largest number that is added, as parts of 255; a number stands for 0 and
             itself.
-        threshold_factor: the least and the largest threshold, likewise.
+        threshold_factor: the least and the largest threshold: a pair, or the largest alone.
         value_range: the least and the largest value of pixels.
         seed: fixes the numbers; by default they follow from the model's seed.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
