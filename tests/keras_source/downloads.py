@@ -1,5 +1,7 @@
 """Small arrays in the place of what guides download, and of readers of other frameworks that they make batches with."""
 
+import itertools
+import math
 import os
 import pathlib
 import shutil
@@ -30,10 +32,10 @@ class Dataset:
 
     Args:
         batches: makes an iterator of what it holds.
-        length: how many there are.
+        length: how many there are; `math.inf` where there is no end.
     """
 
-    def __init__(self, batches: Callable[[], Iterator[Any]], length: int) -> None:
+    def __init__(self, batches: Callable[[], Iterator[Any]], length: float) -> None:
         self._batches, self._length = batches, length
 
     @classmethod
@@ -47,17 +49,25 @@ class Dataset:
         return self._batches()
 
     def __len__(self) -> int:
-        return self._length
+        if self._length == math.inf:
+            raise TypeError("the data set is infinite")
+        return int(self._length)
 
     def cardinality(self) -> int:
-        """How many there are."""
-        return self._length
+        """How many there are; -1 where there is no end."""
+        return -1 if self._length == math.inf else len(self)
 
     def shuffle(self, *args: Any, **kwargs: Any) -> "Dataset":
         """The same: nothing that guides print depends on the order."""
         return self
 
-    cache = prefetch = repeat = with_options = shuffle
+    cache = prefetch = with_options = shuffle
+
+    def repeat(self, count: int | None = None) -> "Dataset":
+        """So many times; without a number, or with -1, without end."""
+        if count is None or count < 0:
+            return type(self)(lambda: (one for _ in itertools.count() for one in self), math.inf)
+        return type(self)(lambda: (one for _ in range(count) for one in self), count * self._length)
 
     def batch(self, size: int, drop_remainder: bool = False) -> "Dataset":
         """Some rows each."""
@@ -72,19 +82,26 @@ class Dataset:
             if rows and not drop_remainder:
                 yield jax.tree.map(lambda *of: np.stack(of).view(Tensor), *rows)
 
-        return Dataset(batches, self._length // size if drop_remainder else -(-self._length // size))
+        length = self._length / size
+        return type(self)(
+            batches, length if length == math.inf else (math.floor if drop_remainder else math.ceil)(length)
+        )
 
     def map(self, function: Callable[..., Any], **kwargs: Any) -> "Dataset":
         """What a function gives for each."""
-        return Dataset(lambda: (function(*one) if isinstance(one, tuple) else function(one) for one in self), len(self))
+
+        def batches() -> Iterator[Any]:
+            return (function(*one) if isinstance(one, tuple) else function(one) for one in self)
+
+        return type(self)(batches, self._length)
 
     def take(self, count: int) -> "Dataset":
         """The first ones."""
-        return Dataset(lambda: (one for one, _ in zip(self, range(count), strict=False)), min(count, len(self)))
+        return type(self)(lambda: (one for one, _ in zip(self, range(count), strict=False)), min(count, self._length))
 
     def skip(self, count: int) -> "Dataset":
         """All but the first ones."""
-        return Dataset(lambda: (one for i, one in enumerate(self) if i >= count), max(len(self) - count, 0))
+        return type(self)(lambda: (one for i, one in enumerate(self) if i >= count), max(self._length - count, 0))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """As NumPy arrays."""

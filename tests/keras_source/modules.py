@@ -17,6 +17,9 @@ from tests.keras_source.names import Names
 PACKAGE = "as_keras"
 """What `keras` is called in rewritten sources; the installed one stays `keras`."""
 
+OTHERS = f"{PACKAGE}.others"
+"""The package of frameworks that are not installed: `tensorflow` is imported from it at the top of rewritten tests."""
+
 
 class InternalsError(Exception):
     """What a test uses is not part of Keras's interface."""
@@ -96,6 +99,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find(self, module: str, name: str) -> Any:
         """Return what a module of `as_keras` calls `name`."""
+        if module.startswith(f"{OTHERS}."):
+            return Absent(ModuleNotFoundError, f"No module named '{module.removeprefix(f'{OTHERS}.')}'")
         known = f"keras{module.removeprefix(PACKAGE)}"
         full = f"{known}.{name}"
         if full in self.stand_ins:

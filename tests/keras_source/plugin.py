@@ -4,13 +4,15 @@ import json
 import os
 import pathlib
 import signal
+import types
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 
 import keras_dist as kd
-from tests.keras_source import modules
+from tests.keras_source import distributions, modules
 from tests.keras_source.stand_ins import stand_ins
 
 REWRITTEN = pathlib.Path(os.environ["TRIAL_REWRITTEN"])
@@ -21,11 +23,20 @@ RAISES, WARNS = pytest.raises, pytest.warns
 # the words of errors and warnings are ours; their classes are Keras's
 pytest.raises = lambda *args, match=None, **kwargs: RAISES(*args, **kwargs)  # type: ignore[assignment]
 pytest.warns = lambda *args, match=None, **kwargs: WARNS(*args, **kwargs)  # type: ignore[assignment]
-modules.install(pathlib.Path(os.environ["TRIAL_SOURCE"]), REWRITTEN, stand_ins())
+TREE = {
+    "keras.src.tree.optree_impl": kd.tree,  # the tests of trees take modules
+    "keras.src.utils.module_utils.optree": types.SimpleNamespace(available=True),
+    "keras.src.utils.module_utils.dmtree": types.SimpleNamespace(available=False),
+}
+modules.install(
+    pathlib.Path(os.environ["TRIAL_SOURCE"]), REWRITTEN, {**stand_ins(), **TREE, **distributions.stand_ins()}
+)
+distributions.connect()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register Keras's marks."""
+    """Register Keras's marks, and start JAX as the import of Keras does: a test clears the environment."""
+    jax.devices()
     for mark in ("requires_trainable_backend", "multi_device", "skipif"):
         config.addinivalue_line("markers", f"{mark}: a mark of Keras")
 

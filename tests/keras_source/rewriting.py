@@ -4,7 +4,7 @@ import ast
 import functools
 import re
 
-from tests.keras_source.modules import PACKAGE
+from tests.keras_source.modules import OTHERS, PACKAGE
 
 CAUSES = ("tensorflow", "quantization", "internals", "failed")
 """Why a test did not pass, the first that is true; `failed` alone counts against keras_dist."""
@@ -12,16 +12,25 @@ CAUSES = ("tensorflow", "quantization", "internals", "failed")
 QUANTIZATION = re.compile(r"quanti[sz]|gptq|awq|float8|int4|AbsMax", re.IGNORECASE)
 TENSORFLOW = re.compile(
     r"No module named '(tensorflow|torch|tf2onnx|openvino|jax2tf|litert|ai_edge|tf_keras)|requires? (the )?"
-    r"`?(tensorflow|torch|litert|onnx)|keras\.src\.[\w.]*(tensorflow|torch|openvino)",
+    r"`?(tensorflow|torch|litert|onnx)|keras\.src\.[\w.]*(tensorflow|torch|openvino)|format='tf_saved_model'",
     re.IGNORECASE,
 )
+MOCKED = re.compile(r"AttributeError: .* does not have the attribute '")
+"""What `unittest.mock` says of a method that a test would replace, to see that Keras's own code calls it."""
+
 _IMPORT = re.compile(r"^(\s*(?:from|import)\s+)keras(?=[.\s])", re.MULTILINE)
 _BARE_IMPORT = re.compile(rf"^(\s*import {PACKAGE})(?=\s*(?:#.*)?$)", re.MULTILINE)
+_OTHER = re.compile(r"^(from|import) (?=(?:tensorflow|torch)\b)", re.MULTILINE)
+_BARE_OTHER = re.compile(rf"^(import {OTHERS}\.(\w+))(?=\s*(?:#.*)?$)", re.MULTILINE)
 _NAME_IN_TEXT = re.compile(r"(?<=[\"'])keras\.src(?=[.\"'])")
 
 
 def rewrite(source: str) -> str:
-    """Return a module's text with `as_keras` where it imports `keras`, or names `keras.src` in a string."""
+    """Return a module's text with `as_keras` where it imports `keras`, or names `keras.src` in a string.
+
+    What it imports of TensorFlow or torch for all of its tests fails in those that use it.
+    """
+    source = _BARE_OTHER.sub(r"\1 as \2", _OTHER.sub(rf"\1 {OTHERS}.", source))
     source = _IMPORT.sub(rf"\1{PACKAGE}", source)
     source = _BARE_IMPORT.sub(r"\1 as keras", source)
     return _NAME_IN_TEXT.sub(f"{PACKAGE}.src", source)
@@ -75,16 +84,15 @@ class Module:
         return tuple(seen)
 
     def private_names(self, name: str) -> set[str]:
-        """Attributes beginning with `_` that a test uses of objects whose classes are not in its module."""
-        return {
-            part.attr
-            for node in self.nodes_of(name)
-            for part in ast.walk(node)
-            if isinstance(part, ast.Attribute)
-            and part.attr.startswith("_")
-            and not part.attr.startswith("__")
-            and part.attr not in self.own
-        }
+        """Names beginning with `_` that a test uses, or replaces, in objects whose classes are not in its module."""
+        used = {_used(part) for node in self.nodes_of(name) for part in ast.walk(node)}
+        return {one for one in used if one.startswith("_") and not one.startswith("__") and one not in self.own}
+
+    def patches(self, name: str) -> bool:
+        """Whether a test puts a mock in the place of a function in Keras's modules."""
+        calls = (part for node in self.nodes_of(name) for part in ast.walk(node) if isinstance(part, ast.Call))
+        patched = (call.args[0] for call in calls if getattr(call.func, "attr", "") == "patch" and call.args)
+        return any(isinstance(name, ast.Constant) and "keras.src." in str(name.value) for name in patched)
 
     def mentions(self, name: str, pattern: re.Pattern[str]) -> bool:
         """Whether the body of a test, without what it calls, has a word that a pattern finds."""
@@ -107,9 +115,17 @@ def classify(file: str, name: str, error: str, tests: Module) -> str:
         return "quantization"
     if re.search(r"MissingError: keras\.(quantizers|.*(quanti|Quanti|GPTQ|AWQ))", error):
         return "quantization"
-    if "InternalsError" in error or tests.private_names(name):
+    if "InternalsError" in error or MOCKED.search(error) or tests.private_names(name) or tests.patches(name):
         return "internals"
     return "failed"
+
+
+def _used(node: ast.AST) -> str:
+    """The attribute that a part of a test uses: `x.attribute`, `hasattr(x, "attribute")`; `patch.object` sets it."""
+    functions = ("getattr", "hasattr", "patch.object")
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(functions) and len(node.args) > 1:
+        return str(getattr(node.args[1], "value", ""))
+    return getattr(node, "attr", "")
 
 
 def _is_self(node: ast.AST) -> bool:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 import keras_dist as kd
+from keras_dist.saving import registry
 from tests.keras_source import test_case
-from tests.keras_source.modules import PACKAGE
+from tests.keras_source.modules import PACKAGE, Absent
 
 
 def compute_output_spec(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,6 +111,15 @@ class Trainer(kd.Model):
     def __init__(self) -> None:
         """Do nothing: the layer is made already."""
 
+    @property
+    def layers(self) -> Any:
+        """What the test has assigned, which models do not allow, but layers do; else the layers."""
+        return vars(self).get("assigned", kd.Model.layers.fget(self))
+
+    @layers.setter
+    def layers(self, layers: Any) -> None:
+        self.assigned = layers
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         mixed = [base for base in cls.__bases__ if not issubclass(base, Trainer) and base is not kd.Layer]
         for base in mixed:
@@ -129,6 +139,18 @@ FILES = {
     "copy": shutil.copy,
     "File": open,
 }
+FILES_OF_MODELS = {
+    "load_model": kd.saving.load_model,
+    "load_weights_only": kd.saving.load_weights,
+    "save_model": lambda model, filepath, weights_format="h5", zipped=True: kd.saving.save_model(
+        model, filepath, zipped=zipped and None
+    ),
+    "save_weights_only": lambda model, filepath, max_shard_size=None, objects_to_skip=None: kd.saving.save_weights(
+        model, filepath, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip
+    ),
+}
+"""What `keras.saving` exports, by the names that tests of Keras call it inside of the library."""
+
 BACKEND = {
     "backend": lambda: "jax",
     "SUPPORTS_SPARSE_TENSORS": True,
@@ -163,7 +185,13 @@ def stand_ins() -> dict[str, Any]:
         "keras.backend.backend": BACKEND["backend"],
         "keras.config.backend": BACKEND["backend"],
         **{f"keras.src.utils.file_utils.{name}": value for name, value in FILES.items()},
+        **{
+            f"keras.src.utils.module_utils.{name}": Absent(ModuleNotFoundError, f"No module named '{name}'")
+            for name in ("tensorflow", "torch")
+        },
         "keras.src.models.functional.Functional": kd.Model,
+        "keras.src.saving.object_registration.GLOBAL_CUSTOM_NAMES": registry._names,
+        **{f"keras.src.saving.saving_lib.{name}": function for name, function in FILES_OF_MODELS.items()},
         "keras.src.backend.jax.trainer.JAXTrainer": Trainer,
         "keras.src.testing": testing,
         "keras.device": lambda name: contextlib.nullcontext(),

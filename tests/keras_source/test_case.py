@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,11 @@ class TestCase(parameterized.TestCase):
         """Check that an object made of another one's config has the same config, twice."""
         config = instance.get_config()
         wanted = as_json(config)
-        # a class of a test is handed over: modules that a config names are not imported
-        with kd.saving.custom_object_scope({type(instance).__name__: type(instance), **(custom_objects or {})}):
+        # classes of a test are handed over: modules that a config names are not imported
+        own = vars(sys.modules[type(self).__module__]).items()
+        known = {name: value for name, value in own if getattr(value, "__module__", "") == type(self).__module__}
+        known |= {type(instance).__name__: type(instance), **(custom_objects or {})}
+        with kd.saving.custom_object_scope(known):
             self.assertEqual(as_json(type(instance).from_config(config).get_config()), wanted)
             saved = json.loads(json.dumps(kd.saving.serialize_keras_object(instance)))
             revived = kd.saving.deserialize_keras_object(saved)

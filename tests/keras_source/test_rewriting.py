@@ -3,15 +3,20 @@
 import pathlib
 import sys
 import textwrap
+import types
 
+import numpy as np
 import pytest
 
 import keras_dist as kd
+from tests.keras_source import distributions
 from tests.keras_source.cells import blocks_of, cells_of, complete, shrunk, swapped
+from tests.keras_source.downloads import Dataset
 from tests.keras_source.modules import PACKAGE, Absent, Finder, InternalsError, MissingError
 from tests.keras_source.names import Names
+from tests.keras_source.processes import worst
 from tests.keras_source.rewriting import Module, classify, rewrite
-from tests.keras_source.unit_tests import last_line, table
+from tests.keras_source.unit_tests import all_tests, chosen, last_line, main, table
 
 TESTS = """
 from keras.src import layers
@@ -33,11 +38,26 @@ class DenseTest:
     def test_private(self):
         self.helper()
 
+    def test_replaced(self):
+        with mock.patch.object(layers.Dense(1), "_value", 1):
+            pass
+
+    def test_asked(self):
+        assert hasattr(layers.Dense(1), "_value")
+
     def test_as_int8(self):
         layers.Dense(1).quantize("int8")
 
     def test_cast_int8(self):
         layers.Dense(1, dtype="int8")
+
+    def test_mocked(self):
+        with mock.patch("keras.src.backend.common.remat.remat"):
+            layers.Dense(1)
+
+    def test_mocked_elsewhere(self):
+        with mock.patch("requests.post"):
+            layers.Dense(1)
 """
 
 
@@ -108,6 +128,7 @@ def test_modules_have_what_keras_dist_exports(checkout: pathlib.Path, monkeypatc
             rewrite("from keras.src.layers import Dense\nfrom keras.src.layers.dense import helper, NotThere"),
             namespace,
         )
+        exec(rewrite("from tensorflow import data\nimport tensorflow.summary as summary\nimport torch"), namespace)
         exec(rewrite("from keras.src.layers import hidden as internal\nimport keras\nlayers = keras.layers"), namespace)
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
@@ -115,6 +136,10 @@ def test_modules_have_what_keras_dist_exports(checkout: pathlib.Path, monkeypatc
     assert namespace["Dense"] is kd.layers.Dense
     assert namespace["layers"] is kd.layers
     assert namespace["helper"] == "a stand-in"
+    with pytest.raises(ModuleNotFoundError, match="No module named 'tensorflow'"):
+        namespace["data"].Dataset  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match="No module named 'torch'"):
+        namespace["torch"].ones(1)  # type: ignore[attr-defined]
     with pytest.raises(MissingError, match=r"keras\.layers\.NotThere"):
         namespace["NotThere"](1)  # type: ignore[operator]
     with pytest.raises(InternalsError, match="hidden is not exported"):
@@ -133,8 +158,15 @@ def test_what_is_absent_may_be_imported_and_looked_at() -> None:
     [
         ("test_public", "E  AssertionError: 1 != 2", "failed"),
         ("test_public", "E  ModuleNotFoundError: No module named 'tensorflow'", "tensorflow"),
+        ("test_public", "E    given:    format='tf_saved_model'", "tensorflow"),
         ("test_public", "E  tests.keras_source.modules.InternalsError: keras.src.x", "internals"),
         ("test_private", "E  AssertionError", "internals"),
+        ("test_public", "E  AttributeError: <Adam> does not have the attribute 'assign'", "internals"),
+        ("test_public", "E  AttributeError: 'Adam' object has no attribute 'assign'", "failed"),
+        ("test_mocked", "E  AssertionError", "internals"),
+        ("test_mocked_elsewhere", "E  AssertionError", "failed"),
+        ("test_replaced", "E  AssertionError", "internals"),
+        ("test_asked", "E  AssertionError", "internals"),
         ("test_as_int8", "E  AssertionError", "quantization"),
         ("test_cast_int8", "E  AssertionError", "failed"),
     ],
@@ -143,7 +175,7 @@ def test_failures_have_a_cause(name: str, error: str, cause: str) -> None:
     tests = Module(TESTS)
     assert classify("layers/dense_test.py", f"DenseTest::{name}", error, tests) == cause
     assert classify("quantizers/a_test.py", f"DenseTest::{name}", "E  AssertionError", tests) == "quantization"
-    assert tests.count() == 4
+    assert tests.count() == 8
 
 
 def test_the_last_error_is_told() -> None:
@@ -209,3 +241,50 @@ def test_code_in_texts_runs_as_far_as_it_is_complete() -> None:
     assert complete("import os.path\nclass A(os.X): ...\nclass B(Base):\n  c = 1\n  def f(self): return 1", ()) == (
         "import os.path"
     )
+
+
+def test_names_of_one_package_are_all_run(checkout: pathlib.Path) -> None:
+    for name in ("layers/core/dense", "layers/core/input", "layers/merging/add"):
+        file = checkout / "keras" / "src" / f"{name}_test.py"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    names = all_tests(checkout)
+    assert [chosen(names, name) for name in ("layers/core", "layers/merging/", "layers/core/dense_test.py")] == [
+        ["layers/core/dense_test.py", "layers/core/input_test.py"],
+        ["layers/merging/add_test.py"],
+        ["layers/core/dense_test.py"],
+    ]
+
+
+def test_names_that_stand_for_nothing_are_refused(
+    checkout: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", "--source", str(checkout), "--only", "core", "merging"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no tests of Keras: core, merging" in capsys.readouterr().err
+
+
+def test_a_test_counts_as_in_the_process_where_it_failed() -> None:
+    passed, failed, begun = ({"outcome": outcome} for outcome in ("passed", "failed", "began"))
+    found = worst([{"a": dict(passed), "b": dict(failed)}, {"a": dict(begun), "b": dict(passed), "c": dict(passed)}])
+    assert {name: line["outcome"] for name, line in found.items()} == {"a": "failed", "b": "failed", "c": "passed"}
+
+
+def test_what_a_test_replaces_is_asked() -> None:
+    module = types.ModuleType("as_keras")
+    ask = distributions.asking(module, "num_processes", lambda: 1)
+    assert ask() == 1
+    vars(module)["num_processes"] = lambda: 4
+    assert ask() == 4
+
+
+def test_data_sets_repeat() -> None:
+    rows = Dataset.from_tensor_slices(np.arange(3))
+    twice = rows.repeat(2)
+    assert (list(twice), len(twice)) == ([0, 1, 2, 0, 1, 2], 6)
+    endless = rows.repeat().batch(2)
+    assert endless.cardinality() == -1
+    assert [list(batch) for batch in endless.take(3)] == [[0, 1], [2, 0], [1, 2]]
+    assert len(endless.take(3)) == 3
+    assert [len(rows.batch(2)), len(rows.batch(2, drop_remainder=True)), len(rows.skip(1))] == [2, 1, 2]

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,29 +35,35 @@ TESTS = "tests_of_keras"  # not at the top: `random` is a module of Python
 OUTCOMES = ("passed", "skipped", *CAUSES)
 
 
+def all_tests(source: pathlib.Path) -> list[str]:
+    """Return the files of tests in a checkout of Keras, below `keras/src`."""
+    root = source / "keras" / "src"
+    return sorted(file.relative_to(root).as_posix() for file in root.rglob("*_test.py"))
+
+
+def chosen(names: list[str], package: str) -> list[str]:
+    """Return the files that a folder or a file stands for."""
+    return [name for name in names if name == package or name.startswith(f"{package.rstrip('/')}/")]
+
+
 def rewrite_into(folder: pathlib.Path, source: pathlib.Path) -> list[str]:
     """Write all tests of Keras into a folder, rewritten, and return their names in it."""
-    files = sorted((source / "keras" / "src").rglob("*_test.py"))
-    names = [file.relative_to(source / "keras" / "src").as_posix() for file in files]
-    for name, file in zip(names, files, strict=True):
+    names = all_tests(source)
+    for name in names:
         place = folder / TESTS / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(rewrite(file.read_text("utf-8")), "utf-8")
+        place.write_text(rewrite((source / "keras" / "src" / name).read_text("utf-8")), "utf-8")
+    for data in (source / "keras" / "src").rglob("test_data"):
+        shutil.copytree(data, folder / TESTS / data.relative_to(source / "keras" / "src"), dirs_exist_ok=True)
     (folder / "pytest.ini").write_text("[pytest]\npython_files = *_test.py\n")
     return names
 
 
-def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: int, borrowed: str) -> dict[str, Any]:
-    """Run tests in one process, and what is left in another one where it ended early.
-
-    Returns:
-        The last line about each test.
-    """
-    results = folder / "results.jsonl"
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
-    results.unlink(missing_ok=True)
-    environment = {
+def environment_of(
+    folder: pathlib.Path, source: pathlib.Path, results: pathlib.Path, seconds: int, borrowed: str = ""
+) -> dict[str, str]:
+    """Return the environment of a process that runs tests: the plugin's, and programs that compile fast."""
+    return {
         **os.environ,
         "TRIAL_REWRITTEN": str(folder / TESTS),
         "TRIAL_RESULTS": str(results),
@@ -71,23 +78,43 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
     }
+
+
+def arguments_of(folder: pathlib.Path) -> list[str]:
+    """Return the arguments of pytest in front of its files."""
+    arguments = ["-q", "--continue-on-collection-errors", "-p", "tests.keras_source.plugin", "-p", "no:cacheprovider"]
+    arguments += ["--import-mode=importlib", "-W", "ignore", "--no-header", "--tb=short"]
+    return [*arguments, "-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
+
+
+def last_lines(results: pathlib.Path) -> dict[str, Any]:
+    """Return the last line about each test."""
+    found: dict[str, Any] = {}
+    for line in results.read_text().splitlines() if results.exists() else ():
+        entry = json.loads(line)
+        entry["id"] = entry["id"].removeprefix(f"{TESTS}/")
+        found[entry["id"]] = entry
+    return found
+
+
+def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: int, borrowed: str) -> dict[str, Any]:
+    """Run tests in one process, and what is left in another one where it ended early.
+
+    Returns:
+        The last line about each test.
+    """
+    results = folder / "results.jsonl"
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    results.unlink(missing_ok=True)
+    environment = environment_of(folder, source, results, seconds, borrowed)
     if any("distribution" in name or name.startswith(("backend", "initializers")) for name in names):
         environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"
     found: dict[str, Any] = {}
     waiting = list(names)
     while waiting:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--continue-on-collection-errors",
-            "-p",
-            "tests.keras_source.plugin",
-        ]
-        command += ["-p", "no:cacheprovider", "--import-mode=importlib", "-W", "ignore", "--no-header", "--tb=short"]
+        command = [sys.executable, "-m", "pytest", *arguments_of(folder)]
         command += [f"--deselect={TESTS}/{name}" for name in found if name.partition("::")[0] == waiting[0]]
-        command += ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
                 [*command, *(str(folder / TESTS / name) for name in waiting)],
@@ -101,10 +128,7 @@ def run(folder: pathlib.Path, source: pathlib.Path, names: list[str], seconds: i
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for line in results.read_text().splitlines() if results.exists() else ():
-            entry = json.loads(line)
-            entry["id"] = entry["id"].removeprefix(f"{TESTS}/")
-            found[entry["id"]] = entry
+        found |= last_lines(results)
         ended = process.returncode in (0, 1, 2, 5)
         broken = [entry for entry in found.values() if entry["outcome"] == "began"]
         for entry in broken:
@@ -183,13 +207,15 @@ def main() -> None:
         "--borrowed", default="", help="namespaces taken from the installed Keras where they are absent"
     )
     given = parser.parse_args()
+    if unknown := [name for name in given.only if not chosen(all_tests(given.source), name)]:
+        parser.error(f"no tests of Keras: {', '.join(unknown)}. Names are folders and files below keras/src")
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         names = rewrite_into(folder, given.source)
         for package in given.only:
-            chosen = [name for name in names if name == package or name.startswith(f"{package.rstrip('/')}/")]
-            records += judged(run(folder, given.source.resolve(), chosen, given.seconds, given.borrowed), given.source)
+            some = chosen(names, package)
+            records += judged(run(folder, given.source.resolve(), some, given.seconds, given.borrowed), given.source)
             given.to.write_text(json.dumps(records, indent=1))
             print(table(records), flush=True)
 
