@@ -38,6 +38,7 @@ from keras_dist.saving import (
     register_keras_serializable,
     serialize_keras_object,
 )
+from keras_dist.utils import bounding_boxes
 from keras_dist.visualization import model_to_dot, plot_model
 
 Sequence = PyDataset  # Keras's older name
@@ -48,6 +49,7 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "array_to_img",
+    "bounding_boxes",
     "clear_session",
     "custom_object_scope",
     "deserialize_keras_object",

@@ -1,0 +1,169 @@
+"""Bounding boxes follow their images: `clip_to_image_size`, `crop`, `pad`, `affine_transform`."""
+
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._arguments import check_option
+from keras_dist._types import ArrayLike
+from keras_dist.bounding_boxes.formats import areas, as_boxes, check_has_size, of_edges
+
+
+def clip_to_image_size(
+    bounding_boxes: Mapping[str, Any],
+    height: ArrayLike | None = None,
+    width: ArrayLike | None = None,
+    bounding_box_format: str = "xyxy",
+) -> dict[str, Any]:
+    """Return boxes without what lies outside of the image, where those of which nothing is left have the label -1.
+
+    Args:
+        bounding_boxes: a dict of `"boxes"` (..., 4) and, if there are any, `"labels"` (...).
+        height: of the image in pixels, for `"xyxy"`.
+        width: of the image, in the same form.
+        bounding_box_format: `"xyxy"` or `"rel_xyxy"`.
+
+    Returns:
+        A copy of the dict, with other boxes and labels.
+
+    Raises:
+        ModelError: the format is another one, or `"xyxy"` has no height and width.
+
+    Source: `keras.utils.bounding_boxes.clip_to_image_size`.
+    """
+    is_relative = check_option("bounding_box_format", bounding_box_format, ("xyxy", "rel_xyxy")) == "rel_xyxy"
+    if not is_relative:
+        check_has_size(height, width, "xyxy")
+    boxes = as_boxes(bounding_boxes["boxes"])
+    limits = (1, 1) if is_relative else (jnp.asarray(width, boxes.dtype), jnp.asarray(height, boxes.dtype))
+    found = {**bounding_boxes, "boxes": (boxes := of_edges(_clipped, boxes, *limits))}
+    if bounding_boxes.get("labels") is not None:
+        found["labels"] = jnp.where(areas(boxes) > 0, jnp.asarray(bounding_boxes["labels"]), -1)
+    return found
+
+
+def crop(
+    boxes: ArrayLike,
+    top: ArrayLike,
+    left: ArrayLike,
+    height: ArrayLike,
+    width: ArrayLike,
+    bounding_box_format: str = "xyxy",
+) -> jax.Array:
+    """Return boxes (..., 4) as they lie in a part of the image, without what is outside of it.
+
+    Args:
+        boxes: of shape (..., 4), in pixels.
+        top: of the part, in pixels.
+        left: of the part.
+        height: of the part.
+        width: of the part.
+        bounding_box_format: `"xyxy"`.
+
+    Raises:
+        ModelError: the format is another one; `convert_format` makes this one of it.
+
+    Source: `keras.utils.bounding_boxes.crop`.
+    """
+    _check_is_xyxy(bounding_box_format)
+    return of_edges(_clipped, of_edges(jnp.subtract, as_boxes(boxes), left, top), width, height)
+
+
+def pad(
+    boxes: ArrayLike,
+    top: ArrayLike,
+    left: ArrayLike,
+    height: Any = None,
+    width: Any = None,
+    bounding_box_format: str = "xyxy",
+) -> jax.Array:
+    """Return boxes (..., 4) as they lie in the image with rows above and columns on its left.
+
+    Args:
+        boxes: of shape (..., 4), in pixels.
+        top: how many rows.
+        left: how many columns.
+        height: unused, as in Keras.
+        width: unused, as in Keras.
+        bounding_box_format: `"xyxy"`.
+
+    Raises:
+        ModelError: the format is another one; `convert_format` makes this one of it.
+
+    Source: `keras.utils.bounding_boxes.pad`.
+    """
+    del height, width
+    _check_is_xyxy(bounding_box_format)
+    return of_edges(jnp.add, as_boxes(boxes), left, top)
+
+
+def affine_transform(
+    boxes: ArrayLike,
+    angle: ArrayLike,
+    translate_x: ArrayLike,
+    translate_y: ArrayLike,
+    scale: ArrayLike,
+    shear_x: ArrayLike,
+    shear_y: ArrayLike,
+    height: ArrayLike,
+    width: ArrayLike,
+    center_x: ArrayLike | None = None,
+    center_y: ArrayLike | None = None,
+    bounding_box_format: str = "xyxy",
+) -> jax.Array:
+    """Return the boxes around the corners of boxes after an affine transformation; they may lie outside of the image.
+
+    Numbers of the transformation are one for all images, or of shape (batch,).
+
+    Args:
+        boxes: of shape (batch, N, 4), or (N, 4) of one image; in pixels.
+        angle: of the rotation, in degrees, counterclockwise.
+        translate_x: fraction of the width by which boxes move to the right.
+        translate_y: fraction of the height by which boxes move down.
+        scale: factor of sizes.
+        shear_x: angle in degrees.
+        shear_y: angle in degrees.
+        height: of the image in pixels.
+        width: of the image in pixels.
+        center_x: fraction of the width at which the fixed point lies; by default 0.5.
+        center_y: fraction of the height; by default 0.5.
+        bounding_box_format: `"xyxy"`.
+
+    Raises:
+        ModelError: the format is another one; `convert_format` makes this one of it.
+
+    Source: `keras.utils.bounding_boxes.affine_transform`.
+    """
+    _check_is_xyxy(bounding_box_format)
+    rotation, tan_x, shear = (-jnp.asarray(each) * (math.pi / 180) for each in (angle, shear_x, shear_y))
+    tan_x = jnp.tan(tan_x)
+    right, down = jnp.asarray(width) - 1, jnp.asarray(height) - 1
+    x_0, y_0 = ((0.5 if at is None else at) * side for at, side in ((center_x, right), (center_y, down)))
+    a = jnp.cos(rotation - shear) / jnp.cos(shear)
+    b = a * tan_x + jnp.sin(rotation)
+    c = -jnp.sin(rotation - shear) / jnp.cos(shear)
+    d = jnp.cos(rotation) - c * tan_x
+    factors = [jnp.asarray(scale) * each for each in (d, -b, -c, a)]
+    from_x, from_y = x_0 - jnp.asarray(translate_x) * right, y_0 - jnp.asarray(translate_y) * down
+    shifts = [x_0 - factors[0] * from_x - factors[1] * from_y, y_0 - factors[2] * from_x - factors[3] * from_y]
+    # numbers of images before the dims of boxes and their corners
+    rows = [jnp.asarray(each)[..., None, None] for each in (*factors, *shifts)]
+    x_1, y_1, x_2, y_2 = jnp.split(as_boxes(boxes, rows[0].dtype), 4, axis=-1)
+    x, y = jnp.concatenate([x_1, x_2, x_2, x_1], axis=-1), jnp.concatenate([y_1, y_1, y_2, y_2], axis=-1)
+    x, y = rows[0] * x + rows[1] * y + rows[4], rows[2] * x + rows[3] * y + rows[5]
+    return jnp.stack([x.min(-1), y.min(-1), x.max(-1), y.max(-1)], axis=-1)
+
+
+def _clipped(edge: jax.Array, limit: ArrayLike) -> jax.Array:
+    return jnp.clip(edge, 0, limit)
+
+
+def _check_is_xyxy(bounding_box_format: str) -> None:
+    check_option("bounding_box_format", bounding_box_format, ("xyxy",))

@@ -1,0 +1,31 @@
+"""What Keras users look for under `utils.bounding_boxes`; re-exports only."""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._not_here import missing_from
+from keras_dist.bounding_boxes import (
+    affine_transform,
+    clip_to_image_size,
+    compute_ciou,
+    compute_iou,
+    convert_format,
+    crop,
+    decode_deltas_to_boxes,
+    encode_box_to_deltas,
+    pad,
+)
+
+__all__ = [
+    "affine_transform",
+    "clip_to_image_size",
+    "compute_ciou",
+    "compute_iou",
+    "convert_format",
+    "crop",
+    "decode_deltas_to_boxes",
+    "encode_box_to_deltas",
+    "pad",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)
