@@ -11,8 +11,9 @@ import optax
 from keras_dist._arguments import check_number
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
+from keras_dist.optimizers.arguments import ArgumentsButDecay, CommonArguments
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
-from keras_dist.optimizers.optimizer import ArgumentsButDecay, CommonArguments, Optimizer
+from keras_dist.optimizers.optimizer import Optimizer
 
 
 class MomentsOptimizer(Optimizer):

@@ -7,8 +7,9 @@ from typing import Unpack
 import optax
 
 from keras_dist._arguments import check_number
+from keras_dist.optimizers.arguments import CommonArguments
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
-from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+from keras_dist.optimizers.optimizer import Optimizer
 
 
 class Lion(Optimizer):

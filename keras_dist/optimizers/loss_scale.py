@@ -103,8 +103,8 @@ class LossScaleOptimizer(Optimizer):
             halved = LossScaleState(state.dynamic_scale / 2, jnp.zeros_like(state.step_counter), state.inner)
             return optax.tree.zeros_like(updates), halved
 
-        finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)]
-        return jax.lax.cond(jnp.all(jnp.stack(finite)), step, skip)
+        finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)] or [True]  # nothing is trained
+        return jax.lax.cond(jnp.all(jnp.array(finite)), step, skip)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the weights that training ends with: those of the inner optimizer."""

@@ -14,8 +14,9 @@ from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist._patterns import pattern
 from keras_dist._types import PyTree
 from keras_dist.optimizers.adam import scale_by_adam
+from keras_dist.optimizers.arguments import ArgumentsButDecay, check_patterns
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
-from keras_dist.optimizers.optimizer import ArgumentsButDecay, Optimizer, check_patterns
+from keras_dist.optimizers.optimizer import Optimizer
 
 
 class Muon(Optimizer):

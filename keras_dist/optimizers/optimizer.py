@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +10,13 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from keras_dist import _paths
 from keras_dist._arguments import check_int, check_is_mesh, check_number, check_optional
-from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, nearest, shorten
-from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.arguments import check_clips, check_known
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
+from keras_dist.optimizers.weight_decay import WeightDecay, path_of
 from keras_dist.saving.configurable import Configurable
-
-
-class ArgumentsButDecay(TypedDict, total=False):
-    """The keyword arguments of every optimizer, without `weight_decay`; see `Optimizer`."""
-
-    clipnorm: float | None
-    clipvalue: float | None
-    global_clipnorm: float | None
-    use_ema: bool
-    ema_momentum: float
-    ema_overwrite_frequency: int | None
-    loss_scale_factor: float | None
-    gradient_accumulation_steps: int | None
-    name: str | None
-    mesh: object
-
-
-class CommonArguments(ArgumentsButDecay, total=False):
-    """The keyword arguments of every optimizer; see `Optimizer`."""
-
-    weight_decay: float | None
 
 
 class OptimizerState(NamedTuple):
@@ -63,7 +38,7 @@ class OptimizerState(NamedTuple):
     batch_weight: jax.Array | tuple[()]
 
 
-class Optimizer(CustomLoops, Configurable):
+class Optimizer(WeightDecay, Configurable):
     """The base of all optimizers: an optax transformation with the arguments, and the order of operations, of Keras.
 
     A step unscales the gradients, accumulates them, clips, decays the weights, takes the step of `transformation`, and
@@ -130,10 +105,6 @@ class Optimizer(CustomLoops, Configurable):
 
     needs_params: ClassVar[bool] = False
     name: str
-    weight_decay: float | None
-    _excluded: tuple[Any, ...] = ()
-    _excluded_names: tuple[str, ...] = ()
-    _excluded_paths: frozenset[str] | None = None
 
     def __init__(
         self,
@@ -155,10 +126,10 @@ class Optimizer(CustomLoops, Configurable):
         self._arguments.pop("mesh", None)  # no config mentions it
         check_is_mesh(mesh)
         self._mesh = mesh
-        self._check_known(unknown)
+        check_known(type(self), unknown)
         check_rate(learning_rate)
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
-        _check_clips(clips)
+        check_clips(clips)
         check_optional(check_number, "weight_decay", weight_decay)
         check_optional(check_number, "loss_scale_factor", loss_scale_factor, above=0)
         wrong, steps = "is no count of steps", gradient_accumulation_steps
@@ -277,56 +248,6 @@ class Optimizer(CustomLoops, Configurable):
         """Whether it divides gradients, which must be those of `scale_loss(loss)`."""
         return self.loss_scale_factor is not None
 
-    def exclude_from_weight_decay(
-        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
-    ) -> None:
-        """Exclude weights from weight decay, before the optimizer is used.
-
-        Args:
-            var_list: variables, or whole paths.
-            var_names: regular expressions; a variable is excluded when one of them is found in its name. Where there
-                are no variables, but a pytree of arrays, in its path.
-
-        Raises:
-            ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
-        """
-        if self._is_used or self.built:
-            raise ModelError(
-                f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
-                given="a call after compile() or init()",
-                expected="a call before",
-                fix="call it on the optimizer that compile() is going to get",
-            )
-        excluded = tuple(var_list or ())
-        if isinstance(var_list, str) or not all(isinstance(_path_of(one), str) for one in excluded):
-            raise ModelError(
-                "exclude_from_weight_decay: `var_list` cannot be used",
-                given=f"var_list={shorten(var_list)}",
-                expected="a list of variables or their paths",
-                fix="for example var_list=[model.layers[0].bias]",
-            )
-        self._excluded = excluded
-        self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
-
-    def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Note which of the variables that it is going to update have no weight decay.
-
-        Args:
-            variables: by the paths that `update` will see.
-        """
-        excluded = {
-            path
-            for path, variable in variables.items()
-            if any(_means(one, variable) for one in self._excluded)
-            or any(pattern(name).search(getattr(variable, "name", path)) for name in self._excluded_names)
-        }
-        self._excluded_paths = frozenset(excluded)
-
-    def decay_of(self, path: str, param: jax.Array | None) -> float | None:
-        """Return the weight decay of the weight at `path`; None for none."""
-        del param
-        return None if self._is_excluded(path) else self.weight_decay
-
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments, with the current learning rate unless it follows a schedule."""
         given = self._arguments
@@ -340,7 +261,7 @@ class Optimizer(CustomLoops, Configurable):
         return {
             **super().__getstate__(),
             "_rate": self._current_rate(),
-            "_excluded": tuple(map(_path_of, self._excluded)),
+            "_excluded": tuple(map(path_of, self._excluded)),
         }
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -374,15 +295,6 @@ class Optimizer(CustomLoops, Configurable):
         if self.clipvalue is not None:
             return optax.tree.clip(grads, -self.clipvalue, self.clipvalue)
         return grads
-
-    def _decay(self, params: PyTree, rate: Any) -> Any:
-        """The weights after their decay; those without any are the same objects."""
-
-        def decayed(key_path: Any, param: Any) -> Any:
-            decay = self.decay_of(_paths.join(_paths.parts_of(key_path)), param)
-            return param if decay is None else param - (param * decay * rate).astype(param.dtype)
-
-        return jax.tree_util.tree_map_with_path(decayed, params)
 
     def _accumulate(
         self, grads: PyTree, weight: Any, before: OptimizerState, params: PyTree, extra: dict[str, Any]
@@ -421,12 +333,6 @@ class Optimizer(CustomLoops, Configurable):
             steps = optax.tree.where(is_time, optax.tree.sub(average, params), steps)
         return steps, average
 
-    def _is_excluded(self, path: str) -> bool:
-        if self._excluded_paths is not None:
-            return path in self._excluded_paths
-        is_listed = any(_path_of(one) == path for one in self._excluded)
-        return is_listed or any(pattern(name).search(path) for name in self._excluded_names)
-
     def _check_params(self, params: PyTree) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
             raise ModelError(
@@ -436,77 +342,8 @@ class Optimizer(CustomLoops, Configurable):
                 fix="pass the weights as the third argument",
             )
 
-    def _check_known(self, unknown: dict[str, Any]) -> None:
-        if not unknown:
-            return
-        name, value = next(iter(unknown.items()))
-        if name == "decay":
-            raise ModelError(
-                f"{type(self).__name__} has no argument 'decay'",
-                given=f"decay={shorten(value)}",
-                expected="a schedule as `learning_rate`; `weight_decay` is another thing",
-                fix=f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})",
-            )
-        parameters = [
-            parameter
-            for cls in type(self).__mro__
-            if issubclass(cls, Optimizer) and "__init__" in vars(cls)
-            for parameter in list(inspect.signature(cls.__init__).parameters.values())[1:]
-        ]
-        known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
-        meant = "learning_rate" if name == "lr" else nearest(name, known)
-        raise ModelError(
-            f"{type(self).__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else ""),
-            given=f"{name}={shorten(value)}",
-            expected=f"some of {', '.join(known)}",
-            fix=f"write {meant}=..." if meant else f"leave out {name!r}",
-        )
-
 
 def _shortened(grads: PyTree, longest: Any) -> Any:
     """`grads`, scaled down to a norm of `longest` where they are longer."""
     norm = optax.tree.norm(grads)
     return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)
-
-
-def _check_clips(clips: dict[str, float | None]) -> None:
-    given = {name: value for name, value in clips.items() if value is not None}
-    if len(given) > 1:
-        raise ModelError(
-            f"{' and '.join(f'`{name}`' for name in given)} exclude each other",
-            given=", ".join(f"{name}={value}" for name, value in given.items()),
-            expected="at most one way to clip gradients",
-            fix=f"keep one of {', '.join(given)}",
-        )
-    for name, value in given.items():
-        check_number(name, value, above=0)
-
-
-def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    """Return a list of regular expressions as a tuple; None as an empty one."""
-    problem = "a string" if isinstance(values, str) else ""
-    try:
-        rules = tuple(values or ())
-        for rule in rules:
-            pattern(rule)
-    except (TypeError, re.error) as error:
-        rules, problem = (), str(error)
-    if problem:
-        raise ModelError(
-            f"{owner}: `{argument}` cannot be used",
-            given=f"{argument}={shorten(values)}: {problem}",
-            expected="a list of regular expressions",
-            fix=f"for example {argument}=['bias']",
-        )
-    return rules
-
-
-def _path_of(variable: object) -> Any:
-    return getattr(variable, "path", variable)
-
-
-def _means(entry: Any, variable: Any) -> bool:
-    """Whether an entry of `var_list` is this variable: the same object, a handle on the same array, or its path."""
-    if isinstance(entry, str):
-        return entry == _path_of(variable)
-    return entry is variable or (hasattr(variable, "stands_for") and variable.stands_for(entry))

@@ -10,8 +10,9 @@ import optax
 
 from keras_dist._arguments import check_int, check_number
 from keras_dist._types import PyTree
+from keras_dist.optimizers.arguments import CommonArguments
 from keras_dist.optimizers.learning_rate import Rate
-from keras_dist.optimizers.optimizer import CommonArguments, Optimizer
+from keras_dist.optimizers.optimizer import Optimizer
 
 
 class ScheduleFreeState(NamedTuple):

@@ -27,8 +27,8 @@ def test_its_variables_are_its_state(model):
     model.fit(X, Y, batch_size=16, verbose=0)
     found = {variable.path: variable for variable in model.optimizer.variables}
     assert list(found) == list(before)
-    assert found["optimizer/learning_rate"].numpy() == pytest.approx(0.1)
-    assert found["optimizer/inner/iterations"].numpy() == before["optimizer/inner/iterations"] + 2
+    assert found["mine/learning_rate"].numpy() == pytest.approx(0.1)
+    assert found["mine/iteration"].numpy() == before["mine/iteration"] + 2
     momentum = next(variable for path, variable in found.items() if path.endswith("d1/kernel"))
     kernel = next(variable for variable in model.variables if variable.path == "d1/kernel")
     assert momentum.name == "kernel" and momentum.shape == kernel.shape and momentum.dtype == kernel.dtype

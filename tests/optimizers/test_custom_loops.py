@@ -44,6 +44,16 @@ class TestVariables:
         optimizer.build([ONES, ONES])
         assert [variable.path for variable in optimizer.variables] == [variable.path for variable in before]
 
+    @pytest.mark.parametrize("rate", [0.5, kd.optimizers.schedules.InverseTimeDecay(0.5, 1, 0.0)])
+    def test_begin_with_the_steps_and_the_rate_as_in_keras(self, rate: Any) -> None:
+        optimizer = built(SGD(rate, momentum=0.5))
+        before = optimizer.variables
+        assert [variable.name for variable in before] == ["iterations", "learning_rate", "kernel"]
+        _, after = optimizer.stateless_apply(before, [ONES], [ONES])
+        assert [np.asarray(value).tolist() for value in after] == [1, 0.5, [-0.5, -0.5]]
+        optimizer.apply([ONES])
+        assert [np.asarray(value).tolist() for value in optimizer.variables] == [1, 0.5, [-0.5, -0.5]]
+
     def test_take_values_of_their_shape_alone(self) -> None:
         optimizer = built(SGD(0.5, momentum=0.5))
         rate = next(variable for variable in optimizer.variables if variable.name == "learning_rate")

@@ -1,0 +1,94 @@
+"""What every optimizer takes: its keyword arguments as types, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any, TypedDict
+
+from keras_dist._arguments import check_number
+from keras_dist._patterns import pattern
+from keras_dist.errors import ModelError, nearest, shorten
+
+
+class ArgumentsButDecay(TypedDict, total=False):
+    """The keyword arguments of every optimizer, without `weight_decay`; see `Optimizer`."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    loss_scale_factor: float | None
+    gradient_accumulation_steps: int | None
+    name: str | None
+    mesh: object
+
+
+class CommonArguments(ArgumentsButDecay, total=False):
+    """The keyword arguments of every optimizer; see `Optimizer`."""
+
+    weight_decay: float | None
+
+
+def check_known(cls: type, unknown: dict[str, Any]) -> None:
+    """Check that an optimizer was given no keyword arguments but its own."""
+    if not unknown:
+        return
+    name, value = next(iter(unknown.items()))
+    if name == "decay":
+        raise ModelError(
+            f"{cls.__name__} has no argument 'decay'",
+            given=f"decay={shorten(value)}",
+            expected="a schedule as `learning_rate`; `weight_decay` is another thing",
+            fix=f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})",
+        )
+    parameters = [
+        parameter
+        for base in cls.__mro__
+        if hasattr(base, "transformation") and "__init__" in vars(base)
+        for parameter in list(inspect.signature(base.__init__).parameters.values())[1:]
+    ]
+    known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
+    meant = "learning_rate" if name == "lr" else nearest(name, known)
+    raise ModelError(
+        f"{cls.__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else ""),
+        given=f"{name}={shorten(value)}",
+        expected=f"some of {', '.join(known)}",
+        fix=f"write {meant}=..." if meant else f"leave out {name!r}",
+    )
+
+
+def check_clips(clips: dict[str, float | None]) -> None:
+    """Check that at most one way to clip gradients is given, and that its limit is positive."""
+    given = {name: value for name, value in clips.items() if value is not None}
+    if len(given) > 1:
+        raise ModelError(
+            f"{' and '.join(f'`{name}`' for name in given)} exclude each other",
+            given=", ".join(f"{name}={value}" for name, value in given.items()),
+            expected="at most one way to clip gradients",
+            fix=f"keep one of {', '.join(given)}",
+        )
+    for name, value in given.items():
+        check_number(name, value, above=0)
+
+
+def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
+    """Return a list of regular expressions as a tuple; None as an empty one."""
+    problem = "a string" if isinstance(values, str) else ""
+    try:
+        rules = tuple(values or ())
+        for rule in rules:
+            pattern(rule)
+    except (TypeError, re.error) as error:
+        rules, problem = (), str(error)
+    if problem:
+        raise ModelError(
+            f"{owner}: `{argument}` cannot be used",
+            given=f"{argument}={shorten(values)}: {problem}",
+            expected="a list of regular expressions",
+            fix=f"for example {argument}=['bias']",
+        )
+    return rules

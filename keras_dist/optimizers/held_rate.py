@@ -1,0 +1,101 @@
+"""`HeldRate`: the learning rate of an optimizer, from before it has variables on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from keras_dist.errors import ModelError
+from keras_dist.optimizers.held_state import HeldState, has_rate, is_variable
+from keras_dist.optimizers.learning_rate import (
+    LearningRate,
+    LearningRateState,
+    Rate,
+    ScheduledRateState,
+    check_rate,
+    checked_rate,
+)
+
+
+class HeldRate(HeldState):
+    """The learning rate, which is a variable where there are some, and what the optimizer was made with until then."""
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate of the next step, a float; without state the rate that it was made with.
+
+        Setting it counts from the next step on and compiles nothing. A schedule may be set before there is state.
+
+        Raises:
+            ModelError: it does not keep its rate in state (plain optax); or it is set while it follows a schedule, or
+                to something that is not a finite number.
+        """
+        if self._state is not None:
+            return LearningRate(self._rated().learning_rate.numpy(), self)
+        rate = next((inner.learning_rate for inner in self._inner().values()), self._rate)
+        return rate if callable(rate) else LearningRate(rate, self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if callable(value) and not isinstance(value, float) and not (self.built or self._is_used or self._inner()):
+            check_rate(value)
+            self._rate = value
+            self._arguments = {**self._arguments, "learning_rate": value}  # of `get_config`
+            return
+        rate = checked_rate(value)
+        if isinstance(self._rated(), ScheduledRateState) if self._state is not None else callable(self._rate):
+            raise ModelError(
+                f"the learning rate of optimizer {self.name!r} follows a schedule",
+                given=f"learning_rate = {rate}",
+                expected="an optimizer whose rate is a number",
+                fix="compile with a number, for example SGD(0.1), or let the schedule tell all rates",
+            )
+        if self._state is not None:
+            self._rated().learning_rate.assign(rate)
+        elif self._is_used:
+            raise ModelError(
+                f"`learning_rate` of the optimizer {self.name!r} cannot be changed",
+                given=f"learning_rate = {rate}, of an optimizer whose state is in other hands: init() gave it away",
+                expected="an optimizer with variables, or what it was made with",
+                fix="model.optimizer.learning_rate = ... sets the rate of a compiled model; in a state of optax "
+                "state._replace(learning_rate=...)",
+            )
+        else:
+            self._begin_with(rate)
+
+    def _begin_with(self, rate: Any) -> None:
+        """Replace the first rate, unless it is the same in float32."""
+        if not callable(rate) and np.float32(self._rate) != rate:  # type: ignore[arg-type]
+            self._rate = float(rate)
+        for inner in self._inner().values():
+            inner._begin_with(rate)
+
+    def _current_rate(self) -> Rate:
+        """The current rate as a number; the schedule, if there is one."""
+        node = next(iter(self._rates()), None)
+        return float(np.asarray(node.learning_rate)) if isinstance(node, LearningRateState) else self._rate
+
+    def _rates(self) -> list[Any]:
+        nodes = jax.tree.leaves(self._state, is_leaf=lambda node: has_rate(node) or is_variable(node))
+        return [node for node in nodes if has_rate(node)]
+
+    def _rated(self) -> Any:
+        """The part of the state that holds the learning rate."""
+        for node in self._rates():
+            return node
+        raise ModelError(
+            f"optimizer {self.name!r} does not keep its learning rate in state",
+            given="an optax transformation with a fixed rate or a schedule",
+            expected="an optimizer by name, or one made by keras_dist.optimizers",
+            fix="in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)",
+        )
+
+    def detach(self) -> None:
+        """Stop using the model's state, and keep its current learning rate."""
+        if self._model_cell is not None:
+            self._begin_with(self._current_rate())
+            self._model = None
+        for inner in self._inner().values():
+            inner.detach()

@@ -1,0 +1,267 @@
+"""`HeldState`: the variables of an optimizer, which are its own or those of the model that it trains."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import _paths
+from keras_dist._operators import Operators, value_of
+from keras_dist._scope import without_scope
+from keras_dist.errors import ModelError
+from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState
+from keras_dist.optimizers.variable import Iterations, ModelState, OptimizerVariable
+from keras_dist.saving.configurable import absent
+
+_INSTEAD = {
+    "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",
+    "add_variable": "optax transformations make their state themselves: define `transformation`",
+    "add_variable_from_reference": "optax transformations make their state themselves: define `transformation`",
+    "assign": "call variable.assign(value)",
+    "assign_add": "call variable.assign_add(value)",
+    "assign_sub": "call variable.assign_sub(value)",
+    "learning_rate": "set those of its `optimizers`, one by one",
+    "load_own_variables": "call set_weights(arrays)",
+    "save_own_variables": "take [variable.numpy() for variable in optimizer.variables]",
+    "update_step": "define `transformation`, or call optimizer.update(grads, state, params)",
+}
+
+
+class HeldState:
+    """The variables of an optimizer.
+
+    `build` makes variables for a custom training loop. `compile` makes them in the model instead: from then on the
+    optimizer reads and writes those, and the model takes the steps.
+    """
+
+    name: str
+    _arguments: dict[str, Any]
+    _rate: Rate
+    _trained: tuple[Any, ...] = ()
+    _own_state: Any = None
+    _model: weakref.ref[ModelState] | None = None
+    _part: tuple[str, ...] = ()
+    _is_used: bool = False
+    _has_scaled: bool = False
+    _mesh: Any = None
+
+    if TYPE_CHECKING:
+        init: Any
+        update: Any
+        finalize: Any
+    else:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            fix = f". In its place: {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise absent(self, name, fix)
+
+    @property
+    def built(self) -> bool:
+        """Whether `build` or a model has made its variables."""
+        return self._state is not None
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Make the variables of the state before the first step; does nothing for a built optimizer.
+
+        Args:
+            variables: what is to be trained, such as `model.trainable_variables`, or arrays.
+
+        Raises:
+            ModelError: one lies on another mesh than the optimizer was made for.
+        """
+        if self.built:
+            return
+        trained = tuple(variables)
+        for variable in trained:
+            self._check_mesh(getattr(getattr(variable, "layout", None), "device_mesh", None))
+        self._trained = trained
+        self.know_variables(dict(zip(keys_of(trained), trained, strict=True)))
+        with without_scope(), jax.ensure_compile_time_eval():  # a traced function makes them in its first step
+            state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
+        held = jax.tree_util.tree_map_with_path(
+            lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
+        )
+        self._own_state = held
+
+    def _inner(self) -> dict[str, Any]:
+        """The optimizers inside this one, by the attributes of its state that hold theirs."""
+        return {}
+
+    def know_variables(self, variables: Mapping[str, Any]) -> None:
+        """Note which variables it is going to update, by the paths that rules of optimizers match."""
+        for inner in self._inner().values():
+            inner.know_variables(variables)
+
+    def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
+        """Read and write the state that a model holds, for as long as the model does.
+
+        Args:
+            model: its state, with handles in the places of the arrays.
+            part: the attributes that lead to what `init` of this optimizer gave.
+        """
+        self._model, self._part = weakref.ref(model), part
+        self._own_state, self._trained = None, ()
+        self._is_used = False  # nobody else has its state
+        for name, inner in self._inner().items():
+            inner.attach(model, (*part, name))
+
+    @property
+    def _holder(self) -> ModelState | None:
+        return None if self._model is None else self._model()
+
+    @property
+    def _model_cell(self) -> Any:
+        return None if self._holder is None else self._holder.cell
+
+    @property
+    def _state(self) -> Any:
+        """Handles on its state, in the structure that `init` gives; None where there are none."""
+        return self._own_state if self._holder is None else functools.reduce(_child, self._part, self._holder.state)
+
+    def check_free(self, cell: Any) -> None:
+        """Check that no other model and no custom loop trains with it, and that its mesh is the model's.
+
+        Args:
+            cell: of the model that is going to.
+
+        Raises:
+            ModelError: one does, or it was made for another mesh.
+        """
+        self._check_mesh(cell.mesh)
+        for inner in self._inner().values():
+            inner.check_free(cell)
+        if self._model_cell not in (None, cell):
+            gc.collect()  # a model that nobody holds any more has cycles
+        if self._model_cell is cell or not self.built:
+            return
+        given = "an optimizer that another model was compiled with"
+        if self._model_cell is None:
+            steps = int(self.iterations)
+            if not steps:
+                return
+            given = f"an optimizer with variables of its own, {steps} steps old"
+        raise ModelError(
+            f"compile: the optimizer {self.name!r} is in use",
+            given=given,
+            expected="an optimizer for each model: it holds the state of one",
+            fix=f"make another: {type(self).__name__}.from_config(optimizer.get_config())",
+        )
+
+    def _check_mesh(self, mesh: Any) -> None:
+        """Check that variables on a mesh, None if that is not known, can be trained with this optimizer."""
+        own, theirs = (getattr(one, "backend_mesh", one) for one in (self._mesh, mesh))
+        if own is not None and theirs is not None and own != theirs:
+            raise ModelError(
+                f"the optimizer {self.name!r} was made for another mesh than that of the variables",
+                given=f"mesh={self._mesh}, variables on {mesh}",
+                expected="one mesh",
+                fix="make it with the mesh of the variables, or leave `mesh` out: slots lie where their variables do",
+            )
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state: the steps taken, the learning rate, and what is kept for each weight.
+
+        Before it is built or a model's, only the steps and the rate that it begins with, unless that is a schedule.
+
+        Source: `keras.optimizers.Optimizer.variables`; what is kept for weights has another order.
+        """
+        if not self.built:
+            rate = getattr(self, "learning_rate", None)
+            return [Iterations(self), *(() if rate is None or callable(rate) else (rate,))]
+        return self.in_order(jax.tree.leaves(self._state, is_leaf=is_variable))
+
+    def in_order(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the leaves of the state as `variables` are, with the steps before the rate; and these as leaves.
+
+        Args:
+            leaves: in one of both orders.
+        """
+        found = list(leaves)
+        numbered = jax.tree.structure(self._state, is_leaf=is_variable).unflatten(range(len(found)))
+        for node in jax.tree.leaves(numbered, is_leaf=has_rate):
+            if has_rate(node) and hasattr(node.inner, "iterations"):
+                rate, steps = node.learning_rate, node.inner.iterations
+                found[rate], found[steps] = found[steps], found[rate]
+        return found
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps taken, as a variable; with `gradient_accumulation_steps` that of updates, an array.
+
+        Before the optimizer has variables it counts as 0, and can be passed around: it is that variable afterwards.
+        """
+        steps = self._steps_taken()
+        accumulated = getattr(self, "gradient_accumulation_steps", None)
+        return steps // accumulated if accumulated and self.built else steps
+
+    def _steps_taken(self) -> Any:
+        """The variable that counts steps; what stands for it, where there is none yet."""
+        if not self.built:
+            return Iterations(self)
+        steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
+        return steps if steps is not None or self._holder is None else self._holder.steps
+
+    def _by_path(self, arrays: Sequence[Any]) -> OrderedDict[str, Any]:
+        """Return the arrays by the paths of the variables that it was built for, which rules of optimizers match."""
+        return OrderedDict(zip(keys_of(self._trained), arrays, strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the state of a model."""
+        return {name: value for name, value in vars(self).items() if name not in ("_model", "_part")}
+
+    def _check_built(self, method: str) -> None:
+        if not self.built:
+            raise ModelError(
+                f"`{method}` of the optimizer {self.name!r}, which holds no variables",
+                given=f"optimizer.{method} before build()",
+                expected="an optimizer that was built; a compiled model keeps the state of its own",
+                fix=f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}",
+            )
+
+    def _check_arrays(self, argument: str, arrays: Sequence[Any], like: Sequence[Any]) -> None:
+        """Check that there is an array of the right shape for each variable."""
+        given, expected = [_shape(array) for array in arrays], [_shape(variable) for variable in like]
+        if given == expected:
+            return
+        wrong = next((i for i, (a, b) in enumerate(zip(given, expected, strict=False)) if a != b), None)
+        raise ModelError(
+            f"`{argument}` does not fit the optimizer {self.name!r}",
+            given=f"{len(given)} arrays" if wrong is None else f"{given[wrong]} at place {wrong}",
+            expected=f"{len(expected)} arrays" if wrong is None else f"{expected[wrong]}, as it was built for",
+            fix="pass as many arrays, in the order, as optimizer.variables and what it was built for",
+        )
+
+
+def _child(node: Any, name: str) -> Any:
+    return node[name] if isinstance(node, dict) else getattr(node, name)
+
+
+def is_variable(node: Any) -> bool:
+    """Whether it is a leaf of a state with variables in the places of arrays."""
+    return isinstance(node, Operators)
+
+
+def has_rate(node: Any) -> bool:
+    """Whether it is the part of a state that holds a learning rate."""
+    return isinstance(node, LearningRateState | ScheduledRateState)
+
+
+def keys_of(variables: Sequence[Any]) -> list[str]:
+    """Return the path of each variable: with its place, if another has the same; its place alone, if it has none."""
+    paths = [getattr(variable, "path", None) for variable in variables]
+    return [
+        str(place) if not isinstance(path, str) else path if paths.count(path) == 1 else f"{path}/{place}"
+        for place, path in enumerate(paths)
+    ]
+
+
+def _shape(array: Any) -> str:
+    return "None" if array is None else f"shape {tuple(jnp.shape(value_of(array)))}"
