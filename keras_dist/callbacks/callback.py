@@ -24,7 +24,8 @@ class Callback:
         params: `epochs`, `steps` and `verbose` of the call.
 
     An execution is one step, or several that the loop groups: `on_train_batch_begin` gets the index of its first batch,
-    `on_train_batch_end` that of its last. Between executions `model.variables` have their current values, and may be
+    `on_train_batch_end` that of its last. With a fixed `steps_per_execution` that is always so many further, as in
+    Keras, also where the data ends before. Between executions `model.variables` have their current values, and may be
     assigned.
 
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
@@ -148,6 +149,12 @@ class Callback:
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """After an execution of a prediction was dispatched, with its last batch."""
+
+
+def batches_over(callback: Callback, batch: int) -> int:
+    """How many batches of an epoch are over when a hook is told of the last of a group, which the data may not fill."""
+    steps = callback.params.get("steps")
+    return batch + 1 if steps is None else min(batch + 1, steps)
 
 
 def watches(callback: Callback, mode: Mode) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from keras_dist import _jax
 from keras_dist._arguments import check_int, check_number, check_optional
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.monitor_callback import MonitorCallback
@@ -44,7 +43,7 @@ class EarlyStopping(MonitorCallback):
         >>> len(model.fit(x, y, epochs=10, verbose=0, callbacks=[stopping]).epoch)
         3
 
-    Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
+    Differs from Keras: NaN is never the best value.
     """
 
     state_names = ("best", "wait", "stopped_epoch", "best_epoch", "best_weights")
@@ -106,6 +105,4 @@ class EarlyStopping(MonitorCallback):
         if self.best_weights is not None:
             if self.verbose:
                 print_message(f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
-            for variable, value in zip(self.model.weights, self.best_weights, strict=True):
-                if not _jax.is_key_dtype(variable.dtype):  # random streams go on
-                    variable.assign(value)
+            self.model.set_weights(self.best_weights)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from keras_dist import ops
-from keras_dist._arguments import check_number, check_option
+from keras_dist._arguments import check_number
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.errors import ModelError, did_you_mean
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.metrics import Metric
 from keras_dist.training.compile_metrics import CompileMetrics
+
+_MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
@@ -22,7 +24,8 @@ class MonitorCallback(Callback):
 
     Args:
         monitor: the name of the value.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name. Others
+            count as `"auto"`, with a warning.
         min_delta: the smallest change that counts as an improvement.
 
     Attributes:
@@ -38,7 +41,12 @@ class MonitorCallback(Callback):
         super().__init__()
         check_number("min_delta", min_delta)
         self.monitor = monitor
-        self.mode = check_option("mode", mode, ("auto", "min", "max"))
+        if mode not in _MODES:
+            warnings.warn(
+                f"{type(self).__name__} mode {shorten(mode)} is unknown, and counts as 'auto'; it is one of {_MODES}",
+                stacklevel=3,
+            )
+        self.mode = mode if mode in _MODES else "auto"
         self.min_delta = abs(min_delta)
         self.best: float | None = None
         self._sign = 1
@@ -73,21 +81,21 @@ class MonitorCallback(Callback):
             purpose: what needs the value, for the warning.
 
         Raises:
-            ModelError: it is not a single number.
+            ModelError: it is more than one number.
         """
         logs = logs or {}
         value: Any = logs.get(self.monitor)
         if value is None:
             self.warn_of_absence(f"{purpose} conditioned on metric `{self.monitor}` which is not available.", logs)
             return None
-        if np.ndim(value):
+        if np.size(value) != 1:
             raise ModelError(
                 f"{type(self).__name__}: `{self.monitor}` is more than one number",
                 given=f"monitor={self.monitor!r}, whose value has shape {np.shape(value)}",
                 expected="a scalar",
                 fix="let the metric average its values, or monitor another",
             )
-        return float(value)
+        return float(np.asarray(value).item())
 
     def warn_of_absence(self, text: str, logs: Logs) -> None:
         """Warn, once per training, that the logs have no such value."""

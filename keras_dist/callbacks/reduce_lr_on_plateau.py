@@ -50,7 +50,7 @@ class ReduceLROnPlateau(MonitorCallback):
         >>> history.history["learning_rate"]
         [1.0, 1.0, 0.5, 0.25, 0.125]
 
-    Differs from Keras: NaN is never the best value, and an unknown `mode` is an error.
+    Differs from Keras: NaN is never the best value.
     """
 
     state_names = ("best", "wait", "cooldown_counter")

@@ -171,6 +171,17 @@ def test_a_name_that_is_not_known_is_corrected(model):
     assert len(caught) == 1
 
 
+def test_an_unknown_mode_counts_as_auto():
+    with pytest.warns(UserWarning, match="EarlyStopping mode 'maximum' is unknown"):
+        assert EarlyStopping(mode="maximum").mode == "auto"
+
+
+def test_a_value_of_one_number_in_an_array_is_compared():
+    stopping = EarlyStopping(monitor="f1", mode="max")
+    run(stopping, [np.ones(1), np.zeros(1)], "f1")
+    assert stopping.best == 1.0
+
+
 def test_a_value_of_several_numbers_is_refused():
     with pytest.raises(ModelError, match="`f1` is more than one number") as error:
         run(EarlyStopping(monitor="f1", mode="max"), [np.ones(3)], "f1")
@@ -189,7 +200,6 @@ def test_what_it_says(model, capsys):
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("mode", "maximum"),
         ("patience", -1),
         ("patience", 1.5),
         ("patience", True),

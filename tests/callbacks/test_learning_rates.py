@@ -126,7 +126,6 @@ class TestReduceLROnPlateau:
             ("patience", -1),
             ("cooldown", 0.5),
             ("min_lr", -1.0),
-            ("mode", "m"),
             ("min_delta", math.inf),
         ],
     )

@@ -239,7 +239,6 @@ def test_a_path_that_cannot_be_filled_in(field):
         ({"save_freq": "batch"}, "save_freq"),
         ({"save_freq": 0}, "save_freq"),
         ({"save_freq": True}, "save_freq"),
-        ({"mode": "up"}, "mode"),
         ({"initial_value_threshold": "low"}, "initial_value_threshold"),
     ],
 )
