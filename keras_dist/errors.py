@@ -90,6 +90,10 @@ class ConfigError(KerasDistError, ValueError):
     """A config file cannot be read or says something that is not allowed."""
 
 
+class ConfigTypeError(ConfigError, TypeError):
+    """What should be the config of an object is something else, where Keras raises a `TypeError`."""
+
+
 class UnknownNameError(KerasDistError, ValueError):
     """A string identifier (optimizer, loss, metric) names nothing."""
 
@@ -110,8 +114,16 @@ class ConstructorError(ModelError, AttributeError):
     """The constructor of a subclass does not call that of its base."""
 
 
+class FileAbsentError(ModelError, FileNotFoundError):
+    """There is no such file, where Keras raises a `ValueError`."""
+
+
 class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """A file or folder that data are read from does not exist."""
 
 
 class CheckpointError(_ErrorOfProblems, ValueError):
@@ -171,6 +183,11 @@ def shorten(value: object) -> str:
     except Exception as error:  # the user's own __repr__
         text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def unreadable(error: Exception) -> type[DataError]:
+    """Return the class of the error that tells that a file of data cannot be read, for what reading it raised."""
+    return MissingFileError if isinstance(error, FileNotFoundError) else DataError
 
 
 def type_name(value: object) -> str:

@@ -183,7 +183,6 @@ class Streaming:
 
         Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
         """
-        self.check_passes(len(numbers))
         source = self.source
         start = start or Cursor(numbers.start)
         if start.epoch >= numbers.stop:
@@ -197,7 +196,10 @@ class Streaming:
                 continue
             begun = next(batches, None) if batches is not None and source.is_once else None
             if begun is None and batches is not None and source.is_once:
-                _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
+                if self.steps is None:
+                    _warn_of_epochs(epoch - numbers.start, len(numbers), self.source.title)
+                else:
+                    _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
                 return
             done, skip, state = 0, 0, None
             if epoch == start.epoch and self.steps is None:
@@ -313,6 +315,16 @@ def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
         f"  given:    {given}\n"
         f"  expected: a multiple of {steps} batches\n"
         f"  fix:      {fix}",
+        stacklevel=3,
+    )
+
+
+def _warn_of_epochs(count: int, epochs: int, given: str) -> None:
+    warnings.warn(
+        f"Your input ran out of data: training ends after {count} of {epochs} epochs\n"
+        f"  given:    {given}\n"
+        "  expected: batches that can be gone through in every epoch\n"
+        "  fix:      an object with __iter__ in place of an iterator, or steps_per_epoch=...",
         stacklevel=3,
     )
 

@@ -29,10 +29,14 @@ def check_batch_size(batch_size: int | None, argument: str = "batch_size", defau
 
 def as_arrays(value: PyTree, argument: str) -> PyTree:
     """Convert the leaves of a pytree to numpy arrays or `SparseRows`."""
-    # JAX is about to refuse iterators inside a tree with an error of its own
     value = with_lists_as_arrays(value)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: isinstance(node, Iterator))
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_leaf)
     return treedef.unflatten([as_array(leaf, leaf_name(argument, path)) for path, leaf in leaves])
+
+
+def _is_leaf(node: Any) -> bool:
+    """Whether it is an iterator, which JAX refuses inside a tree with an error of its own, or a sparse array of JAX."""
+    return isinstance(node, Iterator) or hasattr(node, "todense")
 
 
 def all_as_arrays(given: Arrays, name: str) -> Arrays:
@@ -174,7 +178,7 @@ def to_host(leaf: Any) -> Any:
     """Convert an array of any library to one of numpy, without a copy where possible; return anything else unchanged.
 
     Tensors of torch and TensorFlow, arrays of JAX, columns and tables of pandas; sparse matrices of scipy become
-    `SparseRows`.
+    `SparseRows`, sparse arrays of JAX dense ones.
     """
     if isinstance(leaf, np.ndarray):
         return native(leaf)
@@ -182,6 +186,8 @@ def to_host(leaf: Any) -> Any:
         return leaf
     if hasattr(leaf, "tocsr"):
         return SparseRows(leaf.tocsr()) if leaf.ndim == 2 else leaf.toarray()
+    if hasattr(leaf, "todense"):
+        return np.asarray(leaf.todense())
     if hasattr(leaf, "detach"):
         return leaf.detach().cpu().numpy()
     if hasattr(leaf, "to_numpy"):

@@ -14,7 +14,7 @@ import numpy as np
 from keras_dist._arguments import check_option, check_sizes
 from keras_dist._extras import import_extra
 from keras_dist.config.settings import check_data_format
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, shorten, unreadable
 from keras_dist.saving.regular_files import read_regular
 
 _MODES = {"grayscale": "L", "rgb": "RGB", "rgba": "RGBA"}
@@ -176,7 +176,7 @@ def _decoded(path: Any, mode: str) -> Any:
         opened.load()
         return opened
     except Exception as error:  # Pillow raises errors of many kinds for broken files, and one for bombs
-        raise DataError(
+        raise unreadable(error)(
             f"{shorten(str(path))} is no image that can be read",
             given=f"{type(error).__name__}: {error}",
             expected="a whole file of an image, as PNG, JPEG, GIF or BMP, of a size that Pillow takes for harmless",

@@ -45,7 +45,7 @@ Expected = Callable[[], list[Execution]]
 """What gives other executions of a run, for which programs can be compiled at the same time."""
 
 Streams = dict[int, Any]
-"""The states of random generators, by their index among the arrays of a `TrainState`."""
+"""What evaluation and prediction change, such as the states of random generators, by index in a `TrainState`."""
 
 
 _KINDS = {"train": "training", "test": "evaluation", "predict": "prediction"}
@@ -85,7 +85,6 @@ class CompiledSteps:
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
         self._streams = [index for index, row in enumerate(plan.rows) if row.role in CHANGED_ALWAYS]
-        self._streams_lie = {index: self._state_shardings[index] for index in self._streams}
         self._states = [index for index in self._streams if plan.rows[index].role == "state"]
         self._mesh, self._replicated, self._is_shared = plan.mesh, _replicated(plan.mesh), is_shared(plan.mesh)
         several = plan.mesh.is_multi_process
@@ -306,6 +305,7 @@ class CompiledSteps:
 
     def _compile_test(self, step: Callable[..., Any], execution: Execution) -> Any:
         run, rows, distribution = execution.run, execution.rows, self._distribution
+        kept = sorted({*self._streams, *(step.changed if isinstance(step, ProtocolStep) else ())})
 
         def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
             def one(carry: tuple[Streams, Logs], arrays: Any) -> tuple[Streams, Logs]:
@@ -317,12 +317,12 @@ class CompiledSteps:
                     after, found = step(before, batch)
                     logs = _accumulate(carry[1], found, rows)
                 leaves = jax.tree.leaves(after)
-                return {index: leaves[index] for index in self._streams}, logs
+                return {index: leaves[index] for index in kept}, logs
 
-            return run(one, ({index: state[index] for index in self._streams}, logs), operands, distribution)
+            return run(one, ({index: state[index] for index in kept}, logs), operands, distribution)
 
         shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
-        return self._jit(test, shardings, (self._streams_lie, self._replicated))
+        return self._jit(test, shardings, ({index: self._state_shardings[index] for index in kept}, self._replicated))
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])

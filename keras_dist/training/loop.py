@@ -33,11 +33,11 @@ class Hooks(Protocol):
         ...
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Before an execution is dispatched, whose first batch this is."""
+        """Before a group of steps is dispatched, whose first batch this is."""
         ...
 
     def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """After an execution was dispatched, whose last batch this is; it may still be running."""
+        """After a group of steps was dispatched, whose last batch this is; they may still be running."""
         ...
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -91,6 +91,7 @@ def run_steps(
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
     batch: int = 0,
+    group: int | None = None,
 ) -> PyTree:
     """Dispatch every execution, with a bounded number of them in flight.
 
@@ -98,7 +99,7 @@ def run_steps(
         mode: which batch hooks are called.
         executions: what to run.
         dispatch: starts one, and returns arrays that are ready when it is done, and how many programs it compiled.
-        hooks: called around each execution.
+        hooks: called around each group of steps.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
         timer: told of what happens.
         as_logs: what the hooks get to see of the real rows of a batch, and the arrays that `dispatch` returned.
@@ -106,6 +107,8 @@ def run_steps(
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
         batch: the number of the first batch.
+        group: how many steps are a group; None for those of an execution. As in Keras, the last batch of a group has
+            the same number where the data ends before it.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
@@ -120,12 +123,18 @@ def run_steps(
         if collect is not None:
             collect(rows, result)
 
-    result = None
+    result, group, end = None, group or 1, batch
+
+    def end_group() -> None:
+        hooks.batch_end(mode, end - 1, functools.partial(as_logs, rows, result))
+
     timer.begin()
     for execution in executions:
         if len(waiting) >= min(in_flight, MAX_IN_FLIGHT):
             finish_oldest()
-        hooks.batch_begin(mode, batch)
+        if batch >= end:
+            hooks.batch_begin(mode, batch)
+            end = batch + group
         began = timer.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
@@ -135,11 +144,15 @@ def run_steps(
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps
-        hooks.batch_end(mode, batch - 1, functools.partial(as_logs, rows, result))
+        if batch >= end:
+            end = batch
+            end_group()
         timer.look()
         check_interrupt()
         if should_stop():
             break
+    if batch < end:
+        end_group()
     while waiting:
         finish_oldest()
     timer.end()

@@ -19,28 +19,39 @@ from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
 from keras_dist.training.accumulators import Observation
+from keras_dist.training.loss_structure import Part, is_structured, parts_of
 from keras_dist.training.outputs import Outputs
 
 
 @dataclasses.dataclass(frozen=True)
-class _Term:
-    """One output, with all that belongs to it."""
+class _Output:
+    """One output, or several together, with what is given for it."""
 
-    name: str
     y_true: PyTree
     y_pred: PyTree
-    sample_weight: ArrayLike | None
+    sample_weight: PyTree
     mask: jax.Array | None
-    loss: Loss | None
-    loss_weight: float | None
-    metrics: list[Metric]
-    weighted_metrics: list[Metric]
 
-    def value(self, loss: Loss) -> jax.Array:
+    def observation(self, metric: Metric, sample_weight: ArrayLike | None) -> Observation:
+        """What a metric sees."""
+        return Observation(metric, self.y_true, self.y_pred, sample_weight, self.mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """A loss, with the output that it is of."""
+
+    name: str
+    output: _Output
+    loss: Loss
+    loss_weight: float | None
+
+    def value(self) -> jax.Array:
         """The loss, a scalar."""
         # a `__call__` of the user's own may not know masks, which Keras does not hand over either
-        options = keywords_taken(type(loss).__call__, {"mask": self.mask})
-        value = loss(self.y_true, self.y_pred, self.sample_weight, **options)
+        loss, of = self.loss, self.output
+        options = keywords_taken(type(loss).__call__, {"mask": of.mask})
+        value = loss(of.y_true, of.y_pred, of.sample_weight, **options)
         if jnp.ndim(value):
             raise ModelError(
                 f"the loss {loss.name!r} is not reduced to a number",
@@ -50,13 +61,10 @@ class _Term:
             )
         return value
 
-    def divisor(self, loss: Loss) -> ArrayLike:
+    def divisor(self) -> ArrayLike:
         """What the loss was divided by, a scalar."""
-        return loss.divisor(self.y_true, self.y_pred, sample_weight=self.sample_weight, mask=self.mask)
-
-    def observation(self, metric: Metric, sample_weight: ArrayLike | None) -> Observation:
-        """What a metric sees."""
-        return Observation(metric, self.y_true, self.y_pred, sample_weight, self.mask)
+        of = self.output
+        return self.loss.divisor(of.y_true, of.y_pred, sample_weight=of.sample_weight, mask=of.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +77,8 @@ class Objective:
         metrics: lists by output, or a list: of one output all its metrics, of several an entry for each.
         weighted_metrics: given in the same way; these see the weights of examples.
         output_names: names for outputs that are lists, tuples or lone arrays.
+        structured: loss and weights, nested as they were given, where `parts_of` tells which output each is of.
+        layer_names: of the layers that compute the outputs; None where it is not known.
     """
 
     loss: PyTree
@@ -76,6 +86,8 @@ class Objective:
     metrics: PyTree
     weighted_metrics: PyTree
     output_names: Sequence[str] | None
+    structured: tuple[PyTree, PyTree] | None = None
+    layer_names: Sequence[str] | None = None
 
     @property
     def needs_targets(self) -> bool:
@@ -96,12 +108,18 @@ class Objective:
             mask: which values of `y_pred` count: an array, or one for each output; None for all.
         """
         terms = self._terms(batch, y_pred, mask)
-        found = [(term, term.value(term.loss)) for term in terms if term.loss is not None]
-        if not found:
+        if not terms:
             return {}  # what the layers add is all there is
-        first, *others = (value if term.loss_weight is None else value * term.loss_weight for term, value in found)
-        each = {f"{term.name}_loss": value for term, value in found} if others else {}
-        return {"loss": sum(others, first), **each}
+        values = [term.value() for term in terms]
+        weighted = [
+            value if term.loss_weight is None else value * term.loss_weight
+            for term, value in zip(terms, values, strict=True)
+        ]
+        each: dict[str, jax.Array] = {}
+        for term, value in zip(terms, values, strict=True) if len(terms) > 1 else ():
+            name = f"{term.name}_loss"
+            each[name] = each[name] + value if name in each else value
+        return {"loss": sum(weighted[1:], weighted[0]), **each}
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """How much a batch counts among others that make one large batch: what its loss was divided by.
@@ -109,28 +127,26 @@ class Objective:
         Of several losses the mean of what they were divided by, which is exact where one is a multiple of another in
         all batches. Where nothing but layers adds to the loss, the rows. Arguments are those of `losses`.
         """
-        terms = self._terms(batch, y_pred, mask)
-        divisors = [term.divisor(term.loss) for term in terms if term.loss is not None]
+        divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
         """The losses and what the metrics see of a batch, by the names they are logged as."""
-        terms = self._terms(batch, y_pred, mask)
-        order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else [t.name for t in terms]
+        outputs = self._outputs(y_pred)
+        order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else outputs.names
         names = dict.fromkeys(["loss", *(f"{name}_loss" for name in order), *losses])
-        are_several = len(jax.tree.leaves(y_pred)) > 1
-        prefixes = [f"{term.name}_" if are_several and term.name else "" for term in terms]
         found: dict[str, Observation] = {}
-        for term, prefix in zip(terms, prefixes, strict=True):
-            for metric in term.metrics:
-                found[_free(found, prefix + metric.name)] = term.observation(metric, None)
-        for term, prefix in zip(terms, prefixes, strict=True):
-            for metric in term.weighted_metrics:
+        measured = self._measured(outputs, batch, y_pred, mask)
+        for prefix, output, plain, _ in measured:
+            for metric in plain:
+                found[_free(found, prefix + metric.name)] = output.observation(metric, None)
+        for prefix, output, _, weighted in measured:
+            for metric in weighted:
                 name = prefix + metric.name
                 name = _free(found, f"{prefix}weighted_{metric.name}") if name in found else name
-                found[name] = term.observation(metric, term.sample_weight)
+                found[name] = output.observation(metric, output.sample_weight)
         if repeated := set(found) & set(losses):
             raise ModelError(
                 f"two values would be logged as {min(repeated)!r}",
@@ -138,38 +154,87 @@ class Objective:
                 expected="a name of its own for each",
                 fix="give the metric another name",
             )
-        in_order = dict(sorted(found.items())) if are_several else found
+        in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         return {**{name: losses[name] for name in names if name in losses}, **in_order}
+
+    def _outputs(self, y_pred: PyTree) -> Outputs:
+        names, count = self.output_names, len(jax.tree.leaves(y_pred))
+        if names is not None and len(names) != count:  # `compute_loss` of a subclass made others of the outputs
+            taken: dict[str, Any] = {}  # as in Keras: outputs without names are known by their losses
+            for loss in self.loss if isinstance(self.loss, list) and None not in self.loss else ():
+                taken[_free(taken, loss.name)] = loss
+            names = list(taken) if len(taken) == count else None
+        return Outputs(y_pred, names)
+
+    def _takes_apart(self, outputs: Outputs, y: PyTree) -> bool:
+        """Whether the loss is a callable of the user's that takes targets and outputs apart itself."""
+        return isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y)
+
+    def _parts(self, outputs: Outputs) -> list[Part]:
+        """The losses with the names of their outputs."""
+        if self.structured is not None:
+            labels = self.layer_names if len(self.layer_names or ()) == len(outputs.names) else outputs.names
+            places = jax.tree.unflatten(outputs.structure, outputs.names)
+            named = dict(zip(outputs.names, labels or (), strict=True))
+            found = parts_of(*self.structured, places, named)
+            if found is not None:
+                return found
+        losses = outputs.assign("loss", self.loss, one_for_all=True)
+        weights = outputs.assign("loss_weights", self.loss_weights, one_for_all=True)
+        return [Part(name, loss, weights.get(name), name) for name, loss in losses.items() if loss is not None]
 
     def _terms(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree) -> list[_Term]:
         _, y, sample_weight = batch
-        outputs = Outputs(y_pred, self.output_names)
-        if isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y):
-            # a callable of the user's may take targets and outputs apart itself
-            everything = (y, y_pred, sample_weight, mask, self.loss, self.loss_weights)
-            return [_Term("", *everything, _listed(self.metrics), _listed(self.weighted_metrics))]
-        loss = outputs.assign("loss", self.loss, one_for_all=True)
-        weights = outputs.assign("loss_weights", self.loss_weights, one_for_all=True)
-        measured = self._assigned("metrics", outputs)
-        weighted = self._assigned("weighted_metrics", outputs)
-        needed = [name for name in outputs.names if loss.get(name) or measured.get(name) or weighted.get(name)]
-        targets = outputs.match("y", y, needed)
-        sample_weights = outputs.match_weights("sample_weight", sample_weight)
-        masks = outputs.match_weights("mask", mask)
+        outputs = self._outputs(y_pred)
+        if self._takes_apart(outputs, y):
+            return [_Term("", _Output(y, y_pred, sample_weight, mask), self.loss, self.loss_weights)]
+        parts = self._parts(outputs)
+        of = self._given(outputs, batch, mask, parts)
+        return [_Term(part.name, of(part.outputs), part.loss, part.weight) for part in parts]
+
+    def _measured(
+        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
+    ) -> list[tuple[str, _Output, list[Metric], list[Metric]]]:
+        """What begins the names of the metrics of an output, it, its metrics and its weighted metrics."""
+        _, y, sample_weight = batch
+        if self._takes_apart(outputs, y):
+            everything = _Output(y, y_pred, sample_weight, mask)
+            return [("", everything, _listed(self.metrics), _listed(self.weighted_metrics))]
+        plain, weighted = self._assigned("metrics", outputs), self._assigned("weighted_metrics", outputs)
+        names = [name for name in outputs.names if plain.get(name) or weighted.get(name)]
+        if not names:
+            return []
+        try:
+            parts = self._parts(outputs)
+        except ModelError:  # the losses fit what `compute_loss` of a subclass makes of the outputs
+            parts = []
+        of = self._given(outputs, batch, mask, parts)
+        are_several = len(outputs.names) > 1
         return [
-            _Term(
-                name,
-                targets.get(name),
-                outputs.arrays[name],
-                sample_weights.get(name),
-                masks.get(name),
-                loss.get(name),
-                weights.get(name),
-                measured.get(name, []),
-                weighted.get(name, []),
-            )
-            for name in needed
+            (f"{name}_" if are_several and name else "", of(name), plain.get(name, []), weighted.get(name, []))
+            for name in names
         ]
+
+    def _given(
+        self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], mask: PyTree, parts: Sequence[Part]
+    ) -> Callable[[PyTree], _Output]:
+        """What is given for an output, by its name, or for several, by their names in a structure."""
+        _, y, sample_weight = batch
+        needed = {name for part in parts for name in jax.tree.leaves(part.outputs)}
+        for argument in ("metrics", "weighted_metrics"):
+            needed |= {name for name, found in self._assigned(argument, outputs).items() if found}
+        targets = outputs.match("y", y, [name for name in outputs.names if name in needed])
+        weights = outputs.match_weights("sample_weight", sample_weight)
+        masks = outputs.match_weights("mask", mask)
+
+        def output(names: PyTree) -> _Output:
+            if isinstance(names, str):
+                return _Output(targets.get(names), outputs.arrays[names], weights.get(names), masks.get(names))
+            y_true, y_pred, each = (jax.tree.map(found.get, names) for found in (targets, outputs.arrays, weights))
+            are_several = isinstance(sample_weight, list | tuple | Mapping)
+            return _Output(y_true, y_pred, each if are_several else sample_weight, None)
+
+        return output
 
     def _assigned(self, argument: str, outputs: Outputs) -> dict[str, list[Metric]]:
         given = getattr(self, argument)
@@ -184,7 +249,7 @@ def resolve_objective(
     metrics: PyTree = None,
     weighted_metrics: PyTree = None,
     output_names: Sequence[str] | None = None,
-    are_outputs_known: bool = True,
+    layer_names: Sequence[str] | None = None,
 ) -> Objective:
     """What `compile` was given, with names resolved.
 
@@ -195,17 +260,19 @@ def resolve_objective(
         metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
         weighted_metrics: the same for metrics that see the weights of examples.
         output_names: names for outputs that are lists, tuples or lone arrays.
-        are_outputs_known: whether these are all the outputs for sure, so that what is given for others is an error
-            now; else it is one when the outputs are seen.
+        layer_names: of the layers that compute the outputs, in the order in which they are flattened.
     """
     for argument, given in (("loss", loss), ("metrics", metrics), ("weighted_metrics", weighted_metrics)):
         _check_no_layers(argument, given)
+    losses, factors = _resolved(as_loss, loss), _resolved(_number, loss_weights)
     objective = Objective(
-        _mapped(as_loss, loss),
-        _mapped(_number, loss_weights),
+        _flat(losses),
+        _flat(factors),
         _resolved_metrics(metrics),
         _resolved_metrics(weighted_metrics),
         output_names,
+        (losses, factors) if is_structured(losses) else None,
+        layer_names,
     )
     if loss is not None and not jax.tree.leaves(objective.loss):
         raise ModelError(
@@ -214,12 +281,6 @@ def resolve_objective(
             expected="a loss for at least one output",
             fix='for example loss="mse"',
         )
-    if output_names and are_outputs_known:
-        outputs = Outputs(dict.fromkeys(output_names, 0), output_names)  # as in Keras, `fit` tells what is missing
-        for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
-            given = getattr(objective, argument)
-            if isinstance(given, Mapping):
-                outputs.assign(argument, given, one_for_all=False)
     _check_weights(loss, loss_weights, output_names)
     return objective
 
@@ -256,12 +317,22 @@ def _is_layer(node: Any) -> bool:
     return isinstance(node, Layer)
 
 
-def _mapped(resolve: Callable[[Any], Any], given: PyTree) -> PyTree:
-    """What is given for the outputs, resolved; lists in lists as one list, dicts in dicts as one of paths."""
-    found = {path: None if item is None else resolve(item) for path, item in _items(None, given)}
+def _resolved(resolve: Callable[[Any], Any], given: PyTree) -> PyTree:
+    """What is given for the outputs, resolved, in the structure in which it is given."""
     if isinstance(given, list | tuple):
+        items = [_resolved(resolve, item) for item in given]
+        return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
+    if _is_by_output(given):
+        return {name: _resolved(resolve, item) for name, item in given.items()}
+    return None if given is None else resolve(given)
+
+
+def _flat(resolved: PyTree) -> PyTree:
+    """Lists in lists as one list, dicts in dicts as one of paths."""
+    found = dict(_items(None, resolved))
+    if isinstance(resolved, list | tuple):
         return list(found.values())
-    return found if _is_by_output(given) else found[None]
+    return found if _is_by_output(resolved) else found[None]
 
 
 def _items(path: Any, given: PyTree, in_list: bool = False) -> Iterator[tuple[Any, Any]]:

@@ -10,12 +10,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist import _jax
 from keras_dist._patterns import Pattern
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.layers import call_context
-from keras_dist.layers.record import Recorded
+from keras_dist.layers.remat_scope import checkpointed
 from keras_dist.training.activations import named_submodules
 from keras_dist.training.graph import compile_rule
 
@@ -31,9 +29,6 @@ POLICIES = (
     "nothing_saveable",
 )
 """The policies in `jax.checkpoint_policies` that take no arguments."""
-
-_NOT_STATE = (nnx.Param, nnx.Intermediate)
-"""Variables that a call does not change for good."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,41 +93,6 @@ def _unknown(given: Any, paths: Iterable[str]) -> ModelError:
 @functools.lru_cache(maxsize=256)
 def _checkpointed_class(cls: type) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return checkpointed(cls, self, args, kwargs)
+        return checkpointed(cls.__call__, self, args, kwargs)
 
     return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
-
-
-def checkpointed(cls: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-    """What `layer` gives; its statistics, masks and losses come out of the checkpoint as arrays."""
-    context = call_context.current() or call_context.CallContext()
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    arrays = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
-    graphdef, state = nnx.split(layer)
-    values, state_structure = jax.tree.flatten(state)
-    order, after = _jax.attribute_order(layer), []
-
-    def call(values: PyTree, arrays: list[jax.Array], masks: list[jax.Array]) -> PyTree:
-        with _jax.without_eager_sharding():
-            module = nnx.merge(graphdef, state_structure.unflatten(values), copy=True)
-        _jax.restore_order(module, order)
-        filled = [leaf if array is None else array for leaf, array in zip(leaves, arrays, strict=True)]
-        given, options = structure.unflatten(filled)
-        with call_context.entered(context.training, anew=True) as inner:
-            for array, mask in zip(arrays, masks, strict=True):
-                inner.set_mask(array, mask)
-            with call_context.calling(context.caller, context.weights_dtype):
-                outputs = cls.__call__(module, *given, **options)
-            changed, structure_after = jax.tree.flatten(nnx.state(module, nnx.Not(_NOT_STATE)))
-            after.append(structure_after)
-            return outputs, inner.mask_of(outputs), changed, inner.losses
-
-    masks = [context.mask_of(array) for array in arrays]
-    outputs, output_masks, changed, losses = jax.checkpoint(call)(values, arrays, masks)
-    nnx.update(layer, after[-1].unflatten(changed))
-    context.set_mask(outputs, output_masks)
-    if losses:
-        context.losses.extend(losses)
-        if isinstance(layer, Recorded):
-            layer._outside.added += losses
-    return outputs

@@ -91,9 +91,17 @@ class Forward:
                 y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
-                losses = objective.losses(batch, y_pred, mask)
-                if self.compute_loss is not None:
-                    context.compiled_loss = lambda batch, y_pred: objective.losses(batch, y_pred, mask).get("loss")
+                losses: dict[str, jax.Array] = {}
+
+                def compiled_loss(batch: Batch, of: PyTree) -> jax.Array | None:
+                    is_alike = jax.tree.structure(of) == jax.tree.structure(y_pred)
+                    losses.update(objective.losses(batch, of, mask if is_alike else None))
+                    return losses.get("loss")
+
+                if self.compute_loss is None:
+                    compiled_loss(batch, y_pred)
+                else:  # of a subclass it may take outputs apart, or need none of the losses
+                    context.compiled_loss = compiled_loss
                     losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
             return losses, y_pred, mask, self.graph.split(module)[1]
 

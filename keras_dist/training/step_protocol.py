@@ -58,16 +58,20 @@ class StepProtocol:
 
 @dataclasses.dataclass(frozen=True)
 class VariablesAccumulator:
-    """The variables of metrics, which the steps themselves update."""
+    """The variables of metrics, which the steps themselves update.
+
+    They are looked for once: that goes through the whole model, and callbacks may look at each batch.
+    """
 
     protocol: StepProtocol
+    variables: Sequence[Any]
     names: tuple[str, ...] = ()
 
     def start(self) -> list[np.ndarray]:
         """The values when they are reset."""
         with Scope(), jax.ensure_compile_time_eval():  # also inside of a trace
             self.protocol.reset()
-            return [np.asarray(variable.value) for variable in self.protocol.metrics_variables()]
+            return [np.asarray(variable.value) for variable in self.variables]
 
     def read(self, state: Sequence[Any]) -> dict[str, Any]:
         """Nothing: the step logs what is to be seen."""
@@ -76,7 +80,7 @@ class VariablesAccumulator:
 
     def hold(self, state: Sequence[jax.Array]) -> None:
         """Let the metrics tell what is in this state."""
-        for variable, value in zip(self.protocol.metrics_variables(), state, strict=True):
+        for variable, value in zip(self.variables, state, strict=True):
             variable.hold(value)
 
 
@@ -109,6 +113,9 @@ class ProtocolStep:
         protocol: of the model.
         cell: knows the places of the variables.
         optimizers: of the model, by name.
+
+    Attributes:
+        changed: the places of the arrays that it exchanges for others, known once `accumulators` has traced it.
     """
 
     def __init__(
@@ -116,13 +123,16 @@ class ProtocolStep:
     ) -> None:
         self._mode: Mode = mode
         self._protocol, self._cell = protocol, cell
-        self._optimizers = [optimizers[name].transformation for name in sorted(optimizers)]  # as slots are flattened
+        self.changed: list[int] = []
+        self._optimizers = [(name, optimizers[name].transformation) for name in sorted(optimizers)]
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """How to accumulate what it logs (traced)."""
         self._protocol.prepare(state, batch)
-        held = VariablesAccumulator(self._protocol)
-        logs, *_ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
+        held = VariablesAccumulator(self._protocol, self._protocol.metrics_variables())
+        logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        self.changed = [place for place, (old, new) in enumerate(pairs) if old is not new]
         shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in logs.items()}
         return {VARIABLES: held, **{name: LastAccumulator(name, shape) for name, shape in shapes.items()}}
 
@@ -161,10 +171,10 @@ class ProtocolStep:
         places, slots, leaves, tree = self._places(state)
         indices = [*places, slots] if self._mode == "train" else [*places]
         given = [[leaves[place] for place in part] for part in indices]
-        known = [variable for optimizer in self._optimizers for variable in optimizer.variables]
+        known = [variable for _, optimizer in self._optimizers for variable in optimizer.variables]
         own = self._protocol.metrics_variables()
         _check_count(own, metrics)
-        for optimizer in self._optimizers:
+        for _, optimizer in self._optimizers:
             optimizer._has_scaled = False
         scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
         with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks():
@@ -196,7 +206,9 @@ class ProtocolStep:
                 expected=f"the {len(jax.tree.leaves(numbered.trainable))} of compile",
                 fix="call compile again after setting `trainable` of a layer",
             )
-        return (trained, others), jax.tree.leaves(numbered.slots), leaves, tree
+        # as slots are flattened, and of each optimizer as its variables are
+        slots = [optimizer.in_order(jax.tree.leaves(numbered.slots[name])) for name, optimizer in self._optimizers]
+        return (trained, others), [place for part in slots for place in part], leaves, tree
 
     def _put(self, leaves: list[Any], places: Sequence[int], values: Any, name: str) -> None:
         """Exchange the leaves in these places."""
@@ -248,7 +260,7 @@ class ProtocolStep:
 
     def _check_scaled(self) -> None:
         """Check that the gradients, which an optimizer is going to scale back, were taken of the scaled loss."""
-        for optimizer in self._optimizers:
+        for _, optimizer in self._optimizers:
             if getattr(optimizer, "scales_loss", False) and not optimizer._has_scaled:
                 raise ModelError(
                     "train_step takes gradients of a loss that is not scaled",

@@ -143,6 +143,7 @@ class Trainer:
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
                     batch=run.progress.cursor.batch,
+                    group=self._options.steps_per_execution,
                 )
                 states = dict(run.progress.tallies) if states is None else states  # no step was left
                 self._hold(program, states)
@@ -244,6 +245,7 @@ class Trainer:
                 as_logs=functools.partial(self._watched, program),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
+                group=self._options.steps_per_execution,
             )
             self._hold(program, states)
             self._compiled.forget_shapes("test")
@@ -279,6 +281,7 @@ class Trainer:
                 collect=lambda rows, result: outputs.append(real_outputs(rows, result)),
                 should_stop=should_stop,
                 in_flight=self._options.prefetch,
+                group=self._options.steps_per_execution,
             )
             hooks.end("predict")
         self._compiled.forget_shapes("predict")

@@ -187,5 +187,7 @@ def test_broken_files_are_named(tmp_path):
     ):
         with pytest.raises(DataError):
             images(tmp_path, **options)
-    with pytest.raises(DataError, match="folder"):
-        images(tmp_path / "nowhere")
+    for absent in (images, kd.preprocessing.image.load_img, lambda path: kd.layers.StringLookup(vocabulary=path)):
+        with pytest.raises(FileNotFoundError, match=r"given: .*nowhere") as caught:
+            absent(tmp_path / "nowhere")
+        assert isinstance(caught.value, DataError)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+from jax.experimental.sparse import BCOO
 
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming
@@ -50,6 +51,7 @@ class TestRecognition:
             pd.Series(Y),
             scipy.sparse.csr_matrix(X),
             scipy.sparse.coo_array(X),
+            BCOO.fromdense(jax.numpy.asarray(X)),
         ],
         ids=lambda x: type(x).__name__,
     )

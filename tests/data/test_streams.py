@@ -200,12 +200,10 @@ class TestLengths:
 
         assert source_of(Unknown((X, Y), 8)).num_batches is None
 
-    def test_an_iterator_for_several_epochs_needs_steps(self):
-        iterator = iter([X])
-        with pytest.raises(DataError, match="`steps_per_epoch` is missing") as caught:
-            next(Streaming(source_of(iterator), None, "steps_per_epoch").epochs(range(3), 1))
-        assert "once, for 3 times" in caught.value.given
-        assert next(iterator) is X, "none is asked for"
+    def test_an_iterator_for_several_epochs_is_one(self):
+        epochs = Streaming(source_of(iter([X])), None, "steps_per_epoch").epochs(range(3), 1)
+        with pytest.warns(UserWarning, match="training ends after 1 of 3 epochs"):
+            assert [len(list(batches)) for _, batches in epochs] == [1]
 
 
 class TestNumbered:

@@ -108,13 +108,16 @@ class TestMistakes:
         with pytest.raises(DataError, match="`validation_steps` is missing") as caught:
             model.fit(X, Y, epochs=2, validation_data=batches, verbose=0)
         assert "validation <list_iterator" in caught.value.given
-        with pytest.raises(DataError, match="`steps_per_epoch` is missing"):
-            model.fit(batches, epochs=2, verbose=0)
         assert len(list(batches)) == len(cut((X, Y), 8))
         validation = iter(cut((X, Y), 8))
         model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)
         with pytest.raises(DataError, match="there is no batch"):
             model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
+
+    def test_training_ends_with_a_generator_as_in_keras(self, model):
+        with pytest.warns(UserWarning, match="ran out of data: training ends after 1 of 3 epochs"):
+            history = model.fit(iter(cut((X, Y), 8)), epochs=3, verbose=0)
+        assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
     def test_what_no_data_set_takes(self, model):
         for options in ({"y": Y}, {"sample_weight": W}, {"validation_split": 0.5}):

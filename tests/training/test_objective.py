@@ -10,6 +10,7 @@ import pytest
 from keras_dist import errors, losses, metrics
 from keras_dist.training.accumulators import accumulator_of, add
 from keras_dist.training.objective import resolve_objective
+from keras_dist.training.outputs import Outputs
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 2)).astype("f4")
@@ -135,9 +136,9 @@ class TestSeveralOutputs:
         assert [*found] == ["loss", *names]
         np.testing.assert_allclose([*found.values()], [A_LOSS + B_LOSS, A_LOSS, B_LOSS], rtol=1e-6)
 
-    def test_a_dict_in_a_list_of_losses_is_none(self):
-        with pytest.raises(errors.ModelError, match="neither a name nor a callable"):
-            resolve_objective(loss=["mse", {"b": "mae"}])
+    def test_a_config_in_a_list_of_losses_is_a_loss(self):
+        found = logged(*LISTS, loss=[{"class_name": "MeanSquaredError", "config": {}}, SPARSE])
+        assert found["loss"] == pytest.approx(A_LOSS + B_LOSS, rel=1e-6)
 
     def test_nested_outputs_are_named_by_their_path(self):
         y_pred = {"heads": {"a": A_PRED, "b": B_PRED}}
@@ -261,7 +262,6 @@ class TestMask:
 
 WRONG = {
     "unknown output of a loss": (lambda: logged(*DICTS, loss={"c": "mse"}), "`loss`.*'c'.*'a', 'b'"),
-    "known too late": (lambda: resolve_objective({"c": "mse"}, output_names=["a", "b"]), "`loss`.*'c'.*'a', 'b'"),
     "too many losses": (lambda: logged(*DICTS, loss=["mse"] * 3), "`loss` does not match.*a list of 3"),
     "losses of one output": (lambda: logged(A_TRUE, A_PRED, loss=["mse", "mae"]), "`loss` does not match.*one output"),
     "no loss at all": (lambda: resolve_objective({"a": None}), "`loss` holds no loss"),
@@ -281,7 +281,7 @@ WRONG = {
     "target of another name": (lambda: logged({"c": A_TRUE, "b": B_TRUE}, DICTS[1], loss=NAMED), "`y`.*'c', 'b'"),
     "a target too few": (lambda: logged({"b": B_TRUE}, DICTS[1], loss=NAMED), "`y` does not match"),
     "weights of another name": (lambda: logged(*DICTS, {"c": WEIGHT}, loss=NAMED), "`sample_weight`.*'c'"),
-    "more names than outputs": (lambda: logged(*LISTS, names=["a"], loss="mse"), "other outputs than names"),
+    "more names than outputs": (lambda: Outputs(LISTS[1], ["a"]), "other outputs than names"),
 }
 
 

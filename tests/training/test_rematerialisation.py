@@ -88,6 +88,17 @@ def test_there_is_a_checkpoint_for_each_layer_that_is_named(program: Any, remat:
     assert program(remat).count(BARRIER) == checkpoints
 
 
+@pytest.mark.parametrize(("remat", "checkpoints"), [(None, 0), ("full", 1), ("d[12]", 2)])
+def test_steps_in_the_form_of_keras_compute_again_too(remat: str | None, checkpoints: int) -> None:
+    class Stepped(kd.Sequential):
+        def train_step(self, state: Any, data: Any) -> Any:
+            return super().train_step(state, data)
+
+    model = Stepped([kd.Input((6,)), *(layers.Dense(6, "tanh", name=f"d{i}") for i in range(3))])
+    model.compile("sgd", "mse", remat=remat)
+    assert model.lower_train_step(X[:, 0], X[:, 1]).as_text().count(BARRIER) == checkpoints
+
+
 def test_a_policy_says_what_is_computed_again(program: Any) -> None:
     products = {remat: program(remat).count("stablehlo.dot_general") for remat in (None, "full", "dots_saveable")}
     assert products["full"] > products["dots_saveable"] == products[None]

@@ -271,6 +271,49 @@ def test_what_is_frozen_after_compile_asks_for_another_compile() -> None:
     np.testing.assert_array_equal(before[0], model.get_layer("d1").get_weights()[0])
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_what_a_test_step_changes_is_kept(steps_per_execution: int) -> None:
+    class Adapting(kd.Sequential):
+        def test_step(self, state: Any, data: Any) -> Any:
+            logs, (trainable, others, measured) = super().test_step(state, data)
+            others = [value + 1 if value.ndim else value for value in others]
+            return logs, ([trainable[0] * 2, *trainable[1:]], others, measured)
+
+    with layouts.on("data=2,model=4").scope():
+        norm = kd.layers.BatchNormalization()
+        model = Adapting([kd.Input((8,)), kd.layers.Dense(4, name="d1"), norm, kd.layers.Dense(4, name="d2")])
+    model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    kernel, mean = model.get_layer("d1").kernel.numpy(), norm.moving_mean.numpy()
+    model.evaluate(X[:16], np.zeros((16, 4)), batch_size=8, verbose=0)
+    np.testing.assert_allclose(model.get_layer("d1").kernel.numpy(), 4 * kernel, rtol=1e-6)
+    np.testing.assert_allclose(norm.moving_mean.numpy(), mean + 2)
+    assert len(model._session.trainer._steps["test"].changed) == 3, "no more are copied"
+    assert model.get_layer("d1").kernel.layout.axes == (None, "model")
+
+
+def test_metrics_are_not_looked_for_with_each_batch() -> None:
+    looks: list[int] = []
+
+    class Looked(Stepped):
+        @property
+        def metrics(self) -> Any:
+            looks.append(1)
+            return super().metrics
+
+    class Watch(kd.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            assert logs["loss"] > 0
+
+    model = Looked(*(lambda x: (x, kd.layers.Dense(4)(x)))(kd.Input((8,))))
+    model.compile("sgd", "mse")
+    found = []
+    for rows in (8, 8, 16):
+        looks.clear()
+        model.fit(X[:rows], np.ones((rows, 4)), batch_size=4, verbose=0, callbacks=[Watch()])
+        found.append(len(looks))
+    assert found[1] == found[2]
+
+
 def test_own_metrics_are_reset_with_each_epoch_and_tell_the_last_one() -> None:
     class Counting(kd.Sequential):
         def __init__(self, layers: Any) -> None:
