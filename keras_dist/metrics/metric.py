@@ -129,7 +129,7 @@ class Metric(Configurable):
         dtype = _resolved_dtype(dtype)
         with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
             value = np.asarray(make(tuple(shape), dtype=dtype))
-        variable = MetricVariable(value, name or f"variable_{len(self._variables)}")
+        variable = MetricVariable(value, name or f"variable_{len(self._variables)}", self.name)
         self._variables.append(variable)
         return variable
 

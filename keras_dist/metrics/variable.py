@@ -22,10 +22,12 @@ class MetricVariable(Operators):
     Args:
         value: the initial value; it decides shape and dtype for good.
         name: for errors and listings.
+        owner: the name of its metric.
     """
 
-    def __init__(self, value: np.ndarray, name: str) -> None:
-        self.name = self.path = name
+    def __init__(self, value: np.ndarray, name: str, owner: str) -> None:
+        self.name = name
+        self.path = f"{owner}/{name}"
         self.shape = value.shape
         self.dtype = value.dtype
         self._value: Any = value

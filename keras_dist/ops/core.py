@@ -16,7 +16,7 @@ from keras_dist._arguments import check_option
 from keras_dist._operators import value_of, values_in
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 
 
 @operation
@@ -106,10 +106,14 @@ def unstack(x: ArrayLike, num: int | None = None, axis: int = 0) -> list[jax.Arr
         x: an array.
         num: how many there are; needed only where the size of a symbolic dim is not known.
         axis: along which.
+
+    Raises:
+        ModelError: there is no such dim.
     """
     array = as_array(x)
-    count = array.shape[axis] if num is None else num
-    return [jax.lax.index_in_dim(array, index, axis, keepdims=False) for index in range(count)]
+    (dim,) = dims_of(array, axis)
+    count = array.shape[dim] if num is None else num
+    return [jax.lax.index_in_dim(array, index, dim, keepdims=False) for index in range(count)]
 
 
 @operation

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from keras_dist._arguments import check_option, check_sizes
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.layers import image_filters
 from keras_dist.ops import core
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.image_sampling import affine_transform as affine_transform
@@ -54,16 +54,7 @@ def rgb_to_hsv(images: ArrayLike, data_format: str | None = None) -> jax.Array:
     """
     given = Images.of("rgb_to_hsv", images, data_format)
     values = _float_channels("rgb_to_hsv", given)
-    values = jnp.where(jnp.abs(values) < jnp.finfo(values.dtype).eps, 0, values)
-    red, green, blue = jnp.unstack(values, axis=-1)
-    most = jnp.max(values, -1)
-    spread = most - jnp.min(values, -1)
-    sixth = 1 / (6 * jnp.where(spread > 0, spread, 1))
-    hue = jnp.where(most == green, sixth * (blue - red) + 1 / 3, sixth * (red - green) + 2 / 3)
-    hue = jnp.where(most == red, sixth * (green - blue), hue)
-    hue = jnp.where(spread > 0, hue, 0) + (hue < 0)
-    saturation = jnp.where(most > 0, spread / jnp.where(most > 0, most, 1), 0)
-    return given.restored(jnp.stack([hue, saturation, most], -1).astype(values.dtype))
+    return given.restored(image_filters.rgb_to_hsv(values))
 
 
 @operation
@@ -75,11 +66,7 @@ def hsv_to_rgb(images: ArrayLike, data_format: str | None = None) -> jax.Array:
         data_format: `"channels_last"`, the default, or `"channels_first"`.
     """
     given = Images.of("hsv_to_rgb", images, data_format)
-    hue, saturation, value = jnp.unstack(_float_channels("hsv_to_rgb", given), axis=-1)
-    sector = hue % 1 * 6
-    pure = (jnp.abs(sector - 3) - 1, 2 - jnp.abs(sector - 2), 2 - jnp.abs(sector - 4))
-    channels = [value * (1 - saturation + saturation * jnp.clip(channel, 0, 1)) for channel in pure]
-    return given.restored(jnp.stack(channels, -1))
+    return given.restored(image_filters.hsv_to_rgb(_float_channels("hsv_to_rgb", given)))
 
 
 @operation
@@ -237,8 +224,10 @@ def gaussian_blur(
         data_format: `"channels_last"`, the default, or `"channels_first"`.
     """
     given = Images.of("gaussian_blur", images, data_format)
-    columns, rows = (_gaussian(size, width, given.values.dtype) for size, width in zip(kernel_size, sigma, strict=True))
-    return given.restored(_filtered(given.values, jnp.outer(rows, columns), "SAME"))
+    columns, rows = (
+        image_filters.gaussian(size, width, given.values.dtype) for size, width in zip(kernel_size, sigma, strict=True)
+    )
+    return given.restored(image_filters.filtered(given.values, jnp.outer(rows, columns), "SAME"))
 
 
 @operation
@@ -251,7 +240,7 @@ def sobel_edges(images: ArrayLike, data_format: str | None = None) -> jax.Array:
     """
     given = Images.of("sobel_edges", images, data_format)
     to_right = jnp.asarray([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], given.values.dtype)
-    edges = [given.restored(_filtered(given.values, kernel, "SAME")) for kernel in (to_right.T, to_right)]
+    edges = [given.restored(image_filters.filtered(given.values, kernel, "SAME")) for kernel in (to_right.T, to_right)]
     return jnp.stack(edges, -1)
 
 
@@ -282,35 +271,16 @@ def ssim(
     """
     given, other = Images.of("ssim", image1, data_format), Images.of("ssim", image2, data_format)
     one, two = floating(given.values), other.values.astype(floating(given.values).dtype)
-    weights = _gaussian(filter_size, filter_sigma, one.dtype)
+    weights = image_filters.gaussian(filter_size, filter_sigma, one.dtype)
     kernel = jnp.outer(weights, weights)
     mean_1, mean_2, square_1, square_2, product = (
-        _filtered(values, kernel, "VALID") for values in (one, two, one * one, two * two, one * two)
+        image_filters.filtered(values, kernel, "VALID") for values in (one, two, one * one, two * two, one * two)
     )
     of_means, of_variances = (k1 * max_val) ** 2, (k2 * max_val) ** 2
     both = (2 * mean_1 * mean_2 + of_means) * (2 * (product - mean_1 * mean_2) + of_variances)
     spread = square_1 - mean_1**2 + square_2 - mean_2**2 + of_variances
     values = jnp.mean(both / ((mean_1**2 + mean_2**2 + of_means) * spread), axis=(1, 2, 3))
     return (values if given.is_batch else values[0]).astype(given.values.dtype)
-
-
-def _gaussian(size: int, sigma: float, dtype: Any) -> jax.Array:
-    positions = jnp.asarray(np.arange(size) - (size - 1) / 2, dtype)
-    weights = jnp.exp(-0.5 * jnp.square(positions / jnp.asarray(sigma, dtype)))
-    return weights / jnp.sum(weights)
-
-
-def _filtered(images: jax.Array, kernel: jax.Array, padding: str) -> jax.Array:
-    """Return each channel of images (batch, height, width, channels), filtered by `kernel` (height, width)."""
-    channels = images.shape[-1]
-    return jax.lax.conv_general_dilated(
-        images,
-        jnp.broadcast_to(kernel[..., None, None], (*kernel.shape, 1, channels)),
-        (1, 1),
-        padding,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=channels,
-    )
 
 
 def _float_channels(name: str, given: Images) -> jax.Array:

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy.ndimage
-import numpy as np
 
 from keras_dist import random
 from keras_dist._arguments import check_option
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.layers import image_transforms
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.operation import as_array, names_in, operation
 
@@ -124,15 +124,7 @@ def perspective_transform(
             expected="(4, 2), or (batch, 4, 2)",
             fix="the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]",
         )
-    start, end = (some.reshape(-1, 4, 2) for some in points)
-    ends = jnp.concatenate([end, jnp.ones_like(end[..., :1])], -1)  # x, y, 1 of each point
-    zeros = jnp.zeros_like(ends)
-    rows = [
-        jnp.concatenate([ends, zeros, -start[..., :1] * end], -1),
-        jnp.concatenate([zeros, ends, -start[..., 1:] * end], -1),
-    ]
-    targets = jnp.concatenate([start[..., 0], start[..., 1]], 1)[..., None]
-    numbers = jnp.linalg.solve(jnp.concatenate(rows, 1), targets)[..., 0]
+    numbers = image_transforms.perspective(*(some.reshape(-1, 4, 2) for some in points))
     y, x = _grid(given.values)
     t = [number[:, None, None] for number in numbers.T]
     depth = t[6] * x + t[7] * y + 1
@@ -165,20 +157,11 @@ def elastic_transform(
     """
     given = Images.of("elastic_transform", images, data_format)
     values = given.values
-    size = int(6 * sigma) | 1
-    weights = np.exp(-0.5 * np.square((np.arange(size) - size // 2) / sigma))
-    kernel = jnp.asarray(np.outer(weights, weights) / np.sum(weights) ** 2, values.dtype)
-    moved = random.normal(values.shape[:3], dtype=values.dtype, seed=seed) * sigma
-    moved = jax.lax.conv_general_dilated(
-        moved[..., None],
-        kernel[..., None, None],
-        (1, 1),
-        "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )[..., 0]
-    y, x = _grid(values)
-    coordinates = jnp.stack([y + alpha * moved, x + alpha * moved], 1)  # Keras draws both with one key, too
-    return given.restored(_sampled(values, coordinates, interpolation, fill_mode, fill_value))
+    noise = random.normal(values.shape[:3], dtype=values.dtype, seed=seed)
+    check_option("interpolation", interpolation, ("bilinear", "nearest"))
+    check_option("fill_mode", fill_mode, _MODES)
+    options = (interpolation, fill_mode, fill_value)
+    return given.restored(image_transforms.elastic_transform(values, noise, alpha, sigma, sigma, *options))
 
 
 @operation

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -51,7 +52,6 @@ selu = like("selu", activations.selu)
 sigmoid = like("sigmoid", activations.sigmoid)
 silu = swish = like("silu", activations.silu)
 soft_shrink = like("soft_shrink", activations.soft_shrink)
-softmax = like("softmax", activations.softmax)
 softplus = like("softplus", activations.softplus)
 softsign = like("softsign", activations.softsign)
 sparse_plus = like("sparse_plus", activations.sparse_plus)
@@ -59,6 +59,24 @@ sparse_sigmoid = like("sparse_sigmoid", activations.sparse_sigmoid)
 sparsemax = like("sparsemax", activations.sparsemax)
 tanh_shrink = like("tanh_shrink", activations.tanh_shrink)
 threshold = like("threshold", activations.threshold)
+
+
+@operation
+def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
+    """Return `exp(x) / sum(exp(x), axis)`; over a dim of size 1 that is 1, of which a warning tells.
+
+    Args:
+        x: an array.
+        axis: the dim, or dims, of the classes.
+    """
+    array = as_array(x)
+    if isinstance(axis, int) and array.shape[axis : axis + 1 or None] == (1,):
+        warnings.warn(
+            f"softmax over axis {axis} of an array of shape {array.shape}, which has size 1 there, is always 1; did "
+            "you mean sigmoid?",
+            stacklevel=3,
+        )
+    return activations.softmax(array, axis)
 
 
 @operation

@@ -15,7 +15,7 @@ from keras_dist._types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.layers.normalization import wide
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 
 
 @operation
@@ -31,7 +31,7 @@ def moments(
         synchronized: only False: arrays are global, whatever devices they are on.
 
     Raises:
-        ModelError: `synchronized` is set.
+        ModelError: `synchronized` is set, or there are no such dims.
     """
     if synchronized:
         raise ModelError(
@@ -42,7 +42,7 @@ def moments(
         )
     array = as_array(x)
     values: Any = wide(array) if array.dtype in (jnp.float16, jnp.bfloat16) else array
-    dims: Any = tuple(axes) if isinstance(axes, list | tuple) else axes
+    dims: Any = dims_of(array, axes, "axes") if isinstance(axes, int) or axes else axes
     found = jnp.mean(values, dims, keepdims=keepdims), jnp.var(values, dims, keepdims=keepdims)
     if values is array:
         return found
@@ -71,16 +71,30 @@ def batch_normalization(
         offset: one for each channel; None for 0.
         scale: one for each channel; None for 1.
         epsilon: keeps the quotient finite.
+
+    Raises:
+        ModelError: there is no such dim, or an argument has not one number for each channel.
     """
     array = as_array(x)
-    shape = [1] * array.ndim
-    shape[axis] = -1
-    factor = jax.lax.rsqrt(as_array(variance).reshape(shape) + epsilon)
+    (dim,) = dims_of(array, axis)
+
+    def of_channels(argument: str, value: ArrayLike) -> jax.Array:
+        found = as_array(value)
+        if found.size not in (1, array.shape[dim]):
+            raise ModelError(
+                f"batch_normalization: `{argument}` does not fit the channels",
+                given=f"{argument} of shape {found.shape} for an input of shape {array.shape}, axis={axis}",
+                expected=f"shape ({array.shape[dim]},): a number for each channel",
+                fix=f"correct {argument}, or axis",
+            )
+        return found.reshape([-1 if place == dim else 1 for place in range(array.ndim)])
+
+    factor = jax.lax.rsqrt(of_channels("variance", variance) + epsilon)
     if scale is not None:
-        factor = factor * as_array(scale).reshape(shape)
-    summand = -as_array(mean).reshape(shape) * factor
+        factor = factor * of_channels("scale", scale)
+    summand = -of_channels("mean", mean) * factor
     if offset is not None:
-        summand = summand + as_array(offset).reshape(shape)
+        summand = summand + of_channels("offset", offset)
     return array * factor + summand
 
 
@@ -105,16 +119,14 @@ def layer_normalization(
     """
     array = as_array(x)
     values: Any = wide(array)
-    axes = sorted([axis] if isinstance(axis, int) else axis)
-    shape = [1] * values.ndim
-    for dim in axes:
-        shape[dim] = values.shape[dim]
+    axes = dims_of(values, axis)
+    shape = [values.shape[dim] if dim in axes else 1 for dim in range(values.ndim)]
 
     def of_values(weights: ArrayLike) -> jax.Array:
         found = as_array(weights, values.dtype)
-        return found if found.ndim == values.ndim or axes == [values.ndim - 1] else found.reshape(shape)
+        return found if found.ndim == values.ndim or axes == (values.ndim - 1,) else found.reshape(shape)
 
-    mean, variance = (reduce(values, tuple(axes), keepdims=True) for reduce in (jnp.mean, jnp.var))
+    mean, variance = (reduce(values, axes, keepdims=True) for reduce in (jnp.mean, jnp.var))
     factor = jax.lax.rsqrt(variance + _or_default(epsilon))
     if gamma is not None:
         factor = factor * of_values(gamma)

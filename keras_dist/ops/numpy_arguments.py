@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax, mixed_precision
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.ops.operation import as_array
+from keras_dist.ops.operation import element_type as element_type
 
 Axes: TypeAlias = int | Sequence[int] | None
 """A dim, several, or None for all."""
@@ -28,11 +28,6 @@ def axes(axis: Axes) -> Any:
 def static(counts: Any) -> Any:
     """Return a list of integers as JAX takes them: of numpy; anything else as it is."""
     return np.asarray(counts) if isinstance(counts, list | tuple) else counts
-
-
-def element_type(dtype: DTypeLike | None) -> Any:
-    """Return an element type as JAX has it, in 32 bits by default; None for None."""
-    return None if dtype is None else jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
 
 
 def element_type_or_floatx(dtype: DTypeLike | None) -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import ArrayLike
 from keras_dist.ops import numpy_arguments as arguments
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 
 
 @operation
@@ -75,8 +75,13 @@ def split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
         x: an array.
         indices_or_sections: the number of equal parts; or the indices at which all but the first begin.
         axis: the dim that is divided.
+
+    Raises:
+        ModelError: there is no such dim.
     """
-    return jnp.split(as_array(x), arguments.static(indices_or_sections), axis)
+    array = as_array(x)
+    (dim,) = dims_of(array, axis)
+    return jnp.split(array, arguments.static(indices_or_sections), dim)
 
 
 @operation
@@ -89,11 +94,13 @@ def array_split(x: ArrayLike, indices_or_sections: int, axis: int = 0) -> list[j
         axis: the dim that is divided.
 
     Raises:
-        ModelError: the number is none.
+        ModelError: the number is none, or there is no such dim.
     """
     if not is_int(indices_or_sections, 1):
         raise argument_error("indices_or_sections", indices_or_sections, "an integer from 1 on", example=2)
-    return jnp.array_split(as_array(x), indices_or_sections, axis)
+    array = as_array(x)
+    (dim,) = dims_of(array, axis)
+    return jnp.array_split(array, indices_or_sections, dim)
 
 
 @operation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from keras_dist._arguments import argument_error, check_axes, check_axes_exist
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._types import ArrayLike, DTypeLike
@@ -58,14 +59,37 @@ def as_array(x: Any, dtype: DTypeLike | None = None) -> jax.Array:
 
     Raises:
         DataError: integers of 64 bits do not fit 32.
+        ModelError: `dtype` is no element type.
     """
-    if dtype is not None:
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    dtype = element_type(dtype)
     if isinstance(x, jax.Array) and (dtype is None or x.dtype == dtype):
         return x
     if isinstance(x, np.ndarray):
         check_fits(x, "an array")
     return jnp.asarray(native(x), dtype=dtype)
+
+
+def element_type(dtype: DTypeLike | None) -> Any:
+    """Return an element type as JAX has it, in 32 bits by default; None for None.
+
+    Raises:
+        ModelError: there is no such type.
+    """
+    if dtype is None:
+        return None
+    try:
+        return jax.dtypes.canonicalize_dtype(jnp.dtype(dtype))
+    except TypeError:
+        raise argument_error("dtype", dtype, "an element type", example="float32") from None
+
+
+def dims_of(array: jax.Array, axes: int | Sequence[int], argument: str = "axis") -> tuple[int, ...]:
+    """Return the dims that an argument names, counted from the front, in ascending order.
+
+    Raises:
+        ModelError: the array does not have them, or one is named twice.
+    """
+    return check_axes_exist(argument, check_axes(argument, axes), array.shape)
 
 
 def unary(name: str, function: Callable[[Any], Any], doc: str) -> Callable[[ArrayLike], jax.Array]:
@@ -74,7 +98,7 @@ def unary(name: str, function: Callable[[Any], Any], doc: str) -> Callable[[Arra
     def applied(x: ArrayLike) -> jax.Array:
         return function(as_array(x))
 
-    return operation(_named(applied, name, doc))
+    return operation(named(applied, name, doc))
 
 
 def binary(name: str, function: Callable[[Any, Any], Any], doc: str) -> Callable[[ArrayLike, ArrayLike], jax.Array]:
@@ -83,7 +107,7 @@ def binary(name: str, function: Callable[[Any, Any], Any], doc: str) -> Callable
     def applied(x1: ArrayLike, x2: ArrayLike) -> jax.Array:
         return function(as_array(x1), as_array(x2))
 
-    return operation(_named(applied, name, doc))
+    return operation(named(applied, name, doc))
 
 
 def like(name: str, function: _Function, doc: str | None = None) -> _Function:
@@ -96,7 +120,7 @@ def like(name: str, function: _Function, doc: str | None = None) -> _Function:
     def applied(x: Any, *args: Any, **kwargs: Any) -> Any:
         return function(as_array(x), *args, **kwargs)
 
-    return operation(_named(applied, name, doc or function.__doc__ or ""))  # type: ignore[return-value]
+    return operation(named(applied, name, doc or function.__doc__ or ""))  # type: ignore[return-value]
 
 
 def names_in(module: Mapping[str, Any]) -> list[str]:
@@ -111,7 +135,7 @@ def names_in(module: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _named(function: Any, name: str, doc: str) -> Any:
+def named(function: Any, name: str, doc: str) -> Any:
     """Return `function` as one of the package's own, so that it can be pickled."""
     function.__name__ = function.__qualname__ = name
     function.__module__, function.__doc__ = _ROOM, doc

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import ArrayLike
-from keras_dist.errors import ModelError
+from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array, names_in, operation
 
@@ -144,7 +144,7 @@ def extract_patches(
     array = as_array(images)
     is_batch, is_last = array.ndim == rank + 2, channel_order.is_last(data_format, "extract_patches")
     if rank not in (2, 3) or array.ndim not in (rank + 1, rank + 2):
-        raise ModelError(
+        raise ArgumentTypeError(
             "extract_patches does not take such images",
             given=f"shape {array.shape}, size={size}",
             expected="images (height, width, channels), or volumes (depth, height, width, channels) with three sizes, "

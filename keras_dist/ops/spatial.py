@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -18,9 +17,10 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.pooling import reduce_adaptively
 from keras_dist.layers.transposed_convolution import zeros_around
 from keras_dist.ops import channel_order
-from keras_dist.ops.operation import as_array, floating, names_in, operation
+from keras_dist.ops.operation import as_array, floating, named, names_in, operation
 
 Sizes: TypeAlias = int | Sequence[int]
+_Reduce: TypeAlias = Callable[[jax.Array, Any, Any], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +116,29 @@ def _of_each_channel(dims: _Dims, inputs: jax.Array, kernel: jax.Array) -> jax.A
     return kernel.reshape(*window, 1, channels * multiplier)
 
 
-@operation
-def conv(
-    inputs: ArrayLike,
-    kernel: ArrayLike,
-    strides: Sizes = 1,
-    padding: str = "valid",
-    data_format: str | None = None,
-    dilation_rate: Sizes = 1,
-) -> jax.Array:
+def _convolution(
+    name: str, kernel_of: Callable[[_Dims, jax.Array, jax.Array], jax.Array], doc: str
+) -> Callable[..., jax.Array]:
+    """The convolution with what `kernel_of` makes of a kernel and the inputs."""
+
+    def applied(
+        inputs: ArrayLike,
+        kernel: ArrayLike,
+        strides: Sizes = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: Sizes = 1,
+    ) -> jax.Array:
+        array = as_array(inputs)
+        dims = _dims(name, array, data_format)
+        return _convolved(dims, array, kernel_of(dims, array, as_array(kernel)), strides, padding, dilation_rate)
+
+    return operation(named(applied, name, doc))
+
+
+conv = _convolution(
+    "conv",
+    lambda dims, inputs, kernel: kernel,
     """Return the convolution of `inputs` with `kernel`, in the element type of the kernel.
 
     Args:
@@ -138,33 +152,16 @@ def conv(
 
     Raises:
         ModelError: the kernel does not fit, or nothing is left of the inputs.
-    """
-    array = as_array(inputs)
-    return _convolved(_dims("conv", array, data_format), array, as_array(kernel), strides, padding, dilation_rate)
+    """,
+)
+depthwise_conv = _convolution(
+    "depthwise_conv",
+    _of_each_channel,
+    """Return the convolution of each channel with a kernel of its own, (*window, channels, outputs of a channel).
 
-
-@operation
-def depthwise_conv(
-    inputs: ArrayLike,
-    kernel: ArrayLike,
-    strides: Sizes = 1,
-    padding: str = "valid",
-    data_format: str | None = None,
-    dilation_rate: Sizes = 1,
-) -> jax.Array:
-    """Return the convolution of each channel with a kernel of its own.
-
-    Args:
-        inputs: (batch, spatial dims, channels).
-        kernel: (*window, channels, outputs of a channel).
-        strides: as of `conv`.
-        padding: as of `conv`.
-        data_format: as of `conv`.
-        dilation_rate: as of `conv`.
-    """
-    array = as_array(inputs)
-    dims = _dims("depthwise_conv", array, data_format)
-    return _convolved(dims, array, _of_each_channel(dims, array, as_array(kernel)), strides, padding, dilation_rate)
+    The other arguments are those of `conv`.
+    """,
+)
 
 
 @operation
@@ -239,14 +236,43 @@ def conv_transpose(
     )
 
 
-@operation
-def max_pool(
-    inputs: ArrayLike,
-    pool_size: Sizes,
-    strides: Sizes | None = None,
-    padding: str = "valid",
-    data_format: str | None = None,
-) -> jax.Array:
+def _pooling(name: str, pooled: Callable[[_Dims, jax.Array, _Reduce], jax.Array], doc: str) -> Callable[..., jax.Array]:
+    """The operation `pooled` on the windows of an array, over which it gets a function that reduces them."""
+
+    def applied(
+        inputs: ArrayLike,
+        pool_size: Sizes,
+        strides: Sizes | None = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+    ) -> jax.Array:
+        array = as_array(inputs)
+        dims = _dims(name, array, data_format)
+        sizes = dims.window(dims.sizes("pool_size", pool_size))
+        steps = sizes if strides is None else dims.window(dims.sizes("strides", strides))
+
+        def reduced(x: jax.Array, initial: Any, function: Any) -> jax.Array:
+            return jax.lax.reduce_window(x, initial, function, sizes, steps, _padding(padding).upper())
+
+        return pooled(dims, array, reduced)
+
+    return operation(named(applied, name, doc))
+
+
+def _largest(dims: _Dims, inputs: jax.Array, reduced: _Reduce) -> jax.Array:
+    lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else jnp.iinfo(inputs.dtype).min
+    return reduced(inputs, lowest, jax.lax.max)
+
+
+def _means(dims: _Dims, inputs: jax.Array, reduced: _Reduce) -> jax.Array:
+    array = floating(inputs)
+    counts = jnp.ones(dims.window([array.shape[axis] for axis in dims.axes]), array.dtype)
+    return reduced(array, 0.0, jax.lax.add) / reduced(counts, 0.0, jax.lax.add)
+
+
+max_pool = _pooling(
+    "max_pool",
+    _largest,
     """Return the largest value of each window of each channel.
 
     Args:
@@ -255,69 +281,43 @@ def max_pool(
         strides: its step; None for `pool_size`.
         padding: `"valid"`, or `"same"` for windows that reach over the borders.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    array = as_array(inputs)
-    dims = _dims("max_pool", array, data_format)
-    lowest = -jnp.inf if jnp.issubdtype(array.dtype, jnp.floating) else jnp.iinfo(array.dtype).min
-    sizes = dims.window(dims.sizes("pool_size", pool_size))
-    steps = sizes if strides is None else dims.window(dims.sizes("strides", strides))
-    return jax.lax.reduce_window(array, lowest, jax.lax.max, sizes, steps, _padding(padding).upper())
-
-
-@operation
-def average_pool(
-    inputs: ArrayLike,
-    pool_size: Sizes,
-    strides: Sizes | None = None,
-    padding: str = "valid",
-    data_format: str | None = None,
-) -> jax.Array:
+    """,
+)
+average_pool = _pooling(
+    "average_pool",
+    _means,
     """Return the mean of each window of each channel; steps beyond the borders do not count.
 
-    Args:
-        inputs: (batch, spatial dims, channels).
-        pool_size: as of `max_pool`.
-        strides: as of `max_pool`.
-        padding: as of `max_pool`.
-        data_format: as of `max_pool`.
-    """
-    array = floating(as_array(inputs))
-    dims = _dims("average_pool", array, data_format)
-    sizes = dims.window(dims.sizes("pool_size", pool_size))
-    steps = sizes if strides is None else dims.window(dims.sizes("strides", strides))
-
-    def sums(x: jax.Array) -> jax.Array:
-        return jax.lax.reduce_window(x, 0.0, jax.lax.add, sizes, steps, _padding(padding).upper())
-
-    if _padding(padding) == "valid":
-        return sums(array) / prod(sizes)
-    return sums(array) / sums(jnp.ones(dims.window([array.shape[axis] for axis in dims.axes]), array.dtype))
+    The arguments are those of `max_pool`.
+    """,
+)
 
 
-@operation
-def adaptive_max_pool(inputs: ArrayLike, output_size: Sizes, data_format: str | None = None) -> jax.Array:
+def _adaptive_pooling(name: str, reduction: Any, doc: str) -> Callable[..., jax.Array]:
+    def applied(inputs: ArrayLike, output_size: Sizes, data_format: str | None = None) -> jax.Array:
+        array = as_array(inputs)
+        dims = _dims(name, array, data_format)
+        return reduce_adaptively(array, dims.axes, dims.sizes("output_size", output_size), reduction)
+
+    return operation(named(applied, name, doc))
+
+
+adaptive_max_pool = _adaptive_pooling(
+    "adaptive_max_pool",
+    lambda values, inside, axis: jnp.max(values, axis),
     """Return the largest values of `output_size` windows of each channel, whatever its size.
 
     Args:
         inputs: (batch, spatial dims, channels).
         output_size: the number of windows in each spatial dim, or in all of them.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    array = as_array(inputs)
-    dims = _dims("adaptive_max_pool", array, data_format)
-    counts = dims.sizes("output_size", output_size)
-    return reduce_adaptively(array, dims.axes, counts, lambda values, _, axis: jnp.max(values, axis))
-
-
-@operation
-def adaptive_average_pool(inputs: ArrayLike, output_size: Sizes, data_format: str | None = None) -> jax.Array:
-    """Return the means of `output_size` windows of each channel; arguments as of `adaptive_max_pool`."""
-    array = as_array(inputs)
-    dims = _dims("adaptive_average_pool", array, data_format)
-    counts = dims.sizes("output_size", output_size)
-    return reduce_adaptively(
-        array, dims.axes, counts, lambda values, inside, axis: jnp.mean(values, axis, where=inside)
-    )
+    """,
+)
+adaptive_average_pool = _adaptive_pooling(
+    "adaptive_average_pool",
+    lambda values, inside, axis: jnp.mean(values, axis, where=inside),
+    """Return the means of `output_size` windows of each channel; arguments as of `adaptive_max_pool`.""",
+)
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

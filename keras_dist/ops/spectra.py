@@ -9,11 +9,10 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from keras_dist._arguments import check_option
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.layers.windows import positions, window_weights
 from keras_dist.ops.operation import as_array, names_in, operation
 
 Complex: TypeAlias = tuple[ArrayLike, ArrayLike]
@@ -63,7 +62,7 @@ def irfft(x: Complex, fft_length: int | None = None) -> jax.Array:
 def extract_sequences(x: ArrayLike, sequence_length: int, sequence_stride: int) -> jax.Array:
     """Return windows (..., windows, sequence_length) of the last dim, which begin `sequence_stride` apart."""
     array = as_array(x)
-    return array[..., _positions(array.shape[-1], sequence_length, sequence_stride)]
+    return array[..., positions(array.shape[-1], sequence_length, sequence_stride)]
 
 
 @operation
@@ -91,11 +90,11 @@ def stft(
     array = as_array(x)
     if array.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(f"stft takes float32, not {array.dtype}: ops.cast(x, 'float32')")
-    weights = _window("stft", window, sequence_length, sequence_stride, fft_length)
+    weights = window_weights("stft", window, sequence_length, sequence_stride, fft_length)
     if center:
         ends = [(0, 0)] * (array.ndim - 1) + [(fft_length // 2, fft_length // 2)]
         array = jnp.pad(array, ends, mode="reflect")
-    frames = array[..., _positions(array.shape[-1], fft_length, sequence_stride)]
+    frames = array[..., positions(array.shape[-1], fft_length, sequence_stride)]
     return _parts(jnp.fft.rfft(frames * weights.astype(array.dtype)))
 
 
@@ -121,16 +120,16 @@ def istft(
         center: whether the n-th window has its middle at `n * sequence_stride`.
     """
     spectra = _complex("istft", x)
-    weights = _window("istft", window, sequence_length, sequence_stride, fft_length)
+    weights = window_weights("istft", window, sequence_length, sequence_stride, fft_length)
     frames = jnp.fft.irfft(spectra, n=fft_length)
     weights = weights.astype(frames.dtype)
     size = fft_length + sequence_stride * (frames.shape[-2] - 1)
-    positions = _positions(size, fft_length, sequence_stride)
+    places = positions(size, fft_length, sequence_stride)
 
     def added_up(parts: jax.Array) -> jax.Array:
-        return jnp.zeros((*parts.shape[:-2], size), parts.dtype).at[..., positions].add(parts)
+        return jnp.zeros((*parts.shape[:-2], size), parts.dtype).at[..., places].add(parts)
 
-    covered = added_up(jnp.broadcast_to(jnp.square(weights), positions.shape))
+    covered = added_up(jnp.broadcast_to(jnp.square(weights), places.shape))
     signal = added_up(frames * weights) / jnp.where(covered > 1e-10, covered, 1)
     if window is None:
         signal = signal * (fft_length / sequence_stride)  # as Keras on JAX scales it
@@ -138,38 +137,6 @@ def istft(
     if length is not None:
         return signal[..., start : start + length]
     return signal[..., start : size - start]
-
-
-def _positions(size: int, length: int, stride: int) -> np.ndarray:
-    """Return the positions (windows, length) of the elements of windows."""
-    starts = np.arange(0, size - length + 1, stride)
-    return starts[:, None] + np.arange(length)
-
-
-def _window(name: str, window: str | ArrayLike | None, length: int, stride: int, fft_length: int) -> jax.Array:
-    """Return the weights of a window, with zeros at its ends up to `fft_length`; of none ones."""
-    if not isinstance(stride, int) or stride <= 0 or fft_length < length:
-        raise ModelError(
-            f"{name} cannot cut such windows",
-            given=f"sequence_length={length}, sequence_stride={stride!r}, fft_length={fft_length}",
-            expected="a stride above 0, and a fft_length of at least sequence_length",
-            fix=f"{name}(x, sequence_length=256, sequence_stride=128, fft_length=256)",
-        )
-    if window is None:
-        return jnp.ones(fft_length)
-    if isinstance(window, str):
-        share = {"hann": 0.5, "hamming": 0.54}[check_option("window", window, ("hann", "hamming"))]
-        window = share - (1 - share) * np.cos(2 * np.pi * np.arange(length) / length)
-    weights = as_array(window)
-    if weights.shape != (length,):
-        raise ModelError(
-            f"{name}: the window does not fit",
-            given=f"shape {weights.shape}",
-            expected=f"sequence_length={length} numbers",
-            fix='window="hann"',
-        )
-    before = (fft_length - length) // 2
-    return jnp.pad(weights, (before, fft_length - length - before))
 
 
 def _complex(name: str, x: Complex) -> jax.Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
+import random
 import secrets
 import weakref
 from collections.abc import Generator, Iterator
@@ -27,7 +28,7 @@ _process_stream: Iterator[jax.Array] | None = None
 
 
 def set_random_seed(seed: int) -> None:
-    """Fix the seed of every model built from now on without a `seed` of its own.
+    """Fix the seed of every model built from now on without a `seed` of its own, and those of Python and numpy.
 
     Args:
         seed: an integer, 0 <= seed < 2**32.
@@ -35,14 +36,16 @@ def set_random_seed(seed: int) -> None:
     Raises:
         ModelError: `seed` is not such an integer.
 
-    Differs from Keras: numpy's and Python's own generators are left alone; keras_dist never draws from them.
-    Two models made one after the other under one seed get the same initial values.
+    Differs from Keras: two models made one after the other under one seed get the same initial values; keras_dist
+    never draws from the generators of `random` and `numpy.random`, which programs draw their data from.
 
     Source: `keras.utils.set_random_seed`.
     """
     global _seed, _process_stream
     _seed = check_seed(seed)
     _process_stream = None
+    random.seed(_seed)
+    np.random.seed(_seed)
 
 
 def check_seed(seed: object) -> int:
@@ -107,6 +110,11 @@ class SeedState(nnx.RngState):
         return "seed_generator_state"
 
     path = name
+
+    @property
+    def value(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Its value."""
+        return self[...]
 
     def numpy(self) -> np.ndarray:
         """Its value on the host."""

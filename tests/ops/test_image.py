@@ -166,3 +166,8 @@ PHOTO = np.zeros((8, 6, 3), "float32")
 def test_what_does_not_fit_is_an_error(call, message):
     with pytest.raises(ModelError, match=message):
         call()
+
+
+def test_sizes_of_another_number_are_a_type_error_as_in_keras():
+    with pytest.raises(TypeError, match="extract_patches"):
+        ops.image.extract_patches(PHOTO, (2,))

@@ -228,6 +228,12 @@ def test_windows_lie_side_by_side_by_default():
     assert ops.average_pool(image, (2, 4)).ravel().tolist() == [3.5, 11.5]
 
 
+def test_softmax_over_one_class_warns():
+    with pytest.warns(UserWarning, match="did you mean sigmoid") as caught:
+        assert ops.softmax([[3.0]], axis=1).tolist() == [[1]]
+    assert caught[0].filename == __file__
+
+
 def test_sparsemax_adds_up_to_one():
     np.testing.assert_allclose(np.sum(ops.sparsemax([[0.1, 0.5, 3.0], [1.0, 1.1, 1.2]]), -1), 1, rtol=1e-6)
 
@@ -243,6 +249,10 @@ def test_windows_put_together_count_as_often_as_they_overlap():
         (lambda: ops.one_hot([1], 3, sparse=True), "dense"),
         (lambda: ops.multi_hot([1]), "number of classes"),
         (lambda: ops.moments([1.0], 0, synchronized=True), "synchronize"),
+        (lambda: ops.moments(np.ones((2, 3)), [0, 2]), "names dims that the input does not have"),
+        (lambda: ops.layer_normalization(np.ones((2, 3)), axis=2), "names dims that the input does not have"),
+        (lambda: ops.batch_normalization(np.ones((2, 3)), [1.0], [1.0], 2), "names dims that the input does not have"),
+        (lambda: ops.batch_normalization(np.ones((2, 3)), *[np.ones(3)] * 2, -1, np.ones(2)), "`offset` does not fit"),
         (lambda: ops.conv(np.ones((1, 4, 3)), np.ones((2, 2, 5))), "kernel does not fit"),
         (lambda: ops.conv(np.ones((1, 4, 3)), np.ones((5, 3, 5))), "padding"),
         (lambda: ops.conv(np.ones((4, 3)), np.ones((2, 3, 5))), "spatial dims"),

@@ -117,6 +117,8 @@ WRONG = {
     "axes": lambda: ops.rot90(X, axes=(0, 0)),
     "constant_values": lambda: ops.pad(X, 1, mode="edge", constant_values=1),
     "indices_or_sections": lambda: ops.array_split(X, 0),
+    "axis": lambda: ops.split(X, 2, axis=10),
+    "axis ": lambda: ops.array_split(X, 2, axis=10),
     "x": lambda: ops.vander(X),
     "N": lambda: ops.vander([1, 2], N=-1),
     "x ": lambda: ops.histogram(X),

@@ -1,5 +1,6 @@
 """What a `seed` may be, and where none is refused."""
 
+import random as random_of_python
 from typing import Any
 
 import jax
@@ -56,6 +57,16 @@ def test_without_a_seed_numbers_follow_from_that_of_the_process(draw, monkeypatc
     assert not same(first, second)
     random.set_random_seed(5)
     assert same(draw(), first) and same(draw(), second)
+
+
+def test_the_seed_of_the_process_is_that_of_python_and_numpy_too(monkeypatch):
+    monkeypatch.setattr(random.seeds, "_seed", None)
+
+    def drawn() -> tuple[float, float]:
+        random.set_random_seed(5)
+        return random_of_python.random(), np.random.rand()
+
+    assert drawn() == drawn()
 
 
 @EVERY_FUNCTION
