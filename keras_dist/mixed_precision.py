@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error, check_option
-from keras_dist.errors import ModelError
+from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.optimizers import LossScaleOptimizer
 
 __all__ = [
@@ -101,6 +101,8 @@ def set_dtype_policy(policy: Any) -> None:
     Source: `keras.config.set_dtype_policy`.
     """
     global _current
+    if policy is None:
+        raise argument_error("policy", policy, "a `DTypePolicy`, or its name", example="mixed_bfloat16")
     _current = get(policy)
 
 
@@ -154,7 +156,8 @@ def _checked_name(name: Any) -> str:
     except TypeError:
         expected = 'a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"'
         wrong = "is neither an element type nor a policy"
-        raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16") from None
+        error = ModelError if isinstance(name, str) else ArgumentTypeError
+        raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16", error=error) from None
 
 
 Policy = DTypePolicy

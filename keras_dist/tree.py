@@ -1,12 +1,10 @@
-"""`keras.tree` on `jax.tree`: nested lists, tuples and dicts. Anything else is a leaf, None and variables included."""
+"""`keras.tree`: nested lists, tuples, dicts and deques. Anything else is a leaf, None and variables included."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
-
-import jax
 
 from keras_dist._arguments import check_callable
 from keras_dist._docstrings import complete_docstrings
@@ -35,8 +33,8 @@ class MAP_TO_NONE:
 
 
 def is_nested(structure: PyTree) -> bool:
-    """Return whether `structure` is a list, tuple or dict."""
-    return not _is_leaf(structure)
+    """Return whether `structure` is a list, tuple, dict or deque."""
+    return _steps(structure) is not None
 
 
 def flatten(structure: PyTree) -> list[Any]:
@@ -47,7 +45,7 @@ def flatten(structure: PyTree) -> list[Any]:
         >>> tree.flatten({"b": [1, None], "a": (2,)})
         [2, 1, None]
     """
-    return jax.tree.leaves(structure, is_leaf=_is_leaf)
+    return [leaf for _, leaf in _leaves_below((), structure)]
 
 
 def flatten_with_path(structure: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
@@ -61,10 +59,11 @@ def pack_sequence_as(structure: PyTree, flat_sequence: Iterable[Any]) -> PyTree:
     Raises:
         ModelError: there are more or fewer leaves.
     """
-    leaves, treedef = list(flat_sequence), jax.tree.structure(structure, is_leaf=_is_leaf)
-    if len(leaves) != treedef.num_leaves:
-        raise _differ(f"a structure of {treedef.num_leaves} leaves", f"{len(leaves)} leaves")
-    return jax.tree.unflatten(treedef, leaves)
+    leaves, count = list(flat_sequence), len(flatten(structure))
+    if len(leaves) != count:
+        raise _differ(f"a structure of {count} leaves", f"{len(leaves)} leaves")
+    waiting = iter(leaves)
+    return _mapped(lambda _: next(waiting), structure)
 
 
 def map_structure(func: Callable[..., Any], *structures: PyTree, none_is_leaf: bool = True) -> PyTree:
@@ -90,7 +89,7 @@ def map_structure(func: Callable[..., Any], *structures: PyTree, none_is_leaf: b
     def mapped(*leaves: Any) -> Any:
         return None if not none_is_leaf and leaves[0] is None else func(*leaves)
 
-    return jax.tree.map(mapped, *structures, is_leaf=_is_leaf)
+    return _mapped(mapped, *structures)
 
 
 def map_structure_up_to(shallow_structure: PyTree, func: Callable[..., Any], *structures: PyTree) -> PyTree:
@@ -105,12 +104,7 @@ def map_structure_up_to(shallow_structure: PyTree, func: Callable[..., Any], *st
         ModelError: there is none, or one is of another form.
     """
     _first_of(structures)
-    treedef = jax.tree.structure(shallow_structure, is_leaf=_is_leaf)
-    try:
-        parts = [treedef.flatten_up_to(structure) for structure in structures]
-    except ValueError:
-        raise _differ(shallow_structure, structures) from None
-    return jax.tree.unflatten(treedef, [func(*items) for items in zip(*parts, strict=True)])
+    return _mapped(lambda _, *parts: func(*parts), shallow_structure, *structures)
 
 
 def map_shape_structure(func: Callable[[Any], Any], structure: PyTree) -> PyTree:
@@ -123,9 +117,9 @@ def map_shape_structure(func: Callable[[Any], Any], structure: PyTree) -> PyTree
 
     def is_shape(value: Any) -> bool:
         dims = isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)
-        return dims or _is_leaf(value)
+        return dims or not is_nested(value)
 
-    return jax.tree.map(check_callable("func", func, "shape"), structure, is_leaf=is_shape)
+    return _mapped(check_callable("func", func, "shape"), structure, is_leaf=is_shape)
 
 
 def traverse(func: Callable[[Any], Any], structure: PyTree, top_down: bool = True) -> PyTree:
@@ -161,7 +155,7 @@ def assert_same_structure(a: PyTree, b: PyTree, check_types: bool | None = None)
         ModelError: they are not alike.
     """
     del check_types
-    if jax.tree.structure(a, is_leaf=_is_leaf) != jax.tree.structure(b, is_leaf=_is_leaf):
+    if not _are_alike(a, b):
         raise _differ(a, b)
 
 
@@ -176,26 +170,63 @@ def assert_same_paths(a: PyTree, b: PyTree) -> None:
         raise _differ(f"only the first has {sorted(of_a - of_b, key=str)}", f"only the other {of_b - of_a or ''}")
 
 
-def _is_leaf(value: Any) -> bool:
-    return not isinstance(value, list | tuple | dict)
+def _steps(part: PyTree) -> list[Any] | None:
+    """The indices or keys of what is in a structure, in the order of `flatten`; None for a leaf."""
+    if isinstance(part, dict):
+        return [*part] if isinstance(part, OrderedDict) else sorted(part)
+    return [*range(len(part))] if isinstance(part, list | tuple | deque) else None
+
+
+def _made_like(structure: PyTree, parts: list[Any]) -> PyTree:
+    """A structure of the same kind, of other parts, which come in the order of `flatten`."""
+    if isinstance(structure, dict):
+        found = dict(zip(_steps(structure) or (), parts, strict=True))
+        items = [(key, found[key]) for key in structure]
+        return (
+            defaultdict(structure.default_factory, items)
+            if isinstance(structure, defaultdict)
+            else type(structure)(items)
+        )
+    if isinstance(structure, deque):
+        return deque(parts, structure.maxlen)
+    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+
+
+def _mapped(
+    func: Callable[..., Any], structure: PyTree, *others: PyTree, is_leaf: Callable[[Any], bool] = lambda _: False
+) -> PyTree:
+    """The structure with `func` of its leaves and what the others have in their places."""
+    steps = None if is_leaf(structure) else _steps(structure)
+    if steps is None:
+        return func(structure, *others)
+    for other in others:
+        if type(other) is not type(structure) or _steps(other) != steps:
+            raise _differ(structure, other)
+    parts = [_mapped(func, structure[step], *(other[step] for other in others), is_leaf=is_leaf) for step in steps]
+    return _made_like(structure, parts)
+
+
+def _are_alike(a: PyTree, b: PyTree) -> bool:
+    steps = _steps(a)
+    if steps is None or _steps(b) is None:
+        return steps is _steps(b)
+    return type(a) is type(b) and steps == _steps(b) and all(_are_alike(a[step], b[step]) for step in steps)
 
 
 def _leaves_below(path: tuple[Any, ...], part: PyTree) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield the leaves in the order of `flatten`; names of named tuples are no steps of paths."""
-    if _is_leaf(part):
+    steps = _steps(part)
+    if steps is None:
         yield path, part
-        return
-    of_dict = isinstance(part, dict)
-    steps = range(len(part)) if not of_dict else [*part] if isinstance(part, OrderedDict) else sorted(part)
-    for step in steps:
+    for step in steps or ():
         yield from _leaves_below((*path, step), part[step])
 
 
 def _traverse_parts(func: Callable[[Any], Any], structure: PyTree, top_down: bool) -> PyTree:
-    if _is_leaf(structure):
-        return structure
-    parts, treedef = jax.tree.flatten(structure, is_leaf=lambda part: part is not structure)
-    return jax.tree.unflatten(treedef, [traverse(func, part, top_down) for part in parts])
+    steps = _steps(structure)
+    return (
+        structure if steps is None else _made_like(structure, [traverse(func, structure[i], top_down) for i in steps])
+    )
 
 
 def _or_none(found: Any) -> Any:

@@ -82,6 +82,10 @@ class TestPolicy:
         with pytest.raises(errors.ModelError, match="mixed_float64") as caught:
             layers.Dense(2, dtype="mixed_float64", name="d1")
         assert "mixed_bfloat16" in str(caught.value) and "'d1'" in "".join(caught.value.__notes__)
+        with pytest.raises(TypeError, match="dtype=64"):
+            mixed_precision.DTypePolicy(64)
+        with pytest.raises(errors.ModelError, match="`policy` is not a `DTypePolicy`"):
+            mixed_precision.set_dtype_policy(None)
         with pytest.raises(errors.ModelError, match="mixed_float64"):
             mixed_precision.set_dtype_policy("mixed_float64")
         assert mixed_precision.dtype_policy().name == "float32"
@@ -221,7 +225,7 @@ class TestLossScale:
         model = network("mixed_float16")
         model.compile(optimizers.LossScaleOptimizer(optimizers.SGD(0.1), 2.0**15, 2), "mse")
         before = model.trainable_weights[0].numpy()
-        scale, finite, rate = model.optimizer.variables[:3]
+        scale, finite, _, rate = model.optimizer.variables[:4]
         model.train_on_batch(X, Y * 60000)  # overflows on the way back
         assert (float(scale.numpy()), int(finite.numpy()), float(rate.numpy())) == (2.0**14, 0, np.float32(0.1))
         np.testing.assert_array_equal(model.trainable_weights[0].numpy(), before)
@@ -231,6 +235,11 @@ class TestLossScale:
             assert float(scale.numpy()) == expected
         assert np.any(model.trainable_weights[0].numpy() != before)
         assert model.optimizer.get_config()["inner_optimizer"]["config"]["learning_rate"] == pytest.approx(0.05)
+
+    def test_nothing_to_train_is_nothing_to_skip(self) -> None:
+        optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1), dynamic_growth_steps=1)
+        updates, state = optimizer.update({}, optimizer.init({}), {})
+        assert updates == {} and float(state.dynamic_scale) == 2.0**16
 
     def test_small_gradients_do_not_vanish(self) -> None:
         found = {}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,7 +15,7 @@ import numpy as np
 
 from keras_dist import _environment, _jax, _programs
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.agreement import agreed_programs
+from keras_dist.distribution.agreement import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 1 << 20
 _MANY_CONSTANTS = 16
+_KEPT_PROGRAMS = 128
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Above level 1 LLVM vectorises small shards otherwise than whole arrays, and initial values differ in the last bit
 from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
@@ -32,7 +36,8 @@ class CompiledInit:
 
     Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns. Large
     states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are computed
-    in the same way, such as kernels of equal layers, share a program: compiling takes longer than running.
+    in the same way, such as kernels of equal layers, share a program: compiling takes longer than running. So do models
+    that are made one after the other in a process.
 
     Attributes:
         programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
@@ -47,23 +52,32 @@ class CompiledInit:
         self._nbytes = [row.nbytes_per_device for row in plan.rows]
         shardings = jax.tree.leaves(plan.shardings)
         flat_args = jax.tree.leaves(list(args))
-        alike, others = _alike(slices_of(closed), shardings)
+        slices = slices_of(closed)
+        alike, others = _alike(slices, shardings)
         runs: list[list[tuple[list[int], tuple[np.ndarray, ...]]]] = []
+        wanted: list[tuple[Hashable, Callable[[], jax.stages.Lowered]]] = []
 
-        def lowered() -> Iterator[jax.stages.Lowered]:
-            for members in alike:
-                index, first = next(iter(members.items()))
-                runs.append([([i], (_numbers(member),)) for i, member in members.items()])
-                jitted = jax.jit(first.__call__, out_shardings=[shardings[index]])
-                yield jitted.lower(_numbers(first), *flat_args)
-            for positions in _groups([self._nbytes[i] for i in others]):
-                group = [others[position] for position in positions]
-                runs.append([(group, ())])
-                jitted = jax.jit(_select(closed, group), out_shardings=[shardings[i] for i in group])
-                yield jitted.lower(*flat_args)
+        def want(
+            indices: list[int], function: Callable[..., Any], numbers: tuple[np.ndarray, ...], known_as: Hashable
+        ) -> None:
+            jitted = jax.jit(function, out_shardings=[shardings[i] for i in indices])
+            wanted.append((known_as, lambda: jitted.lower(*numbers, *flat_args)))
 
-        programs = agreed_programs("compute initial values", plan.mesh, lowered())
-        self.programs = tuple(_programs.compile_together(programs, _compiler_options(plan.mesh)))
+        # where processes compare what they compile, all compile all of it; forms say nothing of constants and layouts
+        is_kept = not (is_shared(plan.mesh) or closed.consts or any(isinstance(arg, jax.Array) for arg in flat_args))
+        bits = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+        takes = (*map(str, closed.in_avals), bits)
+        for members in alike:
+            index, first = next(iter(members.items()))
+            runs.append([([i], (_numbers(member),)) for i, member in members.items()])
+            want([index], first.__call__, (_numbers(first),), is_kept and (takes, first.form, shardings[index]))
+        for positions in _groups([self._nbytes[i] for i in others]):
+            group = [others[position] for position in positions]
+            runs.append([(group, ())])
+            parts = [(slices[i], shardings[i]) for i in group]
+            forms = tuple((part.form, part.folded, sharding) for part, sharding in parts if part is not None)
+            want(group, _select(closed, group), (), is_kept and len(forms) == len(group) and (takes, forms))
+        self.programs = _compiled(wanted, plan.mesh)
         creations = zip(self.programs, runs, strict=True)
         self._creations = [_Creation(program, *run) for program, its in creations for run in its]
 
@@ -81,6 +95,36 @@ class CompiledInit:
                 _environment.release_freed_memory()
                 created = 0
         return self._treedef.unflatten(leaves)
+
+
+_kept: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+def _compiled(
+    wanted: Sequence[tuple[Hashable, Callable[[], jax.stages.Lowered]]], mesh: DeviceMesh
+) -> tuple[jax.stages.Compiled, ...]:
+    """Return the programs of an initialiser, those that were compiled before for another one as they are.
+
+    Args:
+        wanted: by what each is known, which is equal for programs that compute the same; False for no other one. And
+            a function that lowers it.
+        mesh: where they run.
+    """
+    with _lock:
+        found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
+    missing = [(known_as, lower) for known_as, lower in wanted if known_as not in found]
+    programs = agreed_programs("compute initial values", mesh, (lower() for _, lower in missing))
+    fresh = iter(_programs.compile_together(programs, _compiler_options(mesh)))
+    compiled = [(known_as, found[known_as] if known_as in found else next(fresh)) for known_as, _ in wanted]
+    with _lock:
+        for known_as, program in compiled:
+            if known_as:
+                _kept[known_as] = program
+                _kept.move_to_end(known_as)
+        while len(_kept) > _KEPT_PROGRAMS:
+            _kept.popitem(last=False)
+    return tuple(program for _, program in compiled)
 
 
 class _Creation(NamedTuple):
@@ -160,6 +204,7 @@ class Slice:
 
     Attributes:
         numbers: the numbers that seeds are folded with, in order.
+        folded: the same as integers.
         form: equal for slices of one function that differ only in their numbers.
     """
 
@@ -169,6 +214,7 @@ class Slice:
         self._arguments = closed.jaxpr.invars
         self._output = output
         self.numbers = [number for equation in equations for number in _folded_with(equation)]
+        self.folded = tuple(map(int, self.numbers))
         self.form = self._form()
 
     def __call__(self, numbers: jax.Array, *arguments: ArrayLike) -> list[ArrayLike]:
@@ -197,7 +243,7 @@ class Slice:
             parameters = tuple((name, _comparable(value)) for name, value in sorted(equation.params.items()))
             results = tuple(str(variable.aval) for variable in equation.outvars)
             parts.append((equation.primitive, parameters, tuple(inputs), results))
-        return tuple(parts)
+        return (*parts, places[self._output])
 
 
 def slices_of(closed: ClosedJaxpr) -> list[Slice | None]:
@@ -232,5 +278,22 @@ def _comparable(parameter: object) -> Hashable:
     try:
         hash(parameter)
     except TypeError:
-        return id(parameter)
+        return _Itself(parameter)
     return parameter
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Itself:
+    """A value that is equal to itself only, as long as anything refers to it.
+
+    Attributes:
+        value: the value.
+    """
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

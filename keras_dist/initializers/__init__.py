@@ -8,6 +8,7 @@ from keras_dist.initializers.constants import Constant as Constant
 from keras_dist.initializers.constants import Identity as Identity
 from keras_dist.initializers.constants import Ones as Ones
 from keras_dist.initializers.constants import Zeros as Zeros
+from keras_dist.initializers.fourier_kernels import STFT as STFT
 from keras_dist.initializers.identifiers import deserialize as deserialize
 from keras_dist.initializers.identifiers import get as get
 from keras_dist.initializers.identifiers import serialize as serialize
@@ -30,6 +31,7 @@ from keras_dist.initializers.random_values import VarianceScaling as VarianceSca
 # Keras knows the classes under these names, too
 IdentityInitializer = identity = Identity
 OrthogonalInitializer = orthogonal = Orthogonal
+STFTInitializer = stft = STFT
 constant = Constant
 glorot_normal = GlorotNormal
 glorot_uniform = GlorotUniform

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from keras_dist._signatures import takes
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.random.seeds import check_seed, next_key, wrap_key
+from keras_dist.random.seeds import SeedGenerator, check_seed, key_of, next_key, wrap_key
 from keras_dist.saving.configurable import Configurable
 
 _KEYS = ("key", "rng", "rng_key", "prng_key")
@@ -57,14 +57,15 @@ class RandomInitializer(Initializer):
 
     Args:
         seed: None, or an integer, 0 <= seed < 2**32, that goes before every key: the values are the same in each call,
-            and those of Keras.
+            and those of Keras. Or a `SeedGenerator`, whose next key each call takes; the weight of a layer has a key of
+            its own, with which its seed is mixed.
 
     Raises:
-        ModelError: `seed` is not such an integer.
+        ModelError: `seed` is none of these.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = None if seed is None else check_seed(seed)
+    def __init__(self, seed: int | SeedGenerator | None = None) -> None:
+        self.seed = seed if seed is None or isinstance(seed, SeedGenerator) else check_seed(seed)
 
     def choose_key(self, key: jax.Array | None) -> jax.Array:
         """Return the key of the seed, else `key`, else the next one of `keras_dist.random`.
@@ -72,10 +73,10 @@ class RandomInitializer(Initializer):
         Raises:
             ModelError: `key` is no PRNG key.
         """
-        if self.seed is not None:
+        if isinstance(self.seed, int):
             return wrap_key(jnp.array([self.seed, 0], jnp.uint32))
         if key is None:
-            return next_key()
+            return next_key() if self.seed is None else key_of(self.seed)
         if not isinstance(key, jax.Array):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(
                 "`key` is not a PRNG key",
@@ -83,7 +84,10 @@ class RandomInitializer(Initializer):
                 expected="a key of JAX, or None",
                 fix="for example key=jax.random.key(0)",
             )
-        return key
+        if self.seed is None or self.seed.seed is None:
+            return key
+        # the generator itself is no part of the program in which a layer's weights are made
+        return jax.random.fold_in(key, self.seed.seed)
 
 
 class FromFunction(RandomInitializer):

@@ -14,6 +14,7 @@ from keras_dist._arguments import check_number, check_option
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, UnknownNameError, shorten
 from keras_dist.initializers.initializer import RandomInitializer
+from keras_dist.random.seeds import SeedGenerator
 
 _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
     "normal": "truncated_normal",
@@ -28,7 +29,7 @@ class _Normal(RandomInitializer):
 
     _values: ClassVar[Callable[..., Any]]
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
         super().__init__(seed)
         self.mean = mean
         self.stddev = stddev
@@ -46,7 +47,7 @@ class RandomNormal(_Normal):
     Args:
         mean: of the values.
         stddev: their standard deviation.
-        seed: None, or an integer that goes before every key.
+        seed: None, an integer that goes before every key, or a `SeedGenerator`.
     """
 
     _values = staticmethod(jax.nn.initializers.normal)
@@ -58,7 +59,7 @@ class TruncatedNormal(_Normal):
     Args:
         mean: of the values.
         stddev: the standard deviation before values are drawn again; after it, it is 0.88 of that.
-        seed: None, or an integer that goes before every key.
+        seed: None, an integer that goes before every key, or a `SeedGenerator`.
     """
 
     _values = staticmethod(jax.nn.initializers.truncated_normal)
@@ -70,10 +71,10 @@ class RandomUniform(RandomInitializer):
     Args:
         minval: the least value.
         maxval: above all values.
-        seed: None, or an integer that goes before every key.
+        seed: None, an integer that goes before every key, or a `SeedGenerator`.
     """
 
-    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
+    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
         super().__init__(seed)
         self.minval = minval
         self.maxval = maxval
@@ -93,7 +94,7 @@ class VarianceScaling(RandomInitializer):
         scale: a positive number.
         mode: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
         distribution: `"truncated_normal"` (at two standard deviations), `"untruncated_normal"` or `"uniform"`.
-        seed: None, or an integer that goes before every key.
+        seed: None, an integer that goes before every key, or a `SeedGenerator`.
         input_axes: the dims whose product is fan_in, when they are others; only together with `output_axes`.
         output_axes: the dims whose product is fan_out.
 
@@ -109,7 +110,7 @@ class VarianceScaling(RandomInitializer):
         scale: float = 1.0,
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
-        seed: int | None = None,
+        seed: int | SeedGenerator | None = None,
         input_axes: Sequence[int] | None = None,
         output_axes: Sequence[int] | None = None,
     ) -> None:
@@ -166,7 +167,7 @@ class _Preset(VarianceScaling):
 
     def __init__(
         self,
-        seed: int | None = None,
+        seed: int | SeedGenerator | None = None,
         input_axes: Sequence[int] | None = None,
         output_axes: Sequence[int] | None = None,
     ) -> None:
@@ -234,12 +235,12 @@ class Orthogonal(RandomInitializer):
 
     Args:
         gain: what the matrix is multiplied by.
-        seed: None, or an integer that goes before every key.
+        seed: None, an integer that goes before every key, or a `SeedGenerator`.
 
     Source: `keras.initializers.Orthogonal`; https://openreview.net/forum?id=_wzZwKpTDF_9C.
     """
 
-    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+    def __init__(self, gain: float = 1.0, seed: int | SeedGenerator | None = None) -> None:
         super().__init__(seed)
         self.gain = gain
 

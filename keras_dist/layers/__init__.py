@@ -39,11 +39,15 @@ from keras_dist.layers.gru import GRU as GRU
 from keras_dist.layers.gru import GRUCell as GRUCell
 from keras_dist.layers.hashing import HashedCrossing as HashedCrossing
 from keras_dist.layers.hashing import Hashing as Hashing
-from keras_dist.layers.index_lookup import IntegerLookup as IntegerLookup
-from keras_dist.layers.index_lookup import StringLookup as StringLookup
+from keras_dist.layers.histograms import AutoContrast as AutoContrast
+from keras_dist.layers.histograms import (
+    ContrastLimitedAdaptiveHistogramEqualization as ContrastLimitedAdaptiveHistogramEqualization,
+)
+from keras_dist.layers.histograms import Equalization as Equalization
 from keras_dist.layers.input_layer import Input as Input
 from keras_dist.layers.input_layer import InputLayer as InputLayer
 from keras_dist.layers.input_spec import InputSpec as InputSpec
+from keras_dist.layers.integer_lookup import IntegerLookup as IntegerLookup
 from keras_dist.layers.jax_layer import FlaxLayer as FlaxLayer
 from keras_dist.layers.jax_layer import JaxLayer as JaxLayer
 from keras_dist.layers.lambda_ import Lambda as Lambda
@@ -52,6 +56,7 @@ from keras_dist.layers.lstm import LSTM as LSTM
 from keras_dist.layers.lstm import LSTMCell as LSTMCell
 from keras_dist.layers.masking import Identity as Identity
 from keras_dist.layers.masking import Masking as Masking
+from keras_dist.layers.mel_spectrogram import MelSpectrogram as MelSpectrogram
 from keras_dist.layers.merging import Add as Add
 from keras_dist.layers.merging import Average as Average
 from keras_dist.layers.merging import Concatenate as Concatenate
@@ -68,6 +73,9 @@ from keras_dist.layers.merging import maximum as maximum
 from keras_dist.layers.merging import minimum as minimum
 from keras_dist.layers.merging import multiply as multiply
 from keras_dist.layers.merging import subtract as subtract
+from keras_dist.layers.mixing import CutMix as CutMix
+from keras_dist.layers.mixing import MixUp as MixUp
+from keras_dist.layers.mixing import RandomErasing as RandomErasing
 from keras_dist.layers.multi_head_attention import GroupedQueryAttention as GroupedQueryAttention
 from keras_dist.layers.multi_head_attention import GroupQueryAttention as GroupQueryAttention
 from keras_dist.layers.multi_head_attention import MultiHeadAttention as MultiHeadAttention
@@ -113,18 +121,28 @@ from keras_dist.layers.pooling import MaxPool3D as MaxPool3D
 from keras_dist.layers.pooling import MaxPooling1D as MaxPooling1D
 from keras_dist.layers.pooling import MaxPooling2D as MaxPooling2D
 from keras_dist.layers.pooling import MaxPooling3D as MaxPooling3D
+from keras_dist.layers.random_choices import AugMix as AugMix
+from keras_dist.layers.random_choices import RandAugment as RandAugment
 from keras_dist.layers.random_colors import RandomBrightness as RandomBrightness
 from keras_dist.layers.random_colors import RandomColorDegeneration as RandomColorDegeneration
 from keras_dist.layers.random_colors import RandomContrast as RandomContrast
 from keras_dist.layers.random_colors import RandomGrayscale as RandomGrayscale
 from keras_dist.layers.random_colors import RandomInvert as RandomInvert
 from keras_dist.layers.random_colors import Solarization as Solarization
+from keras_dist.layers.random_elastic_transform import RandomElasticTransform as RandomElasticTransform
+from keras_dist.layers.random_filters import RandomGaussianBlur as RandomGaussianBlur
+from keras_dist.layers.random_filters import RandomPosterization as RandomPosterization
+from keras_dist.layers.random_filters import RandomSharpness as RandomSharpness
 from keras_dist.layers.random_geometry import RandomCrop as RandomCrop
 from keras_dist.layers.random_geometry import RandomFlip as RandomFlip
 from keras_dist.layers.random_geometry import RandomRotation as RandomRotation
 from keras_dist.layers.random_geometry import RandomShear as RandomShear
 from keras_dist.layers.random_geometry import RandomTranslation as RandomTranslation
 from keras_dist.layers.random_geometry import RandomZoom as RandomZoom
+from keras_dist.layers.random_hues import RandomColorJitter as RandomColorJitter
+from keras_dist.layers.random_hues import RandomHue as RandomHue
+from keras_dist.layers.random_hues import RandomSaturation as RandomSaturation
+from keras_dist.layers.random_perspective import RandomPerspective as RandomPerspective
 from keras_dist.layers.regularization import ActivityRegularization as ActivityRegularization
 from keras_dist.layers.regularization import AlphaDropout as AlphaDropout
 from keras_dist.layers.regularization import Dropout as Dropout
@@ -147,6 +165,8 @@ from keras_dist.layers.serialization import deserialize as deserialize
 from keras_dist.layers.serialization import serialize as serialize
 from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
+from keras_dist.layers.stft_spectrogram import STFTSpectrogram as STFTSpectrogram
+from keras_dist.layers.string_lookup import StringLookup as StringLookup
 from keras_dist.layers.symbolic import KerasTensor as KerasTensor
 from keras_dist.layers.text_vectorization import TextVectorization as TextVectorization
 from keras_dist.layers.transposed_convolution import Conv1DTranspose as Conv1DTranspose

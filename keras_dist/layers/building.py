@@ -6,17 +6,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist import _jax, _paths, constraints, initializers, random, regularizers
+from keras_dist._arguments import argument_error
 from keras_dist._types import DTypeLike, PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
-from keras_dist.errors import DistributionError, KerasDistError, ModelError
+from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.record import LayerRecord
@@ -55,6 +56,33 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
             lay_out(self)
 
     return counted
+
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_Arguments, Variable]:
+    """Return `add_weight`, which refuses the name as its first argument, as it was in Keras 2, and two shapes."""
+
+    @functools.wraps(add_weight)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Variable:
+        layer, *given = args
+        if given and (isinstance(given[0], str) or "shape" in kwargs):
+            is_name = isinstance(given[0], str)
+            what = "`name` is" if is_name else "`shape` was passed both positionally and as"
+            options = "".join(f", {name}={shorten(value)}" for name, value in kwargs.items())
+            raise ModelError(
+                f"add_weight of layer {getattr(layer, 'name', '')!r}: {what} a keyword argument",
+                given=f"add_weight({', '.join(map(shorten, given))}{options})",
+                expected="the shape as the first argument, or by name",
+                fix='for example self.add_weight((3, 4), name="kernel")',
+            )
+        if len(given) > 3 and not isinstance(given[3], bool):
+            expected, example = "True or False; a name is a keyword argument", True
+            raise argument_error("trainable", given[3], expected, example=example, error=ArgumentTypeError)
+        return add_weight(*args, **kwargs)
+
+    return checked
 
 
 def lay_out(layer: Any) -> None:
@@ -171,6 +199,7 @@ class Building:
             error.add_note(f"for `{argument}` of layer {self.name!r}")
             raise
 
+    @_named_by_keyword
     def add_weight(
         self,
         shape: Shape | int | None = None,

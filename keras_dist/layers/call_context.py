@@ -31,6 +31,8 @@ class CallContext:
         created: the weights that were created, with their first values.
         caller: the name of the layer whose `call` runs; None outside of one, and while a layer builds.
         weights_dtype: what float weights are read as in it; None for as they are.
+        is_of_shapes: whether nothing is asked of it but shapes, so that initial values need not be drawn.
+        is_computed_again: whether the backward pass computes it again, so that no layer in it needs to see to that.
     """
 
     training: bool | None = None
@@ -40,6 +42,8 @@ class CallContext:
     caller: str | None = None
     created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
     weights_dtype: str | None = None
+    is_of_shapes: bool = False
+    is_computed_again: bool = False
 
     def mask_of(self, tensors: PyTree) -> PyTree:
         """Return the mask of a tensor, or None; for a pytree of tensors a pytree of masks."""
@@ -115,6 +119,12 @@ def weights_dtype() -> str | None:
     """Return the element type that the current `call` reads float weights as; None for their own."""
     context = current()
     return None if context is None else context.weights_dtype
+
+
+def is_of_shapes() -> bool:
+    """Return whether nothing is asked of the current call but shapes."""
+    context = current()
+    return context is not None and context.is_of_shapes
 
 
 def note_created(variable: Variable, value: jax.Array) -> None:

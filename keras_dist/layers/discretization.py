@@ -113,6 +113,13 @@ class Discretization(Layer):
             return bins
         return encode_categories(bins, self.output_mode, len(self.bin_boundaries) + 1, self.compute_dtype)
 
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Return the symbolic output of a call; `num_bins` tells it before `adapt`, too."""
+        if self.bin_boundaries is None and self.num_bins is not None:
+            limits = [float(limit) for limit in range(max(self.num_bins - 1, 1))]
+            return Discretization(limits, output_mode=self.output_mode).compute_output_spec(inputs)
+        return super().compute_output_spec(inputs)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, with the limits as they are now."""
         limits = self.bin_boundaries

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._arguments import check_size
-from keras_dist.errors import DataError, ModelError
+from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.fingerprints import bins_of, crossed_bin
 from keras_dist.layers.host_layer import (
     OUTPUT_MODES,
@@ -111,7 +111,7 @@ class HashedCrossing(HostLayer):
     def transform(self, inputs: Sequence[Any]) -> np.ndarray:
         """Return the bins for a list or tuple of features, each (batch,) or (batch, 1), or vectors."""
         if not isinstance(inputs, list | tuple) or len(inputs) < 2:
-            raise self._no_features(f"{type(inputs).__name__} of {len(inputs) if hasattr(inputs, '__len__') else 1}")
+            raise self._no_features(f"{type(inputs).__name__} {shorten(inputs)}")
         features = [as_rows(each, self.name) for each in inputs]
         shape = features[0].shape
         if any(each.shape != shape for each in features) or len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):

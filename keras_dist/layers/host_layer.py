@@ -61,6 +61,10 @@ class HostLayer(Layer):
         """Return symbolic tensors like the outputs for symbolic inputs."""
         raise NotImplementedError(f"{type(self).__name__} does not define output_like(self, inputs)")
 
+    def compute_output_spec(self, inputs: Any, **kwargs: Any) -> Any:
+        """Return symbolic tensors like the outputs for symbolic inputs."""
+        return self.output_like(inputs)
+
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         """Return the shape of the output for inputs of this shape, the batch included; None for any size."""
         return self.output_like(KerasTensor(input_shape, "string")).shape

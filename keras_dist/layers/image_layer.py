@@ -13,6 +13,7 @@ from keras_dist._arguments import argument_error, is_number
 from keras_dist._types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
+from keras_dist.layers.image_filters import filtered
 from keras_dist.layers.image_transforms import height_and_width, image_axes
 from keras_dist.layers.layer import Layer
 
@@ -81,6 +82,11 @@ class ImageLayer(Layer):
         """Return masks after the transformation of their images."""
         return self.transform_images(segmentation_masks, transformation, training)
 
+    def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Return images whose channels are filtered by `kernel` (height, width), with zeros around them."""
+        axis = -1 if self.data_format == "channels_last" else -3
+        return jnp.moveaxis(filtered(jnp.moveaxis(images, axis, -1), kernel, "SAME"), -1, axis)
+
     def _size(self, images: jax.Array) -> tuple[int, int]:
         return height_and_width(images, self.data_format)
 
@@ -97,8 +103,6 @@ class RandomImageLayer(ImageLayer):
 
     Args:
         seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: as of `ImageLayer`.
-        **kwargs: as of `Layer`.
     """
 
     interpolation = "bilinear"
@@ -110,10 +114,10 @@ class RandomImageLayer(ImageLayer):
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return the images in the layer's element type, in training transformed."""
-        images = images.astype(self.compute_dtype)
+        images = jnp.asarray(images, self.compute_dtype)
         if not training or transformation is None:
             return images
-        return self._transform(images, transformation, self.interpolation).astype(self.compute_dtype)
+        return self._each(images, transformation, self.interpolation).astype(self.compute_dtype)
 
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
@@ -121,7 +125,13 @@ class RandomImageLayer(ImageLayer):
         """Return masks after the transformation of their images, whose classes are not mixed."""
         if not training or transformation is None:
             return segmentation_masks
-        return self._transform(segmentation_masks, transformation, "nearest")
+        return self._each(segmentation_masks, transformation, "nearest")
+
+    def _each(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        """Transform a batch of images; or one, as code gives it that calls `transform_images` itself."""
+        if jnp.ndim(images) == 3:
+            return self._transform(images[None], transformation, interpolation)[0]
+        return self._transform(images, transformation, interpolation)
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         raise NotImplementedError

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._types import ArrayLike
+from keras_dist.layers.image_filters import filtered
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 AFFINE_INTERPOLATIONS = ("nearest", "bilinear")
@@ -32,6 +33,7 @@ def affine_transform(
     fill_mode: str = "constant",
     fill_value: float = 0.0,
     data_format: str = "channels_last",
+    is_affine: bool = True,
 ) -> jax.Array:
     """Return images whose pixel (x, y) is that of `images` at (a0 x + a1 y + a2, b0 x + b1 y + b2).
 
@@ -39,11 +41,12 @@ def affine_transform(
 
     Args:
         images: a batch of images (batch, height, width, channels), or (batch, channels, height, width).
-        transform: for each image `[a0, a1, a2, b0, b1, b2, c0, c1]`, of which the last two are not used, (batch, 8).
+        transform: for each image `[a0, a1, a2, b0, b1, b2, c0, c1]`, (batch, 8).
         interpolation: one of `AFFINE_INTERPOLATIONS`.
         fill_mode: what lies around an image; one of `FILL_MODES`.
         fill_value: with `"constant"`, the value there.
         data_format: the order of dims.
+        is_affine: whether c0 and c1 are 0; else both coordinates are divided by c0 x + c1 y + 1.
 
     Returns:
         An array like `images`.
@@ -51,16 +54,59 @@ def affine_transform(
     if data_format == "channels_first":
         images = jnp.moveaxis(images, 1, -1)
     height, width = images.shape[1:3]
-    a0, a1, a2, b0, b1, b2 = (jnp.asarray(transform, "float32")[:, index, None, None] for index in range(6))
+    a0, a1, a2, b0, b1, b2, c0, c1 = (jnp.asarray(transform, "float32")[:, index, None, None] for index in range(8))
     y, x = jnp.meshgrid(jnp.arange(height, dtype="float32"), jnp.arange(width, dtype="float32"), indexing="ij")
     coordinates = jnp.stack([b1 * y + b0 * x + b2, a1 * y + a0 * x + a2], axis=1)
+    if not is_affine:
+        coordinates = coordinates / (c0 * x + c1 * y + 1)[:, None]
+    found = sampled(images, coordinates, interpolation, fill_mode, fill_value)
+    return jnp.moveaxis(found, -1, 1) if data_format == "channels_first" else found
+
+
+def sampled(
+    images: jax.Array, coordinates: jax.Array, interpolation: str, fill_mode: str, fill_value: float
+) -> jax.Array:
+    """Return images (batch, height, width, channels) at coordinates (batch, 2, height, width) of rows and columns."""
     order = AFFINE_INTERPOLATIONS.index(interpolation)
 
     def sample(channel: jax.Array, places: jax.Array) -> jax.Array:
         return jax.scipy.ndimage.map_coordinates(channel, list(places), order, fill_mode, fill_value)
 
-    found = jax.vmap(jax.vmap(sample, (-1, None), -1))(images, coordinates)
-    return jnp.moveaxis(found, -1, 1) if data_format == "channels_first" else found
+    return jax.vmap(jax.vmap(sample, (-1, None), -1))(images, coordinates)
+
+
+def elastic_transform(
+    images: jax.Array,
+    noise: jax.Array,
+    alpha: ArrayLike,
+    sigma: ArrayLike,
+    largest_sigma: float,
+    interpolation: str = "bilinear",
+    fill_mode: str = "reflect",
+    fill_value: float = 0.0,
+) -> jax.Array:
+    """Return images whose pixels are moved, neighbours by nearly the same way.
+
+    Args:
+        images: a batch of images (batch, height, width, channels).
+        noise: normally distributed numbers (batch, height, width), of which ways are made.
+        alpha: how far pixels are moved; may be traced.
+        sigma: how smoothly [pixels]; may be traced.
+        largest_sigma: what `sigma` is at most, from which the size of the filter follows.
+        interpolation: one of `AFFINE_INTERPOLATIONS`.
+        fill_mode: one of `FILL_MODES`.
+        fill_value: with `"constant"`, the value around an image.
+    """
+    sigma = jnp.maximum(jnp.asarray(sigma, noise.dtype), 1e-3)  # below, the filter has one element in any case
+    reach = int(6 * largest_sigma) // 2
+    offsets = np.arange(-reach, reach + 1)
+    weights = jnp.exp(-0.5 * jnp.square(jnp.asarray(offsets, noise.dtype) / sigma))
+    weights = jnp.where(np.abs(offsets) <= (6 * sigma).astype("int32") // 2, weights, 0)
+    weights = weights / jnp.sum(weights)
+    ways = filtered((noise * sigma)[..., None], jnp.outer(weights, weights), "SAME")[..., 0]
+    y, x = jnp.meshgrid(*map(jnp.arange, images.shape[1:3]), indexing="ij")
+    moved = jnp.asarray(alpha, noise.dtype) * ways  # both ways by the same, as in Keras, which draws them with one key
+    return sampled(images, jnp.stack([y + moved, x + moved], 1), interpolation, fill_mode, fill_value)
 
 
 def rotation(angle: jax.Array, height: int, width: int) -> jax.Array:
@@ -87,6 +133,18 @@ def shear(x_factor: jax.Array, y_factor: jax.Array) -> jax.Array:
     """Return the transforms that shear images, (batch, 8)."""
     ones, zeros = jnp.ones_like(x_factor), jnp.zeros_like(x_factor)
     return _rows(ones, x_factor, zeros, y_factor, ones, zeros)
+
+
+def perspective(start: jax.Array, end: jax.Array) -> jax.Array:
+    """Return the transforms that move four points (x, y) of images, (batch, 8); both are (batch, 4, 2)."""
+    ends = jnp.concatenate([end, jnp.ones_like(end[..., :1])], -1)  # x, y, 1 of each point
+    zeros = jnp.zeros_like(ends)
+    rows = [
+        jnp.concatenate([ends, zeros, -start[..., :1] * end], -1),
+        jnp.concatenate([zeros, ends, -start[..., 1:] * end], -1),
+    ]
+    targets = jnp.concatenate([start[..., 0], start[..., 1]], 1)[..., None]
+    return jnp.linalg.solve(jnp.concatenate(rows, 1), targets)[..., 0]
 
 
 def _rows(*entries: jax.Array) -> jax.Array:

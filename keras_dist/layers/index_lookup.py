@@ -1,8 +1,7 @@
-"""`StringLookup` and `IntegerLookup`: the places of words and numbers in a vocabulary."""
+"""`IndexLookup`: the base of layers that look up the places of tokens in a vocabulary."""
 
 from __future__ import annotations
 
-import collections
 import pathlib
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
@@ -26,9 +25,7 @@ from keras_dist.layers.host_layer import (
     objects,
 )
 from keras_dist.layers.symbolic import KerasTensor
-from keras_dist.saving.regular_files import read_regular
-
-Token = str | int
+from keras_dist.layers.vocabulary import Token, VocabularyTable, as_token, check_tokens, lines_of, tokens_of
 
 _LEFT_OUT = 2**62
 """The index of what is no part of vectors."""
@@ -37,52 +34,13 @@ _VOCABULARY = "vocabulary.txt"
 """Keras's name for the file of a layer that holds what it has learned."""
 
 
-class _Table:
-    """What a layer has learned. For NNX one value, which it need not look into.
-
-    Attributes:
-        tokens: the vocabulary without special tokens, in order.
-        places: the index of each.
-        weights: of the whole vocabulary, for `"tf_idf"`.
-        is_given: whether the vocabulary was given, and is not to be learned.
-        counts: how often each token was seen.
-        documents: in how many documents each token was seen.
-        size: the number of documents.
-        expected: the size of the vocabulary that a file is to bring, special tokens included; None for any.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[Token] = []
-        self.places: dict[Token, int] = {}
-        self.weights: np.ndarray | None = None
-        self.is_given = False
-        self.expected: int | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget what was counted."""
-        self.counts: collections.Counter[Token] = collections.Counter()
-        self.documents: collections.Counter[Token] = collections.Counter()
-        self.size = 0
-
-
 class IndexLookup(HostLayer):
     """The base of the layers that look up the index of tokens in a vocabulary.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
-        num_oov_indices: how many indices there are for tokens that are not in the vocabulary; 0 to refuse them.
-        mask_token: the token of index 0, which `"int"` masks; other modes leave it out. None for none.
-        oov_token: what stands for unknown tokens in the vocabulary.
-        vocabulary: tokens, or a file with one in each line; by default those that `adapt` finds.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
-        invert: whether indices are turned back to tokens.
-        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the tokens of the last dim.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        oov_method: `"floormod"` or `"farmhash"`: which index an unknown integer gets of several. Text is always hashed.
-        salt: one or two integers: hash by SipHash with this key.
-        **kwargs: as of `Layer`.
+        has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
+        vocabulary_size: how many tokens a file is to bring; None for any.
+        **kwargs: as of `Layer`; all other arguments are those of `StringLookup` and `IntegerLookup`.
     """
 
     kind: str
@@ -116,7 +74,7 @@ class IndexLookup(HostLayer):
         self.pad_to_max_tokens = bool(pad_to_max_tokens)
         self.oov_method = check_option("oov_method", oov_method, ("floormod", "farmhash"), self.name)
         self.salt = check_salt(salt, self.name)
-        self._table = _Table()
+        self._table = VocabularyTable()
         self._table.expected = vocabulary_size
         self._check_together(idf_weights, vocabulary)
         if vocabulary is not None:
@@ -203,10 +161,12 @@ class IndexLookup(HostLayer):
         if isinstance(vocabulary, str | pathlib.Path):
             vocabulary = self._tokens_of_file(vocabulary)
         given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
-        given = [self._token(token) for token in given]
+        given = [as_token(token) for token in given]
         with_special = len(special) > 0 and given[: len(special)] == special
         tokens = given[len(special) :] if with_special else given
-        self._check_tokens(given, tokens)
+        reserved = [self.mask_token] * (self.mask_token is not None)
+        reserved += [self.oov_token] * (self.invert and self.oov_token is not None)
+        check_tokens(given, tokens, special, reserved, self.kind, self.max_tokens, self.name)
         weights = None
         if idf_weights is not None:
             weights = np.asarray(idf_weights, "float32")
@@ -262,15 +222,9 @@ class IndexLookup(HostLayer):
             return
         for token in (self.mask_token, self.oov_token):
             table.counts.pop(token, None)
-        # as bytes: in the order of code points, as in Keras
-        ordered = sorted(table.counts.items(), key=lambda item: (item[1], _sortable(item[0])), reverse=True)
-        most = None if self.max_tokens is None else self.max_tokens - len(self._special)
-        tokens = [token for token, _ in ordered[:most]]
-        weights = None
-        if self.output_mode == "tf_idf":
-            counts = np.array([table.documents[token] for token in tokens], "float64")
-            weights = np.log(1 + table.size / (1 + counts)).astype("float32")
-            weights = np.concatenate([np.full(len(self._special), weights.mean(), "float32"), weights])
+        special = len(self._special)
+        tokens = table.learned(None if self.max_tokens is None else self.max_tokens - special)
+        weights = table.inverse_frequencies(tokens, special) if self.output_mode == "tf_idf" else None
         self._take(tokens, weights)
         table.forget()
 
@@ -293,11 +247,10 @@ class IndexLookup(HostLayer):
         table, path = self._table, pathlib.Path(dir_path) / _VOCABULARY
         if table.tokens or not path.exists():
             return
-        lines = self._lines_of(path)
+        lines = lines_of(path, self.name)
         while lines and not lines[-1]:  # as in Keras
             lines.pop()
-        tokens = lines if self.kind == "string" else self._integers(lines, path)
-        self.set_vocabulary(tokens, table.weights)
+        self.set_vocabulary(tokens_of(lines, self.kind, path, self.name), table.weights)
         table.is_given = False
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -358,11 +311,6 @@ class IndexLookup(HostLayer):
             fix=f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them",
         )
 
-    def _token(self, token: Any) -> Any:
-        if isinstance(token, bytes):
-            return token.decode("utf-8", "surrogateescape")
-        return token.item() if isinstance(token, np.generic) else token
-
     @property
     def _oov_start(self) -> int:
         return int(self.mask_token is not None and self.output_mode == "int")
@@ -409,28 +357,7 @@ class IndexLookup(HostLayer):
     def _tokens_of_file(self, path: str | pathlib.Path) -> list[Any]:
         if self.output_mode == "tf_idf":
             raise argument_error("vocabulary", path, "tokens with idf_weights: a file has none", layer=self.name)
-        lines = self._lines_of(path)
-        return lines if self.kind == "string" else self._integers(lines, path)
-
-    def _lines_of(self, path: str | pathlib.Path) -> list[str]:
-        try:
-            return read_regular(pathlib.Path(path), follow_links=True).decode("utf-8", "strict").splitlines()
-        except (OSError, ValueError) as error:
-            raise self._unreadable(path, error) from error
-
-    def _integers(self, lines: Iterable[str], path: str | pathlib.Path) -> list[int]:
-        try:
-            return [int(line) for line in lines]
-        except ValueError as error:
-            raise self._unreadable(path, error) from error
-
-    def _unreadable(self, path: str | pathlib.Path, error: Exception) -> DataError:
-        return DataError(
-            f"layer {self.name!r} cannot read its vocabulary",
-            given=f"{path}: {error}",
-            expected="a file of text in UTF-8 with one token in each line",
-            fix="check the path, or pass the tokens themselves",
-        )
+        return tokens_of(lines_of(path, self.name), self.kind, path, self.name)
 
     def _check_together(self, idf_weights: Any, vocabulary: Any) -> None:
         wrong = {
@@ -469,158 +396,3 @@ class IndexLookup(HostLayer):
             expected="idf_weights, one for each token",
             fix="layer.adapt(data), or set_vocabulary(tokens, idf_weights)",
         )
-
-    def _check_tokens(self, given: Sequence[Any], tokens: Sequence[Any]) -> None:
-        size, special = len(tokens) + len(self._special), self._special
-        repeated = [token for token, count in collections.Counter(tokens).items() if count > 1]
-        reserved = [self.mask_token] * (self.mask_token is not None)
-        reserved += [self.oov_token] * (self.invert and self.oov_token is not None)
-        misplaced = [token for token in reserved if token in tokens]
-        kinds = str if self.kind == "string" else int
-        others = [token for token in tokens if not isinstance(token, kinds)]
-        if not tokens:
-            wrong = "is empty"
-        elif repeated:
-            wrong = f"has tokens more than once: {shorten(repeated)}"
-        elif misplaced:
-            wrong = f"has {misplaced[0]!r} at a wrong place: special tokens are all in front, as {special}, or left out"
-        elif others:
-            wrong = f"has tokens of another kind than {kinds.__name__}: {shorten(others)}"
-        elif self.max_tokens is not None and size > self.max_tokens:
-            wrong = f"has {size} tokens with the special ones, more than max_tokens={self.max_tokens}"
-        else:
-            return
-        expected = f"tokens, each once, with {special} in front or without them"
-        raise argument_error("vocabulary", list(given), expected, wrong=wrong, layer=self.name)
-
-
-def _sortable(token: Token) -> Any:
-    return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token
-
-
-class StringLookup(IndexLookup):
-    """The index of words in a vocabulary, or vectors of them; runs on the host.
-
-    Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
-        num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
-            refuse them.
-        mask_token: the word of index 0, for masks; None for none.
-        oov_token: what stands for unknown words in the vocabulary.
-        vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each word of `vocabulary`.
-        invert: whether indices are turned back to words.
-        output_mode: `"int"`, the index of each word; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the words of the last dim.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        sparse: False; arrays are dense.
-        encoding: of bytes.
-        name: as of `Layer`.
-        salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
-        **kwargs: as of `Layer`.
-
-    Example:
-        >>> from keras_dist import layers
-        >>> layer = layers.StringLookup(vocabulary=["a", "b", "c"])
-        >>> layer([["a", "c", "d"], ["d", "a", "b"]]).tolist()
-        [[1, 3, 0], [0, 1, 2]]
-    """
-
-    kind = "string"
-
-    def __init__(
-        self,
-        max_tokens: int | None = None,
-        num_oov_indices: int = 1,
-        mask_token: str | None = None,
-        oov_token: str | None = "[UNK]",
-        vocabulary: Any = None,
-        idf_weights: ArrayLike | None = None,
-        invert: bool = False,
-        output_mode: str = "int",
-        pad_to_max_tokens: bool = False,
-        sparse: bool = False,
-        encoding: str = "utf-8",
-        name: str | None = None,
-        salt: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self.encoding = encoding
-        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            **options,
-        )
-
-
-class IntegerLookup(IndexLookup):
-    """The index of integers in a vocabulary, or vectors of them; runs on the host, where integers have 64 bits.
-
-    Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
-        num_oov_indices: how many indices there are for integers that are not in the vocabulary; 0 to refuse them.
-        mask_token: the integer of index 0, for masks; None for none.
-        oov_token: what stands for unknown integers in the vocabulary.
-        vocabulary: integers, or a file with one in each line; by default those that `adapt` finds.
-        vocabulary_dtype: `"int64"`.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each integer of `vocabulary`.
-        invert: whether indices are turned back to integers.
-        output_mode: `"int"`, the index of each; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the integers of the last dim.
-        sparse: False; arrays are dense.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
-            `"farmhash"`.
-        salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
-        name: as of `Layer`.
-        **kwargs: as of `Layer`.
-
-    Example:
-        >>> from keras_dist import layers
-        >>> layers.IntegerLookup(vocabulary=[12, 36, 1138])([[12, 1138, 42], [42, 1000, 36]]).tolist()
-        [[1, 3, 0], [0, 0, 2]]
-    """
-
-    kind = "int64"
-
-    def __init__(
-        self,
-        max_tokens: int | None = None,
-        num_oov_indices: int = 1,
-        mask_token: int | None = None,
-        oov_token: int | None = -1,
-        vocabulary: Any = None,
-        vocabulary_dtype: str = "int64",
-        idf_weights: ArrayLike | None = None,
-        invert: bool = False,
-        output_mode: str = "int",
-        sparse: bool = False,
-        pad_to_max_tokens: bool = False,
-        oov_method: str = "floormod",
-        salt: Any = None,
-        name: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            oov_method=oov_method,
-            **options,
-        )
-        self.vocabulary_dtype = check_option("vocabulary_dtype", vocabulary_dtype, ("int64",), self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ class InputLayer(Layer):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if "input_shape" in kwargs:
+            warnings.warn("Argument `input_shape` is deprecated. Use `shape` instead.", stacklevel=2)
         default = getattr(input_tensor, "dtype", "float32")
         self._holds_text = is_text(dtype)
         super().__init__(name=name, dtype=default if dtype is None or self._holds_text else dtype, **kwargs)

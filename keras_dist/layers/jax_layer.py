@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen, traverse_util
+from flax import linen, nnx, traverse_util
 
 from keras_dist import _paths, random
+from keras_dist._operators import Operators, value_of
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
@@ -30,7 +31,7 @@ class JaxLayer(Layer):
             `training`, by these names.
         init_fn: returns the first `params`; `(params, state)`, if `call_fn` takes a `state`. Its parameters are some of
             `rng`, `inputs` (ones) and `training`.
-        params: the first parameters, in place of `init_fn`: any pytree of arrays.
+        params: the first parameters, in place of `init_fn`: any pytree of arrays; also `params` of another such layer.
         state: the first state, a pytree of arrays.
         seed: fixes the keys.
         native_serialization_platforms: unused.
@@ -72,6 +73,9 @@ class JaxLayer(Layer):
                 expected="one of them",
                 fix="init_fn=lambda rng, inputs: ..., or params=...",
             )
+        params, state = (
+            jax.tree.map(value_of, given, is_leaf=lambda leaf: isinstance(leaf, Operators)) for given in (params, state)
+        )
         # a function hides the arrays, which are values to begin with, no weights
         self._given = None if params is None and state is None else lambda: (params, state)
         if "rng" in self._called_with:
@@ -84,7 +88,7 @@ class JaxLayer(Layer):
             flat, treedef = jax.tree.flatten_with_path(values)
             parts = [_names(path) for path, _ in flat]
             weights = [self._weight(name, path, value, trainable) for path, (_, value) in zip(parts, flat, strict=True)]
-            setattr(self, name, traverse_util.unflatten_dict(dict(zip(parts, weights, strict=True))))
+            setattr(self, name, _with_lists(traverse_util.unflatten_dict(dict(zip(parts, weights, strict=True)))))
             setattr(self, f"_{name}_tree", (treedef, tuple(parts)))
 
     def call(self, inputs: PyTree, training: bool | None = False) -> PyTree:
@@ -157,7 +161,7 @@ class JaxLayer(Layer):
         for path in parts:
             part = getattr(self, name)
             for step in path:
-                part = part[step]
+                part = part[step if isinstance(part, nnx.List) else str(step)]
             found.append(part)
         return found
 
@@ -245,6 +249,16 @@ def _in_two(variables: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
     return params, {name: values for name, values in variables.items() if name != "params"}
 
 
-def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the way to an array as names of attributes."""
-    return tuple(str(part).replace("/", ".") for part in _paths.parts_of(path)) or ("value",)
+def _names(path: tuple[Any, ...]) -> _paths.Parts:
+    """Return the way to an array as names of attributes, and places in lists."""
+    parts = _paths.parts_of(path)
+    return tuple(part if isinstance(part, int) else str(part).replace("/", ".") for part in parts) or ("value",)
+
+
+def _with_lists(weights: Any) -> Any:
+    """Return nested dicts with lists in place of those whose keys are 0, 1 and so on."""
+    if not isinstance(weights, dict):
+        return weights
+    parts = {name: _with_lists(part) for name, part in weights.items()}
+    is_list = bool(parts) and [*parts] == [*range(len(parts))]
+    return [*parts.values()] if is_list else {str(name): part for name, part in parts.items()}

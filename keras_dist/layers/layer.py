@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
 import jax
@@ -37,6 +37,7 @@ from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.own_variables import OwnVariables
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
+from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
 from keras_dist.layers.weights import WeightOwner, own_variables
@@ -98,6 +99,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     supports_masking: bool = False
     supports_jit: bool = True
     input_spec: PyTree = None
+    _remat: RematScope | None = None
     is_host_side: ClassVar[bool] = False
     """Whether it runs on the host, before rows go to devices: a `HostLayer`."""
 
@@ -120,12 +122,14 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         self._outside.is_passing = call_context.caller() is not None
         self._dtype_policy = policy_of(dtype, self._name)
         self.autocast = autocast
-        if type(self).compute_mask is not Layer.compute_mask:
+        if self._makes_masks():
             self.supports_masking = True  # as in Keras; a constructor may say otherwise
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._describe_weights(kwargs)
         self._own_input_shape = take_input_shape(kwargs)
         self._is_built = False
+        if (scope := current_scope()) is not None:
+            self._remat = scope
         for name in _ONLY_IN_KERAS:
             if kwargs.get(name, name) is None:
                 del kwargs[name]
@@ -156,6 +160,10 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     def _needs_no_building(cls) -> bool:
         calls = [base for base in cls.__mro__ if "call" in vars(base) and base is not Layer]
         return cls.build is Layer.build and any(base.__module__.startswith("keras_dist.layers.") for base in calls)
+
+    @classmethod
+    def _makes_masks(cls) -> bool:
+        return cls.compute_mask is not Layer.compute_mask
 
     @property
     def _has_weights(self) -> bool:
@@ -207,6 +215,21 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             lay_out(self)
         return outputs
 
+    def rematerialized_call(
+        self, layer_call: Callable[..., PyTree], *args: Any, **kwargs: Any
+    ) -> Callable[..., PyTree]:
+        """Return `layer_call`, computed again in the backward pass if the `RematScope` of the layer says so.
+
+        Args:
+            layer_call: a method of the layer, such as `call`.
+            *args: unused, the arguments that it is going to be given.
+            **kwargs: unused.
+        """
+        # what creates weights runs as it is: they would be lost in what is computed again
+        if self._remat is None or not all(layer.built for layer in self._owners()):
+            return layer_call
+        return self._remat.wrapped(self, layer_call)
+
     def add_loss(self, loss: ArrayLike | Sequence[ArrayLike]) -> None:
         """Add a scalar, or several, to the loss of the current call.
 
@@ -228,7 +251,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return the shape of the output, the batch included, with None for any size. `call` is traced to tell it.
 
-        A subclass that defines it is asked on symbolic inputs where its `call` cannot be traced.
+        A subclass that defines it is asked in place of its `call` on symbolic inputs.
 
         Args:
             *args: the shapes of the inputs, as tuples, or structures of them; mostly one.
@@ -236,17 +259,22 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         """
         return output_shapes.output_shape(self, args, kwargs)
 
+    compute_output_shape.is_default = True  # type: ignore[attr-defined]
+
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the symbolic outputs of a call, which becomes part of no model. `call` is traced to tell them.
 
-        A subclass that defines it is believed: `call` is then traced when a model creates its weights.
+        A subclass that defines it, or `compute_output_shape`, is believed: `call` is then traced when a model creates
+        its weights. Shapes alone are those of arrays of `compute_dtype`; with masks `call` is traced all the same.
 
         Args:
             *args: the arguments of the call, symbolic tensors among them.
             **kwargs: further ones.
         """
-        is_told = type(self).compute_output_shape is not Layer.compute_output_shape
-        return output_shapes.output_spec(self, args, kwargs, is_told)
+        is_told = not hasattr(self.compute_output_shape, "is_default")
+        return output_shapes.output_spec(self, args, kwargs, is_told, self._makes_masks())
+
+    compute_output_spec.is_default = True  # type: ignore[attr-defined]
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
         """Return the mask of the output, given that of the inputs."""
@@ -372,7 +400,9 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             if wanted in parameters and value_given(parameters, args, kwargs, wanted, None) is None:
                 kwargs[wanted] = mask if _any(mask) else None
         with call_context.calling(self.name, self._weights_dtype(context.weights_dtype)):
-            outputs = self.call(*args, **kwargs)
+            is_again = self._remat is not None and not context.is_computed_again
+            call = self.rematerialized_call(self.call, *args, **kwargs) if is_again else self.call
+            outputs = call(*args, **kwargs)
         if self.activity_regularizer is not None:
             for output in jax.tree.leaves(outputs):
                 rows = max(output.shape[0], 1) if output.ndim else 1
@@ -380,7 +410,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if not self.supports_masking and _any(previous):
             warnings.warn(_mask_is_lost(self), stacklevel=2)
-        if self.supports_masking and (_any(previous) or type(self).compute_mask is not Layer.compute_mask):
+        if self.supports_masking and (_any(previous) or self._makes_masks()):
             context.set_mask(outputs, self.compute_mask(first, previous))
         return outputs
 

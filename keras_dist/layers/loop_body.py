@@ -29,6 +29,7 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
         ModelError: the layer draws random numbers or sets a statistic.
     """
     with call_context.entered(training, anew=True) as context:
+        context.is_computed_again = True  # with the whole loop, if at all
         try:
             outputs = layer(*args, **kwargs)
         except (_jax.TraceError, ModelError) as error:
@@ -40,11 +41,10 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
                 expected="a step without random numbers and statistics of its own",
                 fix="give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`",
             ) from error
+    layer.forget_losses()  # they are of one step, and known outside as what the loop returns
     return outputs, context.losses
 
 
-def add_losses(losses: list[jax.Array]) -> None:
-    """Add the losses that a loop returned to those of the current call."""
-    context = call_context.current()
-    if context is not None:
-        context.losses.extend(jnp.sum(loss) for loss in losses)
+def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
+    """Add the losses that a loop in the call of a layer returned to those of the layer."""
+    layer.add_loss([jnp.sum(loss) for loss in losses])

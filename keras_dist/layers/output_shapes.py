@@ -16,13 +16,26 @@ if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer
 
 
-def output_spec(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], is_told: bool) -> PyTree:
-    """Return the symbolic outputs of a call; where it cannot be traced, and `is_told`, by `compute_output_shape`."""
-    try:
-        return symbolic.traced_outputs(layer, args, kwargs)
-    except jax.errors.JAXTypeError:
-        if not is_told:
-            raise
+def output_spec(
+    layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], is_told: bool, makes_masks: bool
+) -> PyTree:
+    """Return the symbolic outputs of a call.
+
+    Args:
+        layer: the layer.
+        args: the arguments of the call.
+        kwargs: those by name.
+        is_told: whether `compute_output_shape` of the layer says the shapes. Where there are masks the call is traced,
+            if that is possible: it tells those of the outputs, too.
+        makes_masks: whether the outputs may have masks where inputs have none.
+    """
+    leaves = jax.tree.leaves((args, kwargs))
+    if not is_told or makes_masks or any(getattr(leaf, "mask", None) is not None for leaf in leaves):
+        try:
+            return symbolic.traced_outputs(layer, args, kwargs)
+        except jax.errors.JAXTypeError:
+            if not is_told:
+                raise
     tensors = tensor_arguments(call_parameters(type(layer)), args, kwargs, KerasTensor)
     return tensors_of(called_with_shapes(layer.compute_output_shape, tensors), layer.compute_dtype)
 
@@ -40,7 +53,10 @@ def output_shape(layer: Layer, args: tuple[PyTree, ...], kwargs: Mapping[str, Py
         args, named = (named["input"],), {}
     first = tuple(tensors_of(shape, layer.compute_dtype) for shape in args)
     others = {name: tensors_of(shape, layer.compute_dtype) for name, shape in named.items()}
-    return jax.tree.map(lambda tensor: tensor.shape, symbolic.infer(layer, first, others))
+    # not by `compute_output_spec` of the base, which asks a `compute_output_shape` that may have come here by `super()`
+    is_traced = hasattr(layer.compute_output_spec, "is_default")
+    outputs = (symbolic.traced_outputs if is_traced else symbolic.infer)(layer, first, others)
+    return jax.tree.map(lambda tensor: tensor.shape, outputs)
 
 
 def tensors_of(shapes: PyTree, dtype: DTypeLike) -> PyTree:

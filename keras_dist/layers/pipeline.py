@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.call_arguments import call_parameters
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.nnx_layer import as_layer
 
@@ -39,8 +40,9 @@ class Pipeline(Layer):
         self.layers = [as_layer(layer) for layer in layers]
         self.supports_masking = True
 
-    def call(self, inputs: PyTree, training: bool = True) -> PyTree:
+    def call(self, inputs: PyTree, training: bool = True, mask: PyTree = None) -> PyTree:
         """Return what the last layer returns."""
         for layer in self.layers:
-            inputs = layer(inputs, training=training)
+            takes_mask = mask is not None and "mask" in call_parameters(type(layer))
+            inputs = layer(inputs, training=training, **({"mask": mask} if takes_mask else {}))
         return inputs

@@ -17,18 +17,7 @@ Factor = float | Sequence[float]
 
 
 class ColorLayer(RandomImageLayer):
-    """The base of layers that change colours, and leave masks as they are.
-
-    Args:
-        value_range: the least and the largest value of pixels.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: as of `ImageLayer`.
-        **kwargs: as of `Layer`.
-    """
-
-    def __init__(self, value_range: Sequence[float], seed: int | None, **kwargs: Any) -> None:
-        super().__init__(seed, **kwargs)
-        self.value_range = check_value_range(value_range, self.name)
+    """The base of layers that change colours, and leave masks as they are."""
 
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
@@ -36,20 +25,28 @@ class ColorLayer(RandomImageLayer):
         """Return the masks."""
         return segmentation_masks
 
+
+class RangeLayer(ColorLayer):
+    """The base of those that need to know the range of values.
+
+    Args:
+        value_range: the least and the largest value of pixels; results are cut to it.
+    """
+
+    def __init__(self, value_range: Sequence[float], seed: int | None, **kwargs: Any) -> None:
+        super().__init__(seed, **kwargs)
+        self.value_range = check_value_range(value_range, self.name)
+
     def _clipped(self, images: jax.Array) -> jax.Array:
         return jnp.clip(images, *self.value_range)
 
 
-class RandomBrightness(ColorLayer):
+class RandomBrightness(RangeLayer):
     """Add a random number to the pixels of each image in training.
 
     Args:
         factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
             its negative and itself.
-        value_range: the least and the largest value of pixels; results are cut to it.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -73,15 +70,11 @@ class RandomBrightness(ColorLayer):
         return self._clipped(images + transformation["rgb_delta"].astype(images.dtype))
 
 
-class RandomContrast(ColorLayer):
+class RandomContrast(RangeLayer):
     """Move the pixels of each image away from their mean, or towards it, by a random factor in training.
 
     Args:
         factor: two numbers, l and u: the factor is between 1 - l and 1 + u. One number stands for u; l is 0 then.
-        value_range: the least and the largest value of pixels; results are cut to it.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -106,15 +99,11 @@ class RandomContrast(ColorLayer):
         return self._clipped((images - mean) * transformation["contrast_factor"] + mean)
 
 
-class RandomColorDegeneration(ColorLayer):
+class RandomColorDegeneration(RangeLayer):
     """Take a random part of the colours from each image in training.
 
     Args:
         factor: the least and the largest part; 1 leaves gray images.
-        value_range: the least and the largest value of pixels; results are cut to it.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -142,9 +131,6 @@ class RandomGrayscale(ColorLayer):
 
     Args:
         factor: the probability for each image.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -154,7 +140,7 @@ class RandomGrayscale(ColorLayer):
         seed: int | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__((0, 255), seed, data_format=data_format, **kwargs)
+        super().__init__(seed, data_format=data_format, **kwargs)
         self.factor = check_fraction("factor", factor, self.name)
 
     def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
@@ -165,15 +151,11 @@ class RandomGrayscale(ColorLayer):
         return jnp.where(transformation, rgb_to_grayscale(images, self.data_format), images)
 
 
-class RandomInvert(ColorLayer):
+class RandomInvert(RangeLayer):
     """Invert some images in training: the largest value minus each pixel.
 
     Args:
         factor: the least and the largest probability; a number stands for the largest, and 0.
-        value_range: the least and the largest value of pixels.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -199,17 +181,13 @@ class RandomInvert(ColorLayer):
         return jnp.where(inverted, self.value_range[1] - images, images)
 
 
-class Solarization(ColorLayer):
+class Solarization(RangeLayer):
     """Add a random number to the pixels of each image in training, and invert those above a random threshold.
 
     Args:
         addition_factor: the least and the largest number that is added, as parts of 255; a number stands for 0 and
             itself.
         threshold_factor: the least and the largest threshold: a pair, or the largest alone.
-        value_range: the least and the largest value of pixels.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(

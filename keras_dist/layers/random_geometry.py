@@ -23,9 +23,6 @@ class RandomFlip(RandomImageLayer):
 
     Args:
         mode: `"horizontal"` for left and right, `"vertical"`, or `"horizontal_and_vertical"`, which does both or none.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
 
     Source: `keras.layers.RandomFlip`; with one seed, both flip the same images, as do the other random layers.
     """
@@ -57,10 +54,7 @@ class AffineLayer(RandomImageLayer):
         fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
             `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
         interpolation: `"bilinear"` or `"nearest"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
         fill_value: the value around an image for `fill_mode="constant"`.
-        data_format: as of `ImageLayer`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -94,13 +88,6 @@ class RandomRotation(AffineLayer):
     Args:
         factor: the least and the largest angle as parts of a full turn, counted counter-clockwise; a number stands
             for its negative and itself.
-        fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
-            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
-        interpolation: `"bilinear"` or `"nearest"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        fill_value: the value around an image for `fill_mode="constant"`.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
 
     Example:
         >>> import numpy as np
@@ -139,13 +126,6 @@ class RandomZoom(AffineLayer):
         height_factor: the least and the largest factor for the height: 0.2 shows 20 % more of it, -0.2 20 % less; a
             number stands for its negative and itself.
         width_factor: the same for the width; by default that of the height, so that the ratio stays.
-        fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
-            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
-        interpolation: `"bilinear"` or `"nearest"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        fill_value: the value around an image for `fill_mode="constant"`.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -187,13 +167,6 @@ class RandomTranslation(AffineLayer):
         height_factor: how far down at least and at most, as parts of the height; a number stands for its negative and
             itself.
         width_factor: how far to the right, as parts of the width.
-        fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
-            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
-        interpolation: `"bilinear"` or `"nearest"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        fill_value: the value around an image for `fill_mode="constant"`.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -231,13 +204,6 @@ class RandomShear(AffineLayer):
         x_factor: how far a row is moved to the side at least and at most, as parts of its distance from the first one;
             a number stands for its negative and itself. The direction is random.
         y_factor: the same for columns.
-        interpolation: `"bilinear"` or `"nearest"`.
-        fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
-            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
-        fill_value: the value around an image for `fill_mode="constant"`.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(
@@ -276,10 +242,7 @@ class RandomCrop(RandomImageLayer):
     Args:
         height: of the part [pixels].
         width: of the part [pixels].
-        seed: fixes the numbers; by default they follow from the model's seed.
-        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         name: as of `Layer`.
-        **kwargs: as of `Layer`.
     """
 
     def __init__(

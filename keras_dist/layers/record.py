@@ -77,6 +77,7 @@ class LayerRecord:
         first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
             built so.
         binding: where its weights are in a model; None outside of models.
+        given_up: the weights that it had before it was in a model, without their arrays, by attributes.
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
@@ -87,6 +88,7 @@ class LayerRecord:
     nodes: list[Node] = dataclasses.field(default_factory=list)
     first_call: Node | None = None
     binding: Binding | None = None
+    given_up: dict[str, tuple[Any, PyTree]] = dataclasses.field(default_factory=dict)
     handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)

@@ -117,7 +117,7 @@ class RecurrentCell(Layer):
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
         """Return the factors of inputs (batch, features) and states in all steps of one call in training."""
-        count = self.gates if self.implementation == 1 or self.recurrent_dropout else 1
+        count = self.gates if self.implementation < 2 or self.recurrent_dropout else 1
         state_shape = (input_shape[0], self.units)
         return (
             [self._draw(self.dropout, input_shape) for _ in range(count if self.dropout else 0)],
@@ -154,7 +154,7 @@ class GatedCell(RecurrentCell):
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.
-        implementation: 1 to drop for each gate apart; so does `recurrent_dropout`.
+        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
         **kwargs: the arguments of `RecurrentCell`.
     """
 
@@ -170,7 +170,7 @@ class GatedCell(RecurrentCell):
     ) -> None:
         super().__init__(units, activation, use_bias, **kwargs)
         self.identify("recurrent_activation", activations.get, recurrent_activation)
-        self.implementation = check_option("implementation", implementation, (1, 2), self.name)
+        self.implementation = check_option("implementation", implementation, (0, 1, 2), self.name)
 
 
 def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) -> jax.Array:

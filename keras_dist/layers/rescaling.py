@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.config.settings import epsilon
+from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -25,7 +25,7 @@ class Rescaling(Layer):
     """`inputs * scale + offset`, in the layer's element type.
 
     Args:
-        scale: a number, or one for each channel.
+        scale: a number, or one for each channel, which are where `keras_dist.config.image_data_format()` says.
         offset: a number, or one for each channel.
         **kwargs: as of `Layer`.
     """
@@ -39,7 +39,14 @@ class Rescaling(Layer):
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return `inputs * scale + offset`."""
         dtype = self.compute_dtype
-        return inputs.astype(dtype) * jnp.asarray(self.scale, dtype) + jnp.asarray(self.offset, dtype)
+        scale, offset = (self._per_channel(numbers, inputs.ndim) for numbers in (self.scale, self.offset))
+        return inputs.astype(dtype) * scale + offset
+
+    def _per_channel(self, numbers: ArrayLike, rank: int) -> jax.Array:
+        """Return numbers for each channel with dims behind them where the channels of images come first."""
+        values = jnp.asarray(numbers, self.compute_dtype)
+        is_first = values.ndim and image_data_format() == "channels_first"
+        return values.reshape(*values.shape, *(1,) * min(rank - 1, 3 - values.ndim)) if is_first else values
 
 
 class Normalization(Layer):
@@ -203,7 +210,9 @@ def _merged(first: _Moments, second: _Moments) -> _Moments:
 def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
     """Yield the batches of `data`."""
     if not hasattr(data, "shape") and not isinstance(data, Iterable):
-        raise _no_batches(data, layer)
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise _no_batches(data, layer)
+        data = map(data.__getitem__, range(len(data)))  # a PyDataset
     for batch in [data] if hasattr(data, "shape") else data:
         inputs = batch[0] if isinstance(batch, tuple) else batch
         if not getattr(inputs, "shape", ()):

@@ -229,7 +229,7 @@ class RNN(Layer):
         states, (outputs, losses) = jax.lax.scan(
             step, states, steps, reverse=self.go_backwards, unroll=True if self.unroll else 1
         )
-        add_losses(losses)
+        add_losses(self, losses)
         outputs, states = jax.tree.map(lambda array: array.astype(self.compute_dtype), (outputs, states))
         if self.stateful:
             for kept, state in zip(self.rnn_states, jax.tree.leaves(states), strict=True):

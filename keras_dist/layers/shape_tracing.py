@@ -92,16 +92,30 @@ def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, dict[_paths.Parts, jax.A
     with _jax.without_eager_sharding():
         copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
     _jax.restore_order(copy, _jax.attribute_order(module))
-    _hand_over_calls(module, copy)
+    _hand_over_records(module, copy)
     return copy, known
 
 
-def _hand_over_calls(module: nnx.Module, copy: nnx.Module) -> None:
-    """Tell the layers of a copy how those of the module were called first."""
-    copies = dict(nnx.iter_graph(copy))
-    for path, node in nnx.iter_graph(module):
-        if isinstance(node, Recorded) and node._outside.nodes and path in copies:
-            copies[path]._outside.first_call = node._outside.nodes[0]
+def without_arrays(attribute: Any) -> tuple[Any, PyTree]:
+    """Return a variable of a layer, or a list or dict of them, as `fresh_copy` gives it to copies of the layer."""
+    graphdef, state = nnx.split(nnx.List([attribute]))
+    return graphdef, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), state)
+
+
+def _hand_over_records(module: nnx.Module, copy: nnx.Module) -> None:
+    """Tell the layers of a copy how those of the module were called first, and give them what lives in a model."""
+    told = {
+        path: node._outside
+        for path, node in nnx.iter_graph(module)
+        if isinstance(node, Recorded) and (node._outside.nodes or node._outside.given_up)
+    }
+    copies = dict(nnx.iter_graph(copy)) if told else {}
+    for path in told.keys() & copies.keys():
+        if told[path].nodes:
+            copies[path]._outside.first_call = told[path].nodes[0]
+        for name, (graphdef, state) in told[path].given_up.items():
+            with _jax.without_eager_sharding():
+                setattr(copies[path], name, nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)[0])
 
 
 def _placeholder(array: Any) -> Any:

@@ -412,6 +412,7 @@ def _abstract_call(
         arguments, options = treedef.unflatten(filled)
         called: Any = operation if isinstance(operation, Operation) else fresh_copy(operation)[0]
         with random.key_stream(jax.random.key(0)), call_context.entered(anew=True) as context:
+            context.is_of_shapes = True
             for index, mask in zip(masked, values[len(symbolic) :], strict=True):
                 context.set_mask(filled[index], mask)
             if not isinstance(operation, Operation):

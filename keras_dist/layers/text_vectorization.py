@@ -20,7 +20,7 @@ from keras_dist.layers.host_layer import (
     check_output_mode,
     objects,
 )
-from keras_dist.layers.index_lookup import StringLookup
+from keras_dist.layers.string_lookup import StringLookup
 from keras_dist.layers.symbolic import KerasTensor
 
 _STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import Any
 
@@ -19,7 +20,9 @@ from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import Row
-from keras_dist.errors import ModelError, shorten
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.variables import describe_variables
+from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.weight_arguments import Identifier, Layout
 
@@ -111,6 +114,20 @@ class Variable(Operators, nnx.Variable):
             constraint=None,
             autocast=autocast,
         )
+        self._lie_as_distributed()
+
+    def _lie_as_distributed(self) -> None:
+        """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""
+        distribution = current_distribution()
+        if distribution is None or distribution.device_mesh.size == 1 or _jax.is_traced(self.get_raw_value()):
+            return
+        (spec,), _ = describe_variables({"variable": self})
+        try:
+            layout = distribution.get_variable_layout(dataclasses.replace(spec, path=self.path, aliases=()))
+        except DistributionError:  # of an AutoParallel that has found none yet
+            return
+        if layout is not None:
+            self.lie(layout)
 
     @property
     def name(self) -> str:
@@ -318,7 +335,10 @@ def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: 
         ModelError: the shape is none, or the initializer gives another one.
     """
     dims, dtype = check_shape(shape, label), jnp.dtype(dtype)
-    value = initializers.get(initializer)(dims, dtype, key=random.next_key())
+    draw = initializers.get(initializer)
+    if call_context.is_of_shapes() and isinstance(draw, initializers.Initializer):
+        return jnp.zeros(dims, dtype)
+    value = draw(dims, dtype, key=random.next_key())
     check_initial_value(value, dims, label, initializer)
     return jnp.asarray(value, dtype)
 

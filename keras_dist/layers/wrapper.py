@@ -114,7 +114,7 @@ class TimeDistributed(Wrapper):
             steps = [step(inputs[:, time], None if mask is None else mask[:, time]) for time in times]
             outputs = jax.tree.map(lambda *arrays: jnp.stack(arrays, 1), *[outputs for outputs, _ in steps])
             losses = [loss for _, losses in steps for loss in losses]
-        add_losses(losses)
+        add_losses(self, losses)
         return outputs
 
 

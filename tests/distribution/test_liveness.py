@@ -301,7 +301,7 @@ model.evaluate(batches(8), verbose=0)
     ("how", "act"),
     [
         ("stops", "the end of fit"),
-        ("sets", "setting variable 'optimizer/learning_rate'"),
+        ("sets", "setting variable 'sgd/learning_rate'"),
         ("another length", "the compilation of the train step"),
         *[("fewer", "the end of fit")][:ROUNDS],  # which ends as where a callback stops it
     ],

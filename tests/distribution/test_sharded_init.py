@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,6 +66,39 @@ def test_arrays_that_differ_in_the_number_of_their_key_share_a_program() -> None
     for name, whole in init().items():
         np.testing.assert_array_equal(born[name], whole)
     assert not np.array_equal(born["normal_0"], born["normal_1"])
+
+
+def test_initialisers_that_are_made_one_after_the_other_share_programs() -> None:
+    def initialiser(factor: float) -> Any:
+        def init(seed: jax.Array) -> dict[str, jax.Array]:
+            keys = [jax.random.fold_in(jax.random.key(seed), count) for count in range(4)]
+            drawn = {f"kernel_{n}": factor * jax.random.normal(keys[n], (4, 8)) for n in range(2)}
+            return drawn | {"bias": jnp.full(8, factor), "alone": jax.random.uniform(keys[3], (8,))}
+
+        return init
+
+    seed = np.uint32(3)
+    plan = kd.DataParallel().plan(jax.eval_shape(initialiser(1.0), seed))
+    first, second, other = (plan.compile_init(initialiser(factor), seed) for factor in (1.0, 1.0, 2.0))
+    assert [*map(id, first.programs)] == [*map(id, second.programs)]
+    assert not set(map(id, first.programs)) & set(map(id, other.programs))
+    for compiled, factor in ((second, 1.0), (other, 2.0)):
+        for name, value in compiled(seed).items():
+            np.testing.assert_allclose(value, initialiser(factor)(seed)[name], rtol=1e-6)
+    flat = kd.FullySharded(kd.DeviceMesh((8,), ("data",))).plan(jax.eval_shape(initialiser(1.0), seed))
+    assert not set(map(id, first.programs)) & set(map(id, flat.compile_init(initialiser(1.0), seed).programs))
+
+
+def test_the_two_results_of_one_equation_are_not_alike() -> None:
+    def init(seed: jax.Array) -> dict[str, jax.Array]:
+        key = jax.random.fold_in(jax.random.key(seed), 1)
+        values, vectors = jnp.linalg.qr(jax.random.normal(key, (3, 3)))
+        return {"q": values, "r": vectors}
+
+    seed = np.uint32(3)
+    plan = kd.DataParallel().plan(jax.eval_shape(init, seed))
+    for name, value in plan.init(init, seed).items():
+        np.testing.assert_allclose(value, init(seed)[name], rtol=1e-5, atol=1e-6)
 
 
 def test_arrays_of_other_layouts_do_not() -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import keras_dist as kd
 from keras_dist import initializers, random
 from keras_dist.errors import KerasDistError, ModelError, UnknownNameError
 
@@ -125,6 +126,9 @@ def test_clone_is_a_new_one_with_the_same_arguments() -> None:
         (lambda: initializers.HeNormal(output_axes=[0]), ModelError, "belong together"),
         (lambda: initializers.RandomNormal(seed=-1), ModelError, "`seed`"),
         (lambda: initializers.Orthogonal(seed="x"), ModelError, "`seed`"),
+        (lambda: initializers.STFT("imaginary"), ModelError, "`side`"),
+        (lambda: initializers.STFT(scaling="l2"), ModelError, "`scaling`"),
+        (lambda: initializers.STFT(window="unknown"), ModelError, "no such window"),
         (lambda: initializers.Constant("1"), ModelError, "value='1'"),
         (lambda: initializers.Constant([[1.0], [2.0, 3.0]]), ModelError, "not a number"),
         (lambda: initializers.Constant(np.ones(2))((2, 3)), ModelError, "does not broadcast to the shape"),
@@ -146,6 +150,8 @@ def test_arguments_that_mean_nothing_are_named(make: Any, error: type[KerasDistE
         (initializers.Orthogonal(), (3,), "two dims and more"),
         (initializers.VarianceScaling(input_axes=[0], output_axes=[2]), (3, 4), "do not fit the shape"),
         (initializers.VarianceScaling(input_axes=[0], output_axes=[-2]), (3, 4), "distinct axes of 2 dims"),
+        (initializers.STFT(), (4, 3), "convolutions over time"),
+        (initializers.STFT(window=[1.0, 2.0]), (4, 1, 3), "does not fit the shape"),
         (initializers.FromArray(np.zeros((2, 3))), (3, 2), r"array of shape \(2, 3\)"),
     ],
 )
@@ -158,3 +164,29 @@ def test_a_key_that_is_none_is_named() -> None:
     with pytest.raises(ModelError, match="`key` is not a PRNG key") as caught:
         initializers.RandomNormal()((2,), "float32", 3)  # type: ignore[arg-type]
     assert "jax.random.key(0)" in caught.value.fix
+
+
+def test_a_generator_goes_on_with_each_call_and_is_mixed_with_the_keys_of_layers() -> None:
+    seed = kd.random.SeedGenerator(7)
+    first, second = (np.asarray(initializers.RandomNormal(seed=seed)((2,))) for _ in range(2))
+    np.testing.assert_array_equal(first, initializers.RandomNormal(seed=7)((2,)))
+    assert not np.array_equal(first, second)
+    again = initializers.deserialize(initializers.serialize(initializers.GlorotNormal(seed=seed)))
+    assert again.seed.seed == 7
+    inputs = kd.Input((2,))
+    dense = [kd.layers.Dense(2, kernel_initializer=initializers.RandomNormal(seed=seed)) for _ in range(2)]
+    model = kd.Model(inputs, dense[1](dense[0](inputs)))
+    one, _, other, _ = map(np.asarray, model.weights)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("real", None), ("real", "hamming", None, True), ("imag", "tukey", "density"), ("imag", [1, 2, 3, 4], "spectrum")],
+)
+def test_stft_gives_the_kernels_of_keras(arguments: Any) -> None:
+    keras = pytest.importorskip("keras")
+    expected = keras.initializers.STFT(*arguments)((4, 1, 3))
+    found = initializers.get(initializers.serialize(initializers.STFT(*arguments)))((4, 1, 3))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert isinstance(initializers.get("STFTInitializer"), initializers.STFT)

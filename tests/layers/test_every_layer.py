@@ -45,6 +45,7 @@ LAYERS = {
     "Bidirectional": (lambda: layers.Bidirectional(layers.LSTM(3, return_sequences=True)), ROWS),
     "CategoryEncoding": ((4, "one_hot"), (1,)),
     "CenterCrop": ((5, 4), IMAGE),
+    "ContrastLimitedAdaptiveHistogramEqualization": (((0, 3), 4.0, (2, 3)), IMAGE),
     "Concatenate": ((1,), [ROWS, (2, 4)]),
     "Dense": ((3, "relu"), ROW),
     "DepthwiseConv1D": ((2,), ROWS),
@@ -56,14 +57,31 @@ LAYERS = {
     "GroupedQueryAttention": ((4, 2, 1), [ROWS, ROWS]),
     "Lambda": ((doubled,), ROW),
     "Masking": ((0.5,), ROWS),
+    "MelSpectrogram": (lambda: layers.MelSpectrogram(8, 4, 6, power_to_db=False), (20,)),
     "MultiHeadAttention": ((2, 3), [ROWS, ROWS]),
     "Normalization": (lambda: layers.Normalization(mean=[1.0, 2.0, 3.0, 4.0], variance=[2.0] * 4), ROW),
     "Permute": (((2, 1),), ROWS),
     "RNN": (lambda: layers.RNN([layers.GRUCell(3), layers.LSTMCell(2)], return_sequences=True), ROWS),
     **dict.fromkeys(["RandomBrightness", "RandomContrast", "RandomInvert", "Solarization"], ((0.3,), IMAGE)),
-    **dict.fromkeys(["RandomColorDegeneration", "RandomGrayscale"], ((0.3,), (8, 8, 3))),
+    **dict.fromkeys(["RandomColorDegeneration", "RandomGrayscale", "RandomHue"], ((0.3,), (8, 8, 3))),
+    **dict.fromkeys(["RandomPosterization", "RandomSharpness", "RandomGaussianBlur"], ((1,), IMAGE)),
+    **dict.fromkeys(["AugMix", "RandAugment", "RandomColorJitter"], (((0, 255),), (8, 8, 3))),
+    **dict.fromkeys(
+        [
+            "AutoContrast",
+            "Equalization",
+            "CutMix",
+            "MixUp",
+            "RandomElasticTransform",
+            "RandomErasing",
+            "RandomPerspective",
+        ],
+        ((), IMAGE),
+    ),
+    "RandomSaturation": ((0.3,), (8, 8, 3)),
     **dict.fromkeys(["RandomRotation", "RandomShear", "RandomZoom"], ((0.3,), IMAGE)),
     "RandomCrop": ((8, 8), IMAGE),
+    "RandomElasticTransform": ((), IMAGE),
     "RandomFlip": ((), IMAGE),
     "RandomTranslation": ((0.3, 0.2), IMAGE),
     "RepeatVector": ((3,), ROW),
@@ -74,6 +92,7 @@ LAYERS = {
     "SpatialDropout1D": ((0.5,), ROWS),
     "SpatialDropout2D": ((0.5,), IMAGE),
     "SpatialDropout3D": ((0.5,), VOLUME),
+    "STFTSpectrogram": (("log", 4, 2), (20, 2)),
     "SpectralNormalization": (lambda: layers.SpectralNormalization(layers.Dense(3)), ROWS),
     "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(3)), ROWS),
     "UpSampling1D": ((2,), ROWS),
@@ -141,7 +160,7 @@ def test_every_layer_comes_back(cases):
     assert [weight.path for weight in again.weights] == [weight.path for weight in model.weights]
     assert again.get_config() == model.get_config()
     again.set_weights(model.get_weights())
-    for (name, _), one, other in zip(cases, again(x), model(x), strict=True):
+    for (name, _), one, other in zip(cases, again(x, training=False), model(x, training=False), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 

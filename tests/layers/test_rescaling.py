@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import keras_dist as kd
 from keras_dist import layers, models
 from keras_dist.layers import rescaling
 
@@ -104,3 +105,31 @@ def test_adapting_again_forgets_what_was_before() -> None:
     layer.adapt(DATA + 100)
     layer.adapt(iter([DATA[:20], DATA[20:]]))
     np.testing.assert_allclose(layer.get_weights()[0], DATA.mean(0), rtol=1e-5)
+
+
+def test_numbers_for_channels_that_come_first():
+    images = np.ones((2, 3, 4, 5), "float32")
+    layer = kd.layers.Rescaling([1.0, 2.0, 3.0], offset=[0.0, 0.0, 1.0])
+    kd.config.set_image_data_format("channels_first")
+    try:
+        np.testing.assert_array_equal(layer(images)[:, :, 0, 0], [[1, 2, 4]] * 2)
+    finally:
+        kd.config.set_image_data_format("channels_last")
+
+
+def test_a_py_dataset_is_adapted_to():
+    class Batches(kd.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return np.full((4, 3), 2.0 * index, "float32"), np.zeros(4)
+
+    layer = kd.layers.Normalization()
+    layer.adapt(Batches())
+    np.testing.assert_array_equal(layer.mean, [1, 1, 1])
+
+
+def test_the_number_of_bins_tells_shapes_before_limits_are_known():
+    layer = kd.layers.Discretization(num_bins=4, output_mode="one_hot")
+    assert layer.compute_output_shape((None, 3, 2)) == (None, 3, 2, 4)

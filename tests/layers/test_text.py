@@ -202,3 +202,10 @@ def test_bins():
     assert layers.Discretization([0.0, 1.0], output_mode="one_hot")(x.T).shape == (4, 3)
     model = kd.Sequential([kd.Input((4,)), layers.Discretization([0.0, 1.0]), layers.Embedding(3, 2)])
     assert model.predict(x, verbose=0).shape == (1, 4, 2)
+
+
+def test_symbolic_outputs_of_host_layers_are_told():
+    spec = layers.IntegerLookup(vocabulary=[1, 2], output_mode="one_hot").compute_output_spec(kd.Input((3, 4)))
+    assert (spec.shape, spec.dtype) == ((None, 3, 4, 3), "float32")
+    with pytest.raises(kd.errors.DataError, match="no features that it can cross"):
+        layers.HashedCrossing(num_bins=3)(np.array(1))

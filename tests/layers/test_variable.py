@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -162,3 +163,17 @@ def test_layers_without_weights_may_be_made_in_a_call_and_sublayers_built_there(
             return layers.ReLU()(self.dense(inputs))
 
     assert Fine()(X).shape == (4, 2)
+
+
+def test_variables_outside_of_layers_lie_as_the_current_distribution_says():
+    mesh = kd.DeviceMesh((4, 2), ("batch", "model"))
+    rules = kd.LayoutMap(mesh)
+    rules["kernel"] = (None, "model")
+    with kd.ModelParallel(rules, batch_dim_name="batch").scope():
+        kernel, other = kd.Variable("ones", (2, 4), name="kernel"), kd.Variable(np.ones(3, "f4"), name="other")
+        own = kd.Variable("ones", (4, 2), name="own", layout=("batch", None))
+    assert kernel.value.sharding.spec == jax.sharding.PartitionSpec(None, "model")
+    assert other.value.sharding.is_fully_replicated and len(other.value.sharding.device_set) == 8
+    assert own.value.sharding.spec == jax.sharding.PartitionSpec("batch", None)
+    with kd.DataParallel().scope():
+        assert len(kd.Variable(1.0).value.sharding.device_set) == 8

@@ -1,0 +1,105 @@
+"""`STFT`: kernels of convolutions that compute a short-time Fourier transform."""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._arguments import check_option
+from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.errors import ModelError, shorten
+from keras_dist.initializers.initializer import Initializer
+
+
+class STFT(Initializer):
+    """Gives the real or the imaginary part of a windowed Fourier transform, as the kernel of a convolution.
+
+    Its shape is (T, 1, F): a window of T samples, and F = n // 2 + 1 frequencies of a transform of n = 2 * (F - 1)
+    samples. Entry (t, 0, f) is the cosine or the sine of `-2 * pi * t * f / n`, times the window at t.
+
+    Args:
+        side: `"real"` or `"imag"`.
+        window: the name of a window of `scipy.signal`, its T values, or None for none.
+        scaling: what the window is divided by: `"density"` for the root of the sum of its squares, `"spectrum"` for the
+            sum of its absolute values, None for nothing.
+        periodic: whether a window that is given by its name is periodic.
+
+    Raises:
+        ModelError: an argument is none of these.
+
+    Example:
+        >>> from keras_dist import initializers
+        >>> initializers.STFT("real", window=None)((2, 1, 3)).round(3).tolist()
+        [[[1.0, 1.0, 1.0]], [[1.0, 0.0, -1.0]]]
+    """
+
+    def __init__(
+        self,
+        side: str = "real",
+        window: str | Sequence[float] | ArrayLike | None = "hann",
+        scaling: str | None = "density",
+        periodic: bool = False,
+    ) -> None:
+        check_option("side", side, ("real", "imag"))
+        check_option("scaling", scaling, (None, "density", "spectrum"))
+        if isinstance(window, str):
+            try:
+                _window(window, 1, False)
+            except ValueError as error:
+                raise ModelError(
+                    "STFT: there is no such window",
+                    given=f"window={shorten(window)}: {error}",
+                    expected="a window of scipy.signal that has no parameters of its own, values, or None",
+                    fix='for example window="hann"',
+                ) from None
+        self.side = side
+        self.window = window
+        self.scaling = scaling
+        self.periodic = periodic
+
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
+        """Return the kernel (T, 1, F).
+
+        Raises:
+            ModelError: `shape` is not such a shape, or the window has not T values.
+        """
+        if len(shape) != 3:
+            raise ModelError(
+                "STFT gives kernels of convolutions over time",
+                given=f"shape {tuple(shape)} of {len(shape)} dims",
+                expected="a shape (T, 1, F)",
+                fix="choose another initializer for this weight",
+            )
+        samples, _, frequencies = shape
+        angle = -2 * np.pi * np.arange(samples)[:, None, None] * np.arange(frequencies) / (2 * (frequencies - 1))
+        kernel = np.cos(angle) if self.side == "real" else np.sin(angle)
+        return jnp.asarray(kernel * self._weights(samples)[:, None, None], dtype or "float32")
+
+    def _weights(self, samples: int) -> np.ndarray:
+        """The window, scaled."""
+        if self.window is None:
+            return np.ones(samples)
+        given: Any = self.window
+        values = _window(given, samples, self.periodic) if isinstance(given, str) else np.asarray(given)
+        if values.shape != (samples,):
+            raise ModelError(
+                "STFT: `window` does not fit the shape of the weight",
+                given=f"window of shape {values.shape}",
+                expected=f"shape ({samples},)",
+                fix="give a value for each sample, or the name of a window",
+            )
+        if self.scaling is None:
+            return values
+        return values / (np.sqrt(np.sum(values**2)) if self.scaling == "density" else np.sum(np.abs(values)))
+
+
+def _window(name: str, samples: int, is_periodic: bool) -> np.ndarray:
+    signal: Any = importlib.import_module("scipy.signal")  # jax brings it; it takes long to load
+    return np.asarray(signal.get_window(name, samples, is_periodic))

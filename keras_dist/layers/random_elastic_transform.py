@@ -1,0 +1,81 @@
+"""`RandomElasticTransform`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import random
+from keras_dist._arguments import check_number, check_option
+from keras_dist.layers import image_transforms
+from keras_dist.layers.image_layer import RandomImageLayer, check_range, check_value_range
+from keras_dist.layers.random_geometry import Factor
+from keras_dist.layers.weight_arguments import LayerArguments
+
+
+class RandomElasticTransform(RandomImageLayer):
+    """Distort some images in training, as if they were on rubber: pixels are moved, neighbours by nearly the same way.
+
+    Args:
+        factor: the least and the largest probability; a number stands for 0 and itself.
+        scale: how strongly at least and at most, from 0 to 1, the same for a whole batch; a number stands for 0 and
+            itself. At 1, ways are of the order of a tenth of the larger side.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_mode: what lies around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
+        fill_value: the value around an image for `fill_mode="constant"`.
+        value_range: the least and the largest value of pixels, to which images are clipped.
+
+    Differs from Keras: segmentation masks are distorted as their images, and are not clipped.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        scale: Factor = 1.0,
+        interpolation: str = "bilinear",
+        fill_mode: str = "reflect",
+        fill_value: float = 0.0,
+        value_range: Sequence[float] = (0, 255),
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, (0, 1), self.name)
+        self.scale = check_range("scale", scale, (0, 1), self.name)
+        options = image_transforms.AFFINE_INTERPOLATIONS
+        self.interpolation = check_option("interpolation", interpolation, options, self.name)
+        self.fill_mode = check_option("fill_mode", fill_mode, image_transforms.FILL_MODES, self.name)
+        self.fill_value = check_number("fill_value", fill_value, layer=self.name)
+        self.value_range = check_value_range(value_range, self.name)
+
+    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+        """Return which images change, how strongly, and the seed of the ways of pixels; None, if none can change."""
+        if not training or 0 in (self.scale[1], self.factor[1]):
+            return None
+        probability = self._uniform(data, self.factor, seed)
+        chosen = self._uniform(data, (0.0, 1.0), seed) < probability
+        seed = self.generator if seed is None else seed
+        strength = random.uniform((), *self.scale, dtype=self.compute_dtype, seed=seed)
+        key = seed.next() if isinstance(seed, random.SeedGenerator) else seed  # one for images and their masks
+        return {"apply_transform": chosen, "distortion_factor": strength, "seed": key}
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return the images, in training distorted and clipped."""
+        found = super().transform_images(images, transformation, training)
+        return found if not training or transformation is None else jnp.clip(found, *self.value_range)
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        axis = -1 if self.data_format == "channels_last" else -3
+        rows = jnp.moveaxis(images, axis, -1)
+        noise = random.normal(rows.shape[:3], dtype=self.compute_dtype, seed=transformation["seed"])
+        height, width = self._size(images)
+        alpha, sigma = 0.1 * max(height, width), 0.05 * min(height, width)
+        strength = transformation["distortion_factor"]
+        options = (interpolation, self.fill_mode, self.fill_value)
+        reach = sigma * self.scale[1]
+        moved = image_transforms.elastic_transform(rows, noise, alpha * strength, sigma * strength, reach, *options)
+        return jnp.where(transformation["apply_transform"][:, None, None, None], jnp.moveaxis(moved, -1, axis), images)

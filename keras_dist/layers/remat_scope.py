@@ -1,0 +1,158 @@
+"""`RematScope`: layers that compute again in the backward pass what they would keep for it."""
+
+from __future__ import annotations
+
+import contextvars
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from keras_dist import _jax
+from keras_dist._arguments import argument_error, check_size
+from keras_dist._types import PyTree
+from keras_dist.layers import call_context
+from keras_dist.layers.record import Recorded
+
+MODES = ("full", "activations", "larger_than", "list_of_layers")
+
+_NOT_STATE = (nnx.Param, nnx.Intermediate)
+"""Variables that a call does not change for good."""
+
+
+class RematScope:
+    """Layers that are made inside compute again in the backward pass what their `call` would keep for it.
+
+    It is a context manager. The innermost one counts, for a layer as long as it lives; a layer that is called in
+    one that computes again, or by `RNN` or `TimeDistributed`, does so with that. `remat=` of `compile` does the same
+    without a change of the model.
+
+    Args:
+        mode: `"full"`, all layers; `"activations"`, the function `activation` of layers that have one; `"larger_than"`,
+            layers by the size of their outputs; `"list_of_layers"`, layers by name; None for none.
+        output_size_threshold: elements of all outputs, the batch included, above which `"larger_than"` means a layer.
+        layer_names: the `name`s that `"list_of_layers"` means.
+
+    Raises:
+        ModelError: `mode` is none of these, or the threshold no size.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> with kd.RematScope("list_of_layers", layer_names=["block"]):
+        ...     model = kd.Sequential([kd.layers.Dense(64, "relu", name="block"), kd.layers.Dense(1)])
+
+    Source: `keras.RematScope`.
+    """
+
+    def __init__(
+        self, mode: str | None = "full", output_size_threshold: int = 1024, layer_names: Sequence[str] | None = None
+    ) -> None:
+        if mode is not None and mode not in MODES:
+            raise argument_error("mode", mode, f"None, or one of {', '.join(map(repr, MODES))}", example="full")
+        self.mode = mode
+        self.output_size_threshold = check_size("output_size_threshold", output_size_threshold, "RematScope")
+        self.layer_names = list(layer_names or ())
+
+    def __enter__(self) -> RematScope:
+        _scopes.set((*_scopes.get(), self))
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        _scopes.set(_scopes.get()[:-1])
+
+    def wrapped(self, layer: Any, layer_call: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Return `layer_call`, a method of `layer`, as it runs in this scope."""
+        if self.mode == "activations":
+            return _with_activation_again(layer, layer_call)
+        if self.mode is None or (self.mode == "list_of_layers" and layer.name not in self.layer_names):
+            return layer_call
+        if getattr(layer_call, "__self__", None) is not layer:
+            return jax.checkpoint(layer_call)
+        least = self.output_size_threshold if self.mode == "larger_than" else None
+        method: Any = layer_call
+
+        def call(*args: Any, **kwargs: Any) -> PyTree:
+            return checkpointed(method.__func__, layer, args, kwargs, least)
+
+        return call
+
+
+_scopes: contextvars.ContextVar[tuple[RematScope, ...]] = contextvars.ContextVar("remat_scopes", default=())
+
+
+def current_scope() -> RematScope | None:
+    """Return the innermost scope; None outside of scopes, and in one whose mode is None."""
+    scope = next(iter(_scopes.get()[-1:]), None)
+    return None if scope is None or scope.mode is None else scope
+
+
+def checkpointed(
+    call_of: Callable[..., PyTree], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], least: int | None = None
+) -> PyTree:
+    """Return `call_of(layer, ...)`; what it keeps for the backward pass are its arguments and weights.
+
+    Statistics, masks and losses of the layer come out of the checkpoint as arrays.
+
+    Args:
+        call_of: a method of the class of `layer`.
+        layer: a module whose variables exist.
+        args: its arguments.
+        kwargs: its arguments by name.
+        least: above how many elements of the outputs they are computed again; None for any number.
+    """
+    context = call_context.current() or call_context.CallContext()
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
+    graphdef, state = nnx.split(layer)
+    values, state_structure = jax.tree.flatten(state)
+    order, after = _jax.attribute_order(layer), []
+
+    def call(values: PyTree, arrays: PyTree, masks: PyTree) -> PyTree:
+        with _jax.without_eager_sharding():
+            module = nnx.merge(graphdef, state_structure.unflatten(values), copy=True)
+        _jax.restore_order(module, order)
+        filled = [leaf if array is None else array for leaf, array in zip(leaves, arrays, strict=True)]
+        given, options = structure.unflatten(filled)
+        with call_context.entered(context.training, anew=True) as inner:
+            inner.is_computed_again = True
+            for array, mask in zip(arrays, masks, strict=True):
+                inner.set_mask(array, mask)
+            with call_context.calling(context.caller, context.weights_dtype):
+                outputs = call_of(module, *given, **options)
+            changed, structure_after = jax.tree.flatten(nnx.state(module, nnx.Not(_NOT_STATE)))
+            after.append(structure_after)
+            return outputs, inner.mask_of(outputs), changed, inner.losses
+
+    inputs = (values, arrays, [context.mask_of(array) for array in arrays])
+    if least is not None and _size(jax.eval_shape(call, *inputs)[0]) <= least:
+        return call_of(layer, *args, **kwargs)
+    outputs, output_masks, changed, losses = jax.checkpoint(call)(*inputs)
+    nnx.update(layer, after[-1].unflatten(changed))
+    context.set_mask(outputs, output_masks)
+    if losses:
+        context.losses.extend(losses)
+        if isinstance(layer, Recorded):
+            layer._outside.added += losses
+    return outputs
+
+
+def _with_activation_again(layer: Any, layer_call: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return `layer_call`, in which the function in the attribute `activation` is computed again."""
+    activation = vars(layer).get("activation")
+    if activation is None:
+        return layer_call
+
+    def call(*args: Any, **kwargs: Any) -> PyTree:
+        vars(layer)["activation"] = jax.checkpoint(activation)
+        try:
+            return layer_call(*args, **kwargs)
+        finally:
+            vars(layer)["activation"] = activation
+
+    return call
+
+
+def _size(outputs: PyTree) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(outputs))

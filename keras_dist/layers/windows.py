@@ -1,0 +1,43 @@
+"""Windows of signals: where they lie, and by what their elements are multiplied."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._arguments import check_option
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+
+
+def positions(size: int, length: int, stride: int) -> np.ndarray:
+    """Return the positions (windows, length) of the elements of windows."""
+    starts = np.arange(0, size - length + 1, stride)
+    return starts[:, None] + np.arange(length)
+
+
+def window_weights(name: str, window: str | ArrayLike | None, length: int, stride: int, fft_length: int) -> jax.Array:
+    """Return the weights of a window, with zeros at its ends up to `fft_length`; of none ones."""
+    if not isinstance(stride, int) or stride <= 0 or fft_length < length:
+        raise ModelError(
+            f"{name} cannot cut such windows",
+            given=f"sequence_length={length}, sequence_stride={stride!r}, fft_length={fft_length}",
+            expected="a stride above 0, and a fft_length of at least sequence_length",
+            fix=f"{name}(x, sequence_length=256, sequence_stride=128, fft_length=256)",
+        )
+    if window is None:
+        return jnp.ones(fft_length)
+    if isinstance(window, str):
+        share = {"hann": 0.5, "hamming": 0.54}[check_option("window", window, ("hann", "hamming"))]
+        window = share - (1 - share) * np.cos(2 * np.pi * np.arange(length) / length)
+    weights = jnp.asarray(window)
+    if weights.shape != (length,):
+        raise ModelError(
+            f"{name}: the window does not fit",
+            given=f"shape {weights.shape}",
+            expected=f"sequence_length={length} numbers",
+            fix='window="hann"',
+        )
+    before = (fft_length - length) // 2
+    return jnp.pad(weights, (before, fft_length - length - before))
