@@ -19,7 +19,7 @@ from keras_dist.saving.regular_files import open_regular, read_regular
 H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
 
 _MOST_OBJECTS, _DEEPEST = 2**20, 64
-"""How many groups and arrays a file may have, and how deep in each other: groups may lead back to themselves."""
+"""How many arrays a file may have, and how deep groups may be in each other."""
 
 _FILTERS = frozenset({1, 2, 3, 4})
 """Filters that HDF5 itself has: deflate, shuffle, checksum, szip. For others it would load code from the system."""
@@ -28,6 +28,9 @@ _MOST_CHUNK_BYTES = 2**30
 
 _MOST_DEFLATED = 1032
 """How many bytes deflate makes one of, at most."""
+
+_MOST_ATTRIBUTE_BYTES = 60000
+"""How many bytes a list of texts may have as one attribute: HDF5 takes 64 KiB, with its head."""
 
 _BFLOAT16 = "bfloat16"
 
@@ -56,6 +59,7 @@ class H5Reader:
         self._h5py = import_extra("h5py", "h5", "reading a file of HDF5")
         self._files: list[Any] = []
         self._arrays: dict[str, Any] = {}
+        self._seen: set[tuple[int, int]] = set()
         try:
             if opened is not None:
                 self._add(self._h5py.File(opened, "r"))
@@ -95,6 +99,9 @@ class H5Reader:
             index: slices; `()` for all of it.
         """
         array = self._arrays[name]
+        held = self._most_bytes_of(array)
+        if index == () and held < array.nbytes:
+            raise self.damaged(f"{name!r} has {array.nbytes} bytes, of which the file holds {held} at most")
         try:
             found = np.asarray(array[index])
         except Exception as error:  # h5py raises whatever it likes about damaged files
@@ -103,8 +110,7 @@ class H5Reader:
 
     def most_bytes(self) -> int:
         """Return how many bytes all arrays can have that are in the file: of some it may tell a shape alone."""
-        arrays = self._arrays.values()
-        return sum(min(array.nbytes, array.id.get_storage_size() * _MOST_DEFLATED) for array in arrays)
+        return sum(map(self._most_bytes_of, self._arrays.values()))
 
     def attribute(self, group: str, name: str) -> Any:
         """Return an attribute of a group of the only file; of several with numbers the list of all, as Keras splits it.
@@ -112,12 +118,15 @@ class H5Reader:
         None if there is none.
         """
         attributes = self._files[0][group].attrs if group in self._files[0] else {}
-        if name in attributes:
-            return attributes[name]
-        found: list[Any] = []
-        while f"{name}{len(found)}" in attributes:
-            found.append(attributes[f"{name}{len(found)}"])
-        return np.concatenate(found) if found else None
+        try:
+            if name in attributes:
+                return attributes[name]
+            found: list[Any] = []
+            while f"{name}{len(found)}" in attributes:
+                found.append(attributes[f"{name}{len(found)}"])
+            return np.concatenate(found) if found else None
+        except Exception as error:  # h5py raises whatever it likes about damaged files
+            raise self.damaged(f"{name!r} of {group!r}: {type(error).__name__}: {error}") from error
 
     def damaged(self, given: str) -> ModelError:
         """Return the error for a file that cannot be used."""
@@ -127,6 +136,9 @@ class H5Reader:
             expected="a file that Keras or keras_dist wrote",
             fix="check that all was copied whole, or write it again",
         )
+
+    def _most_bytes_of(self, array: Any) -> int:
+        return min(array.nbytes, array.id.get_storage_size() * _MOST_DEFLATED)
 
     def _opened(self, path: pathlib.Path) -> Any:
         try:
@@ -159,6 +171,10 @@ class H5Reader:
             if not isinstance(link, self._h5py.HardLink):
                 raise self.damaged(f"{name!r} is a {type(link).__name__}: it may lead out of the file")
             member = group[key]
+            info = self._h5py.h5o.get_info(member.id)
+            if (info.fileno, info.addr) in self._seen:  # groups may lead back to themselves, or twice to each next one
+                raise self.damaged(f"{name!r} has another name, too")
+            self._seen.add((info.fileno, info.addr))
             if isinstance(member, self._h5py.Group):
                 yield from self._walk(member, name, depth + 1)
             elif isinstance(member, self._h5py.Dataset):
@@ -212,6 +228,18 @@ class H5Writer:
         array = self._file.create_dataset(name, data=value)
         if value.dtype.name == _BFLOAT16:
             array.attrs["dtype"] = _BFLOAT16
+
+    def note(self, group: str, **notes: str | Sequence[str]) -> None:
+        """Write attributes of a group, which is made if need be: texts, and lists of texts, which are split if long."""
+        attributes = self._file.require_group(group).attrs
+        for name, value in notes.items():
+            if isinstance(value, str):
+                attributes[name] = value.encode()
+                continue
+            texts = np.asarray([text.encode() for text in value], None if value else "S1")
+            count = -(-texts.nbytes // _MOST_ATTRIBUTE_BYTES)
+            parts = np.array_split(texts, count) if count > 1 else [texts]
+            attributes.update({f"{name}{number}" if count > 1 else name: part for number, part in enumerate(parts)})
 
 
 def _is_bfloat16(array: Any) -> bool:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.interop.h5_files import H5Reader
-from keras_dist.saving.regular_files import open_regular
+from keras_dist.saving.regular_files import open_regular, read_regular
 
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -49,10 +50,9 @@ class KerasArchive:
         self.path, self._caller = path, caller
         self._open = contextlib.ExitStack()
         try:
-            file = self._open.enter_context(open_regular(path, follow_links=True))
-            self._zip = self._open.enter_context(zipfile.ZipFile(file))
+            self._begin()
             self.config = self._json(CONFIG)
-            metadata = self._json(METADATA) if METADATA in self._zip.namelist() else {}
+            metadata = self._json(METADATA) if self._has(METADATA) else {}
         except (FileNotFoundError, KerasDistError):
             self._open.close()
             raise
@@ -112,7 +112,14 @@ class KerasArchive:
             is_any = True
         return is_any
 
-    def _json(self, name: str) -> Any:
+    def _begin(self) -> None:
+        file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        self._zip = self._open.enter_context(zipfile.ZipFile(file))
+
+    def _has(self, name: str) -> bool:
+        return name in self._zip.namelist()
+
+    def _text(self, name: str) -> bytes:
         info = self._member(name)
         if info.file_size > _MOST_JSON_BYTES:
             raise self._damaged(f"{name} has {info.file_size} bytes, more than {_MOST_JSON_BYTES}")
@@ -120,6 +127,10 @@ class KerasArchive:
             text = file.read(_MOST_JSON_BYTES + 1)  # whatever the directory says of its size
         if len(text) > _MOST_JSON_BYTES:
             raise self._damaged(f"{name} has more than {_MOST_JSON_BYTES} bytes")
+        return text
+
+    def _json(self, name: str) -> Any:
+        text = self._text(name)
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -152,15 +163,58 @@ def write_archive(
         arrays: the file of HDF5.
         assets: the folder of the files of layers; it need not exist.
     """
-    date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
-    metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
     with zipfile.ZipFile(path, "x") as archive:
-        archive.writestr(METADATA, json.dumps(metadata))
-        archive.writestr(CONFIG, json.dumps(config))
+        for name, text in texts_of(config, own).items():
+            archive.writestr(name, text)
         archive.write(arrays, WEIGHTS)
         for file in sorted(assets.rglob("*")):
             if file.is_file():
                 archive.write(file, f"{_ASSETS}{file.relative_to(assets).as_posix()}")
+
+
+def texts_of(config: Any, own: Mapping[str, Any]) -> dict[str, str]:
+    """Return the contents of the members that are JSON, by their names; see `write_archive`."""
+    date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
+    metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
+    return {METADATA: json.dumps(metadata), CONFIG: json.dumps(config)}
+
+
+class KerasFolder(KerasArchive):
+    """Reads a folder with the files that are in a `.keras` file, as `KerasArchive` does."""
+
+    def arrays(self) -> H5Reader:
+        """Open the arrays, of which only what is asked for is read from the disk."""
+        return self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS))
+
+    def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
+        """Write the files of a layer into a folder; whether there are any."""
+        left, source = _MOST_ASSET_BYTES, self.path / _ASSETS / name
+        if source.exists() and source.resolve() != self.path.resolve() / _ASSETS / name:
+            raise self._damaged(f"{str(source)!r} is behind a link")
+        files = sorted(file for file in source.rglob("*") if not file.is_dir())
+        for file in files:
+            place = folder / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open_regular(file) as opened, place.open("xb") as copy:
+                left -= os.fstat(opened.fileno()).st_size
+                if left < 0:
+                    raise self._damaged(f"assets of more than {_MOST_ASSET_BYTES} bytes")
+                shutil.copyfileobj(opened, copy)
+        return bool(files)
+
+    def _begin(self) -> None:
+        """Do nothing: files are opened one by one."""
+
+    def _has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+    def _text(self, name: str) -> bytes:
+        return read_regular(self.path / name, follow_links=True)  # of which caches of models consist
+
+
+def is_keras_folder(path: pathlib.Path) -> bool:
+    """Whether a folder holds the files of a `.keras` file."""
+    return (path / CONFIG).is_file() and (path / WEIGHTS).is_file()
 
 
 class _Window(io.RawIOBase):

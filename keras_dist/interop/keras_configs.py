@@ -47,7 +47,11 @@ def to_keras(written: Any) -> Any:
         left_out = _ONLY_HERE.get(class_name, ()) if house == _HOUSE else ()
         kept = {name: value for name, value in config.items() if not _is_layout(name, value) and name not in left_out}
         found["config"] = to_keras(numbered(kept, 1))
-    if class_name == "function" and house != _HOUSE and isinstance(written.get("registered_name"), str):
+    if (
+        class_name == "function"
+        and house not in (_HOUSE, "builtins")
+        and isinstance(written.get("registered_name"), str)
+    ):
         return {**found, "module": "builtins", "config": written["registered_name"], "registered_name": "function"}
     if house == _HOUSE:
         module, name, registered = _CLASSES.get((room, class_name), (f"keras.{room}", class_name, None))

@@ -27,6 +27,7 @@ _IN_KERAS = {
 _CLASSES = {
     "core": "AssociativeScan Cast Cond ConvertToTensor ForiLoop Map SaturateCast Scan Scatter ScatterUpdate Slice "
     "SliceUpdate StopGradient Switch Unstack VectorizedMap WhileLoop",
+    "einops": "Rearrange",
     "image": "AffineTransform CropImages ElasticTransform ExtractPatches GaussianBlur HSVToRGB MapCoordinates "
     "PadImages PerspectiveTransform RGBToGrayscale RGBToHSV Resize SSIM ScaleAndTranslate SobelEdges",
     "linalg": "Cholesky CholeskyInverse Det Eig Eigh Inv JVP Lstsq LuFactor MatrixRank Norm Pinv Qr SVD Solve "
@@ -74,6 +75,21 @@ _CALLED = {
     *("images", "kernel", "depthwise_kernel", "pointwise_kernel", "mask", "mean", "output", "output_length"),
     *("predictions", "query", "rtol", "scale", "segment_ids", "start", "start_indices", "start_points", "step", "stop"),
     *("target", "target_length", "targets", "transform", "translation", "value", "variable", "variance"),
+    *(
+        "branches",
+        "elements",
+        "elems",
+        "f",
+        "false_fn",
+        "fun",
+        "index",
+        "init",
+        "init_val",
+        "loop_vars",
+        "pattern",
+        "pred",
+    ),
+    *("primals", "tangents", "tensor", "true_fn"),
     *("output_shape", "abs_", "angle", "beta", "gamma", "image1", "image2", "sequence_lengths"),
 }
 """The parameters that Keras takes in the call of an operation; what else there is, its constructor takes."""

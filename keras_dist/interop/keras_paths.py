@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -35,7 +35,9 @@ class Hooks:
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def stored_variables(module: Any, order: Mapping[str, int], hooks: Hooks) -> Iterator[tuple[str, str]]:
+def stored_variables(
+    module: Any, order: Mapping[str, int], hooks: Hooks, stored: Iterable[str] | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield the names under which Keras keeps the variables of a model, and their paths here.
 
     Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
@@ -44,8 +46,10 @@ def stored_variables(module: Any, order: Mapping[str, int], hooks: Hooks) -> Ite
         module: the model as it was built, without arrays.
         order: the places of the paths in `model.weights`; others are not kept.
         hooks: is told of layers that say themselves what is kept of them.
+        stored: the names of the arrays in a file. What is not there under its first name goes by the next that leads to
+            it: attributes get other names, and older versions did not look into containers of containers.
     """
-    yield from _walk(module, "", (), _Walk(order, hooks, set()))
+    yield from _walk(module, "", (), _Walk(order, hooks, set(), None if stored is None else _groups_of(stored)))
 
 
 class _Walk(NamedTuple):
@@ -54,10 +58,17 @@ class _Walk(NamedTuple):
     order: Mapping[str, int]
     hooks: Hooks
     seen: set[int]
+    groups: frozenset[str] | None
+
+
+def _groups_of(names: Iterable[str]) -> frozenset[str]:
+    """Return the groups that arrays of these names are in, at any depth."""
+    parts = (name.split("/") for name in names)
+    return frozenset("/".join(one[:depth]) for one in parts for depth in range(len(one)))
 
 
 def _walk(node: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
-    if id(node) in walk.seen:
+    if id(node) in walk.seen or (walk.groups is not None and name not in walk.groups):
         return
     walk.seen.add(id(node))
     own, path = _own(node, parts, walk.order), _paths.join(_paths.visible(parts))

@@ -76,6 +76,24 @@ def legacy_compile(config: Mapping[str, Any]) -> dict[str, Any]:
     return legacy_model({"optimizer": config.get("optimizer_config"), **found})
 
 
+def training_to_legacy(compiled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is noted of a training in the form of Keras 2, from the arguments of `compile` for Keras 3."""
+    optimizer = compiled["optimizer"]
+    if isinstance(optimizer, str):
+        optimizer = {"class_name": type(optimizers.get(optimizer)).__name__, "config": {}}
+    found = {name: compiled.get(name) for name in _COMPILE}
+    return {**found, "loss": _spelled_out(found["loss"]), "optimizer_config": optimizer}
+
+
+def _spelled_out(loss: Any) -> Any:
+    """Return losses by their long names: Keras 3.15 writes `"mse"` in such files, and cannot read it."""
+    if isinstance(loss, str):
+        return getattr(losses.get(loss), "__name__", loss)
+    if isinstance(loss, Mapping) and "class_name" not in loss:
+        return {name: _spelled_out(one) for name, one in loss.items()}
+    return [_spelled_out(one) for one in loss] if isinstance(loss, list) else loss
+
+
 def _numbered(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a functional model with the numbers of calls as in Keras 3, where calls are lists.
 

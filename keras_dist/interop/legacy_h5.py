@@ -1,16 +1,19 @@
-"""Files of HDF5 as Keras 2 wrote them: weights by layers, in their order."""
+"""Files of HDF5 in the form of Keras 2, which Keras 3 writes, too: weights by layers, in their order."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.interop.h5_files import H5Reader
+from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_slots import Slot
 
 _LAYERS, _WEIGHTS, _WHOLE, _OPTIMIZER = "layer_names", "weight_names", "model_weights", "optimizer_weights"
+_TOP = "top_level_model_weights"
+_VERSIONS = {"keras_version": "3.15.1", "backend": "jax"}
 
 
 def is_legacy(reader: H5Reader) -> bool:
@@ -18,30 +21,87 @@ def is_legacy(reader: H5Reader) -> bool:
     return any(reader.attribute(group, _LAYERS) is not None for group in ("/", _WHOLE))
 
 
-def legacy_slots(reader: H5Reader, model: str, layers: Sequence[Any]) -> list[Slot]:
+def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Slot]:
     """Return which weight of which layer each array is: layers and weights go by their order, names do not count.
 
     Args:
         reader: of the file.
-        model: its name.
-        layers: of the model.
+        model: whose weights they are.
+        by_name: whether layers go by their names, and those of other names are left out.
 
     Raises:
         ModelError: there are more or fewer layers with weights, or weights of one.
     """
     prefix = _WHOLE if reader.attribute(_WHOLE, _LAYERS) is not None else ""
-    with_weights = [layer for layer in layers if layer.weights]
+    with_weights = [layer for layer in model.layers if layer.weights]
     groups = [_joined(prefix, name) for name in _names(reader, prefix or "/", _LAYERS)]
     stored = {group: found for group in groups if (found := _names(reader, group, _WEIGHTS))}
-    if len(stored) != len(with_weights):
-        raise _misfit(reader, model, f"{len(stored)} layers with weights: {shorten([*stored])}", len(with_weights))
+    if by_name:
+        named = {_joined(prefix, layer.name): layer for layer in with_weights}
+        pairs = [(group, named[group]) for group in stored if group in named]
+    elif len(stored) != len(with_weights):
+        given = f"{len(stored)} layers with weights: {shorten([*stored])}"
+        raise _misfit(reader, model.name, given, len(with_weights))
+    else:
+        pairs = list(zip(stored, with_weights, strict=True))
+    found = [(group, layer.name, _ordered(layer)) for group, layer in pairs]
+    top = _joined(prefix, _TOP)
+    if names := _names(reader, top, _WEIGHTS):
+        stored[top] = names
+        found.append((top, model.name, _of_model(model)))
     slots: list[Slot] = []
-    for (group, names), layer in zip(stored.items(), with_weights, strict=True):
-        weights = [*layer.trainable_weights, *layer.non_trainable_weights]
-        if len(names) != len(weights):
-            raise _misfit(reader, model, f"{len(names)} weights of {group!r}", f"{len(weights)} of {layer.name!r}")
-        slots += [Slot(_joined(group, name), weight) for name, weight in zip(names, weights, strict=True)]
+    for group, name, weights in found:
+        if len(stored[group]) != len(weights):
+            given, wanted = f"{len(stored[group])} weights of {group!r}", f"{len(weights)} of {name!r}"
+            raise _misfit(reader, model.name, given, wanted)
+        slots += [Slot(_joined(group, one), weight) for one, weight in zip(stored[group], weights, strict=True)]
     return slots
+
+
+def written_slots(model: Any) -> dict[str, list[Slot]]:
+    """Return what is written of a model, by the groups of its layers."""
+    found = {layer.name: _ordered(layer) for layer in model.layers} | {_TOP: _of_model(model)}
+    return {
+        _joined(_WHOLE, name): [Slot(_joined(f"{_WHOLE}/{name}", weight.path), weight) for weight in weights]
+        for name, weights in found.items()
+    }
+
+
+def written_optimizer(slots: Sequence[Slot]) -> list[Slot]:
+    """Return what is written of an optimizer: its own state, and not once more that of optimizers in it."""
+    count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
+    return [dataclasses.replace(slot, name=_joined(_OPTIMIZER, slot.name)) for slot in slots[:count]]
+
+
+def note_legacy(
+    writer: H5Writer, documents: Mapping[str, Any], groups: Mapping[str, Sequence[Slot]], optimizer: Sequence[Slot]
+) -> None:
+    """Write what such a file tells of its arrays.
+
+    Args:
+        writer: of the file.
+        documents: what the model is, and how it was compiled, by names.
+        groups: as of `written_slots`.
+        optimizer: as of `written_optimizer`.
+    """
+    writer.note("/", **_VERSIONS, **{name: json.dumps(document) for name, document in documents.items()})
+    layers = [group.removeprefix(f"{_WHOLE}/") for group in groups]
+    writer.note(_WHOLE, **_VERSIONS, **{_LAYERS: layers[:-1]})  # without that of the model itself
+    for group, slots in groups.items():
+        writer.note(group, **{_WEIGHTS: [slot.name.removeprefix(f"{group}/") for slot in slots]})
+    if optimizer:
+        writer.note(_OPTIMIZER, **{_WEIGHTS: [slot.name.removeprefix(f"{_OPTIMIZER}/") for slot in optimizer]})
+
+
+def _ordered(layer: Any) -> list[Any]:
+    """Return the weights of a layer as Keras 2 orders them."""
+    return [*layer.trainable_weights, *layer.non_trainable_weights]
+
+
+def _of_model(model: Any) -> list[Any]:
+    """Return the weights of a model that none of its layers has."""
+    of_layers = [weight for layer in model.layers for weight in layer.weights]
+    return [weight for weight in _ordered(model) if not any(weight.stands_for(one) for one in of_layers)]
 
 
 def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | None:
@@ -55,8 +115,12 @@ def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | No
 
 def _names(reader: H5Reader, group: str, attribute: str) -> list[str]:
     found = reader.attribute(group, attribute)
-    names = [] if found is None else list(found)
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    if found is None:
+        return []
+    try:
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+    except (TypeError, UnicodeDecodeError) as error:
+        raise reader.damaged(f"{attribute!r} of {group!r}: {type(error).__name__}: {error}") from error
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -1,7 +1,6 @@
 """Serialization of objects to plain configs and back, with custom classes by their registered names."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
@@ -32,23 +31,17 @@ __all__ = [
     "serialize_keras_object",
 ]
 complete_docstrings(vars(), ours=("Configurable", "Vocabulary", "absent", "not_initialised"))
-__all__ += ["load_model", "load_weights", "save_model", "save_weights"]
-
-_OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
-"""What Keras has under this name, and lives on the floor of models: looked up there when it is asked for."""
+__all__ += ["KerasFileEditor", "load_model", "load_weights", "save_model", "save_weights"]
+# These work on models, on a floor above: the package `keras_dist` tells where they live.
 
 if TYPE_CHECKING:
+    from keras_dist.models.file_editor import KerasFileEditor as KerasFileEditor
     from keras_dist.models.loading import load_model as load_model
     from keras_dist.models.loading import load_weights as load_weights
     from keras_dist.models.loading import save_model as save_model
     from keras_dist.models.loading import save_weights as save_weights
 else:
-    _missing = missing_from(__name__)
-
-    def __getattr__(name: str) -> Any:
-        if name in _OF_MODELS:
-            return getattr(importlib.import_module("keras_dist.models.loading"), name)
-        return _missing(name)
+    __getattr__ = missing_from(__name__)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_OF_MODELS})
+        return sorted({*globals(), *__all__})

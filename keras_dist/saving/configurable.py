@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from keras_dist._signatures import takes
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
@@ -66,7 +66,7 @@ class Configurable:
             raise absent(self, name)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor as plain values: numbers, strings, lists, and dicts of these.
+        """Return the arguments of the constructor as plain values: numbers, strings, lists, tuples, and dicts of these.
 
         Raises:
             ConfigError: an argument cannot be written down, or has no name.
@@ -79,7 +79,7 @@ class Configurable:
                 expected="a constructor whose arguments all have names",
                 fix="take one list instead, or override get_config and from_config",
             )
-        return {name: serialize_keras_object(value) for name, value in arguments.items()}
+        return {name: _plain(value) for name, value in arguments.items()}
 
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments that `get_config` writes down."""
@@ -101,6 +101,13 @@ class Configurable:
                 fix="correct the names in the config, or override from_config where they differ",
             )
         return cls(**arguments)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as `serialize_keras_object` does, but tuples as they are: constructors take these."""
+    if type(value) is not tuple:
+        return serialize_keras_object(value)
+    return tuple(_plain(item) for item in cast(tuple[Any, ...], value))
 
 
 def _check_overrides(cls: type) -> None:

@@ -74,6 +74,13 @@ def get_registered_object(
     return None
 
 
+def named_in_a_package(name: str) -> Any:
+    """Return what is registered under this name in whatever package; None for nothing, and for more than one."""
+    tables = {**_registered, **_scoped.get()}
+    found = [known for key, known in tables.items() if key.rpartition(">")[2] == name]
+    return found[0] if len(found) == 1 else None
+
+
 def get_custom_objects() -> dict[str, Any]:
     """Return the registry, a dict of objects by name. It can be changed; open scopes are not part of it."""
     return _registered

@@ -6,6 +6,7 @@ import base64
 import contextvars
 import importlib
 import marshal  # noqa: TID251  # lambdas, which are read where the user passes safe_mode=False, as in Keras
+import operator
 import sys
 import types
 from collections.abc import Mapping
@@ -13,8 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.errors import ConfigError, shorten
-from keras_dist.saving.registry import custom_object_scope, get_registered_name, get_registered_object
+from keras_dist.errors import ConfigError, ConfigTypeError, shorten
+from keras_dist.saving.registry import (
+    custom_object_scope,
+    get_registered_name,
+    get_registered_object,
+    named_in_a_package,
+)
 
 _HOUSE = "keras_dist"
 
@@ -34,7 +40,16 @@ _ROOMS = {
 }
 
 # what plain values cannot say, by the names that configs give it
-_VALUES = ("__ellipsis__", "__lambda__", "__numpy__", "__slice__", "__tensor__", "__tuple__", "DTypePolicy")
+_VALUES = (
+    "__bytes__",
+    "__ellipsis__",
+    "__lambda__",
+    "__numpy__",
+    "__slice__",
+    "__tensor__",
+    "__tuple__",
+    "DTypePolicy",
+)
 
 # what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
 _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
@@ -43,8 +58,9 @@ _safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_m
 def serialize_keras_object(obj: Any) -> Any:
     """Return `obj` as plain values, which JSON can hold.
 
-    Numbers, strings, None, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with `get_config`; named
-    functions. The result of `get_build_config`, if a class defines it, is included.
+    Numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with
+    `get_config`, which may give objects, too; named functions. The result of `get_build_config`, if a class defines it,
+    is included.
 
     Raises:
         ConfigError: it is none of these.
@@ -64,6 +80,8 @@ def serialize_keras_object(obj: Any) -> Any:
         return {"class_name": "__slice__", "config": serialize_keras_object(bounds)}
     if obj is Ellipsis:
         return {"class_name": "__ellipsis__", "config": {}}
+    if isinstance(obj, bytes) and (text := _as_text(obj)) is not None:
+        return {"class_name": "__bytes__", "config": {"value": text}}
     if isinstance(obj, np.ndarray) or (type(obj).__module__.startswith(("jax", "jaxlib")) and hasattr(obj, "tolist")):
         array = np.asarray(obj)
         return {"class_name": "__numpy__", "config": {"value": array.tolist(), "dtype": array.dtype.name}}
@@ -74,7 +92,8 @@ def serialize_keras_object(obj: Any) -> Any:
     if hasattr(obj, "get_config") and not isinstance(obj, type):
         described: Any = obj
         built = described.get_build_config() if _defines(obj, "get_build_config") else None
-        return _description(type(obj), described.get_config()) | ({} if built is None else {"build_config": built})
+        config = _written(described.get_config())
+        return _description(type(obj), config) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
     raise ConfigError(
@@ -83,6 +102,26 @@ def serialize_keras_object(obj: Any) -> Any:
         expected="plain values, arrays, named functions, or objects with get_config()",
         fix="give its class get_config() and from_config(), or override get_config() where it is used",
     )
+
+
+def _written(config: Any) -> Any:
+    """Return what `get_config` gave, with its objects and tuples written down; the very same where there are none."""
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    if isinstance(config, dict):
+        found = {key: _written(value) for key, value in config.items()}
+        return config if all(found[key] is value for key, value in config.items()) else found
+    if type(config) is list:
+        items = [_written(item) for item in config]
+        return config if all(map(operator.is_, items, config)) else items
+    return serialize_keras_object(config)
+
+
+def _as_text(obj: bytes) -> str | None:
+    try:
+        return obj.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def deserialize_keras_object(
@@ -100,7 +139,8 @@ def deserialize_keras_object(
         module_objects: further objects that the outermost config may refer to by bare name.
 
     Raises:
-        ConfigError: a class or function is not known, a lambda is refused, or the config is damaged.
+        ConfigError: a class or function is not known, or has a registered name that is not its own; a lambda is
+            refused; or the config is damaged, which is a `TypeError`, too.
     """
     outer = _safe_mode.get()
     token = _safe_mode.set(safe_mode if outer is None else outer)
@@ -130,11 +170,11 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
             return _read_value(class_name, inner)
         except ConfigError:
             raise
-        except (EOFError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, EOFError, KeyError, TypeError, ValueError) as error:
             raise _damaged(config) from error
     found = _find(class_name, config, module_objects)
     if not hasattr(found, "from_config"):
-        raise _unknown(class_name, config)
+        raise _without_from_config(found) if isinstance(found, type) else _unknown(class_name, config)
     made = found.from_config(dict(inner))
     if config.get("build_config") is not None and _defines(made, "build_from_config"):
         made.build_from_config(config["build_config"])
@@ -155,6 +195,8 @@ def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
         return slice(*(_read(inner[name], {}) for name in ("start", "stop", "step")))
     if class_name == "__ellipsis__":
         return ...
+    if class_name == "__bytes__":
+        return inner["value"].encode("utf-8")
     if class_name == "DTypePolicy":  # in configs that Keras wrote
         return inner["name"]
     return np.asarray(inner["value"], inner["dtype"])
@@ -186,8 +228,12 @@ def _find(name: Any, config: Mapping[str, Any], module_objects: Mapping[str, Any
         if found is not None:
             return found
     found = _exported(name, config.get("module"))
+    if found is not None and config.get("registered_name") not in (None, "", "function", name):
+        raise _imitated(name, config)
     if found is None:
         found = module_objects.get(name)
+    if found is None and config.get("module") == "builtins":  # until Keras 3.6 functions were written without packages
+        found = named_in_a_package(name)
     if found is None:
         raise _unknown(name, config)
     return found
@@ -235,8 +281,27 @@ def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
     )
 
 
-def _damaged(config: Mapping[str, Any]) -> ConfigError:
+def _without_from_config(cls: type) -> ConfigTypeError:
+    return ConfigTypeError(
+        f"{cls.__name__} cannot be made from its config: it has no from_config",
+        given=shorten(cls),
+        expected="a class with get_config(self) and from_config(cls, config)",
+        fix="@classmethod def from_config(cls, config): return cls(**config)",
+    )
+
+
+def _imitated(name: str, config: Mapping[str, Any]) -> ConfigError:
+    registered = config["registered_name"]
     return ConfigError(
+        f"the config gives {name!r}, which is of keras_dist, a name of something else",
+        given=f"registered_name={shorten(registered)}, which is not registered",
+        expected=f"registered_name=None, or an object that is registered under {shorten(registered)}",
+        fix="import the module that registers it; or pass custom_objects={...}; or take the name out of the config",
+    )
+
+
+def _damaged(config: Mapping[str, Any]) -> ConfigTypeError:
+    return ConfigTypeError(
         "the config of an object cannot be read",
         given=shorten(dict(config)),
         expected='{"class_name": <name>, "config": {...}}, as serialize_keras_object writes it',

@@ -122,11 +122,20 @@ def forged(file):
     raw = [(secret, 0, 256)]
     yield "in another file", lambda: group.create_dataset("0", (8, 8), "float32", external=raw)
     yield "not numbers", lambda: group.create_dataset("0", data="text")
-    yield "groups more than", lambda: group.__setitem__("0", file["layers"])
+    yield "has another name", lambda: group.__setitem__("0", file["layers"])
+    yield "has another name", lambda: twice_each(group)
+    yield "groups more than", lambda: file.create_group("/".join("a" * 99))
     yield "in chunks of", lambda: group.create_dataset("0", (2**16, 2**16), "float32", chunks=(2**15, 2**14))
 
 
-@pytest.mark.parametrize("number", range(7))
+def twice_each(group):
+    """Groups of two names each: 2 to the power of 60 paths."""
+    for _ in range(60):
+        group["again"] = group.create_group("next")
+        group = group["next"]
+
+
+@pytest.mark.parametrize("number", range(9))
 def test_what_leads_out_of_a_file_is_refused(tmp_path, number):
     path = tmp_path / "w.weights.h5"
     with h5py.File(path, "w") as file:

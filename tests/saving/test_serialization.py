@@ -47,7 +47,16 @@ def there_and_back(obj: Any, **kwargs: Any) -> Any:
     return saving.deserialize_keras_object(config, CUSTOM, **kwargs)
 
 
-plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.slices(9) | st.just(...)
+plain = (
+    st.none()
+    | st.booleans()
+    | st.text().map(str.encode)
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.slices(9)
+    | st.just(...)
+)
 values = st.recursive(
     plain,
     lambda inner: (
@@ -234,14 +243,54 @@ def test_a_registered_name_reaches_nothing_either() -> None:
 def test_damaged_configs_are_named(config: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be read") as caught:
         saving.deserialize_keras_object(config, CUSTOM)
+    assert isinstance(caught.value, TypeError)  # as in Keras
     assert caught.value.given
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("obj", [object(), {1, 2}, b"bytes", jax.random.key(0), print], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("obj", [object(), {1, 2}, b"\xff", jax.random.key(0), print], ids=lambda o: type(o).__name__)
 def test_what_cannot_be_written_down_or_read_again_is_named(obj: Any) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written down|not known"):
         there_and_back(obj)
+
+
+def test_objects_in_what_get_config_gives_are_written_down_too() -> None:
+    class Holder(Foreign):
+        def get_config(self) -> dict[str, Any]:
+            return {"part": [Part(1), triple, (np.float32(2.5), "x")]}
+
+    config = json.loads(json.dumps(saving.serialize_keras_object(Holder(None))))
+    part, function, numbers = saving.deserialize_keras_object(config, {**CUSTOM, "Holder": Holder}).part
+    assert (part.value, function, numbers) == (1, triple, (2.5, "x"))
+
+
+@pytest.mark.parametrize("name", ["builtins.eval", "shop>Ones", "nowhere"])
+def test_what_is_of_the_house_has_no_registered_name(name: str) -> None:
+    ones = {"module": "keras.initializers", "class_name": "Ones", "config": {}}
+    relu = {"module": "builtins", "class_name": "function", "config": "relu"}
+    for config in (ones, relu):
+        with pytest.raises(ConfigError, match="a name of something else"):
+            saving.deserialize_keras_object({**config, "registered_name": name})
+    for own in (None, "", "Ones"):
+        assert type(saving.deserialize_keras_object({**ones, "registered_name": own})) is initializers.Ones
+
+
+def test_a_class_without_from_config_is_named() -> None:
+    class Half:
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(ConfigError, match="Half cannot be made from its config: it has no from_config") as caught:
+        saving.deserialize_keras_object(saving.serialize_keras_object(Half()), {"Half": Half})
+    assert isinstance(caught.value, TypeError)  # as in Keras
+
+
+def test_functions_without_their_package_are_found() -> None:
+    config = {"module": "builtins", "class_name": "function", "config": "triple", "registered_name": "function"}
+    with saving.custom_object_scope({"shop>triple": triple}):
+        assert saving.deserialize_keras_object(config) is triple
+        with saving.custom_object_scope({"other>triple": abs}), pytest.raises(ConfigError, match="not known"):
+            saving.deserialize_keras_object(config)
 
 
 def test_dicts_without_a_class_are_dicts() -> None:
