@@ -7,6 +7,7 @@ from keras_dist._not_here import missing_from
 from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16, vgg19, xception
 from keras_dist.applications.efficientnet import EfficientNetB0
 from keras_dist.applications.mobilenet_v2 import MobileNetV2
+from keras_dist.applications.network import Arguments
 from keras_dist.applications.resnet import ResNet50
 from keras_dist.applications.vgg16 import VGG16
 from keras_dist.applications.vgg19 import VGG19
@@ -28,7 +29,7 @@ __all__ = [
     "vgg19",
     "xception",
 ]
-complete_docstrings(vars())
+complete_docstrings(vars(), described_in=Arguments)
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -19,7 +19,7 @@ _STAGES = ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 4), (96, 1, 3), (160, 2, 
 """Filters, strides of the first block, and number of blocks of each stage."""
 
 
-def MobileNetV2(
+def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
     input_shape: Shape | None = None,
     alpha: float = 1.0,
     include_top: bool = True,
@@ -33,23 +33,9 @@ def MobileNetV2(
     """Return MobileNetV2: seventeen inverted residual blocks with linear bottlenecks.
 
     Images have values from -1 to 1: see `mobilenet_v2.preprocess_input`.
-    Layers are named as in Keras, and number, order and shapes of the weights are the same.
 
     Args:
         alpha: how wide the network is: the filters of each layer are multiplied by it.
-        include_top: whether the network ends in a classifier.
-        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
-            default raises: nothing is downloaded.
-        input_tensor: a symbolic tensor that is the input; by default a new one.
-        input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
-            classifier (None, None, 3).
-        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
-        classes: the outputs of the classifier.
-        classifier_activation: its activation; None for the logits.
-        name: the name of the model.
-
-    Raises:
-        ModelError: an argument cannot be used, or the file does not fit.
 
     Source: `keras.applications.MobileNetV2`; https://arxiv.org/abs/1801.04381.
     """

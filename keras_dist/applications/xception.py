@@ -20,7 +20,7 @@ _MIDDLE = range(5, 13)
 """The blocks that keep the shape of their input."""
 
 
-def Xception(
+def Xception(  # noqa: D417 - `Arguments` describes the others
     include_top: bool = True,
     weights: str | os.PathLike[str] | None = "imagenet",
     input_tensor: Any = None,
@@ -33,22 +33,10 @@ def Xception(
     """Return Xception: twelve residual blocks of separable convolutions.
 
     Images have values from -1 to 1: see `xception.preprocess_input`.
-    Layers are named as in Keras, and number, order and shapes of the weights are the same.
 
     Args:
-        include_top: whether the network ends in a classifier.
-        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
-            default raises: nothing is downloaded.
-        input_tensor: a symbolic tensor that is the input; by default a new one.
         input_shape: (height, width, channels), height and width at least 71; by default (299, 299, 3), without a
             classifier (None, None, 3).
-        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
-        classes: the outputs of the classifier.
-        classifier_activation: its activation; None for the logits.
-        name: the name of the model.
-
-    Raises:
-        ModelError: an argument cannot be used, or the file does not fit.
 
     Source: `keras.applications.Xception`; https://arxiv.org/abs/1610.02357.
     """

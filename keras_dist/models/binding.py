@@ -13,11 +13,13 @@ from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.input_spec import check_inputs
+from keras_dist.layers.shape_tracing import without_arrays
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.models.growing import grow
+from keras_dist.models.live_module import added_losses
 from keras_dist.models.naming import is_below
-from keras_dist.models.session import Session, added_losses
+from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.random import SeedGenerator
 
@@ -153,7 +155,8 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
         if layer is node:
             return
     if isinstance(layer, SeedGenerator) and layer is not node:
-        layer.live_in_model(session.variable(_joined(prefix, "seed_generator_state")))
+        if hasattr(node, "seed_generator_state"):  # unless nothing is drawn from it
+            layer.live_in_model(session.variable(_joined(prefix, "seed_generator_state")))
         return
     for name, child in children_of(layer):
         items = child if isinstance(child, nnx.List) else [child]
@@ -162,6 +165,8 @@ def bind(layer: Any, node: Any, session: Session, prefix: str = "", instead_of: 
             for parts, variable in own_variables(layer):
                 if parts[0] == name and isinstance(variable, Variable):
                     variable.live_in_model(session.variable(_joined(prefix, _paths.join(parts))))
+            if all(isinstance(item, Variable) for item in items):  # its constructor may have made it, not `build`
+                layer._outside.given_up[str(name)] = without_arrays(child)
             delattr(layer, str(name))  # from now on it is the model's
             layer._is_built = False  # a copy for another model builds anew
         elif isinstance(child, nnx.Module):

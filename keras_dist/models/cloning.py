@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
-from keras_dist.models.config import arguments_but, named, takes_graph
+from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.model import Model
@@ -111,6 +111,8 @@ class _Cloning:
         steps, nodes = (graph.steps, graph.nodes) if graph is not None else ((), ())
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
         if input_tensors is not None:
+            if graph is not None and _keys(input_tensors) != _keys(model.input):
+                raise _unlike(input_tensors, model)
             inputs = _checked(input_tensors, [tensor.shape[1:] for tensor in inputs] if graph is not None else [(8,)])
         if _is_sequential(model):
             starts = [one.node is not None and not one.node.args for one in inputs]
@@ -134,7 +136,7 @@ class _Cloning:
                 outputs = call_function(self._clone_layer(node.operation, names[id(node.operation)]), *args, **kwargs)
             values |= zip(map(id, jax.tree.leaves(node.outputs)), jax.tree.leaves(outputs), strict=True)
         inputs, outputs = replaced((model.input, model.output), values)
-        return type(model)(inputs=inputs, outputs=outputs, **arguments_but(model, "inputs", "outputs"))
+        return type(model)(inputs=inputs, outputs=outputs, **arguments_but(model, "inputs", "outputs", "*args"))
 
     def _clone_layer(self, layer: Any, name: str) -> Any:
         if id(layer) not in self.clones:
@@ -153,7 +155,7 @@ class _Cloning:
 
 
 def _is_functional(model: Layer) -> bool:
-    return isinstance(model, Model) and model._graph is not None and takes_graph(type(model))
+    return isinstance(model, Model) and is_of_graph(model)
 
 
 def _is_sequential(model: Layer) -> bool:
@@ -181,6 +183,19 @@ def _checked(input_tensors: PyTree, shapes: list[Shape]) -> list[KerasTensor]:
             fix=f"for example {', '.join(f'Input({shape})' for shape in shapes)}",
         )
     return given
+
+
+def _keys(tree: PyTree) -> list[Any] | None:
+    return sorted(tree) if isinstance(tree, Mapping) else None
+
+
+def _unlike(input_tensors: PyTree, model: Model) -> ModelError:
+    return ModelError(
+        "clone_model: `input_tensors` must have the same structure as model.input",
+        given=shorten(input_tensors),
+        expected=f"{jax.tree.map(lambda tensor: tensor.name, model.input)}",
+        fix="pass a dict with these keys, or a list where the inputs are one",
+    )
 
 
 def _misfit(argument: str, value: Any, model: Model, expected: str) -> ModelError:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"
+_ANY_LISTED, _ANY_NAMED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+_OF_GRAPH = ("inputs", "outputs", "*args")
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
 
 
@@ -54,8 +56,15 @@ def one_config() -> Iterator[None]:
 
 
 def takes_graph(cls: type) -> bool:
-    """Whether a model of this class is made of symbolic inputs and outputs."""
-    return {"inputs", "outputs"} <= {*inspect.signature(cls.__init__).parameters}
+    """Whether a model of this class is made of symbolic inputs and outputs, or hands over whatever it is given."""
+    parameters = inspect.signature(cls.__init__).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
+
+
+def is_of_graph(model: Saveable) -> bool:
+    """Whether a model was made of symbolic inputs and outputs, which its constructor was given."""
+    return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
 def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
@@ -87,7 +96,7 @@ def graph_config(model: Saveable) -> dict[str, Any]:
     def places_of(tree: PyTree) -> PyTree:
         return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
 
-    others = serialize_keras_object(arguments_but(model, "inputs", "outputs"))
+    others = serialize_keras_object(arguments_but(model, *_OF_GRAPH))
     with one_config():
         return others | {
             "layers": [_write_step(step, graph) for step in graph.steps],

@@ -119,10 +119,9 @@ def _objective(
         )
     if train_step is not None and loss is None:
         return None
-    names, is_known = model.output_names, model._graph is not None
-    if is_known:
-        names = Outputs(model.output, names).names
-    return resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, is_known)
+    layer_names = model.output_names
+    names = Outputs(model.output, layer_names).names if model._graph is not None else layer_names
+    return resolve_objective(loss, loss_weights, metrics, weighted_metrics, names, layer_names)
 
 
 def fit(
@@ -137,7 +136,6 @@ def fit(
     class_weight: Mapping[int, float] | None,
 ) -> History:
     """Train for the epochs; see `Model.fit`."""
-    examples.check_passes(len(epochs))
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
         validation.check_passes(epochs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from keras_dist._types import PyTree
-from keras_dist.errors import AbsentError, ModelError, did_you_mean, shorten
+from keras_dist.distribution import lint
+from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -20,7 +22,7 @@ from keras_dist.layers.symbolic import KerasTensor, Node, Operation, runs_on_hos
 from keras_dist.models.naming import free_name, name_members
 
 if TYPE_CHECKING:
-    from keras_dist.models.model import Model
+    from keras_dist.models.layered import Layered
 
 Place = tuple[str, int, int]
 """Where a tensor comes from: the name of a step, which of its calls, which of the outputs of that call."""
@@ -132,6 +134,11 @@ class Graph:
         """What stands for the outputs, in the structure in which they were given, lists of one included."""
         return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
 
+    @property
+    def starts(self) -> list[Any]:
+        """The layers that give the inputs; new ones for inputs in the middle of another graph."""
+        return [step.operation for step in self.steps[: len(self.specs)]]
+
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
         """The inputs, then layers and operations in the order of their first calls, as configs and tables list them."""
@@ -179,6 +186,8 @@ class Graph:
     def _in_order(self, inputs: PyTree) -> list[Any]:
         if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
             given = dict(self._matched(self.inputs, inputs, "a dict"))
+            if not {*inputs} <= {*self.inputs}:
+                self._tell(inputs)
             return [given[id(spec)] for spec in self.specs]
         if isinstance(inputs, Mapping):
             missing = [spec.name for spec in self.specs if spec.name not in inputs and not _is_optional(spec)]
@@ -186,7 +195,28 @@ class Graph:
                 near = "".join(did_you_mean(name, map(str, inputs)) for name in missing)
                 raise self._misfit(f"a dict with {list(inputs)}{near}", f"a dict with {self.input_names}")
             return [inputs.get(name) for name in self.input_names]
+        if isinstance(self.inputs, Mapping) and len(self.specs) > 1:
+            if [*self.inputs] != sorted(self.inputs):  # are they in the order of the dict, or sorted?
+                raise self._misfit(f"a {type(inputs).__name__}", f"a dict with {[*self.inputs]}")
+            self._tell(inputs)
         return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
+
+    @functools.cached_property
+    def _told(self) -> set[Any]:
+        """The structures of inputs that a warning has told of."""
+        return set()
+
+    def _tell(self, inputs: PyTree) -> None:
+        """Warn, once, that inputs have another structure than the model's."""
+        structure = jax.tree.structure(inputs)
+        if structure not in self._told:
+            self._told.add(structure)
+            given = f"a dict with {[*inputs]}" if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
+            warnings.warn(
+                "The structure of `inputs` doesn't match the expected structure: "
+                f"given {given}, expected a dict with {[*self.inputs]}; pass such a dict",
+                stacklevel=lint.frames_inside(),
+            )
 
     def _matched(self, wanted: PyTree, given: PyTree, place: str) -> Iterator[tuple[int, Any]]:
         """What is given for each tensor, by its id, in dicts and lists as deep as those of the inputs."""
@@ -211,8 +241,8 @@ class Graph:
             raise self._misfit(f"{shorten(value)} for input {spec.name!r}", f"an array of shape {spec.shape}")
         value = _of_rank(spec, value)
         fits = value.ndim == spec.ndim and all(
-            wanted in (None, size) for wanted, size in zip(spec.shape, value.shape, strict=True)
-        )
+            wanted in (None, size) for wanted, size in zip(spec.shape[1:], value.shape[1:], strict=True)
+        )  # as in Keras a batch may have another size than the one that `Input` was told
         if not fits:
             raise self._misfit(f"shape {tuple(value.shape)} for input {spec.name!r}", f"shape {spec.shape}")
         return jnp.asarray(value, spec.dtype)
@@ -231,7 +261,7 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: Model, inputs: PyTree, outputs: PyTree) -> None:
+def connect(model: Layered, inputs: PyTree, outputs: PyTree) -> None:
     """Make the model of the calls between symbolic inputs and outputs."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
@@ -266,47 +296,6 @@ def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
         for number, parent in enumerate(node.parents):
             waiting.append((parent, output, f", argument {number} of {node.operation.name!r}"))
     return tuple(sorted(found.values(), key=lambda node: node.number))
-
-
-def find_layer(model: Model, name: str | None, index: int | None) -> Layer:
-    """The layer of a model with this name, or at this place in `layers`."""
-    layers = model.layers
-    if (name is None) == (index is None):
-        raise ModelError(
-            "get_layer needs a name or an index",
-            given=f"name={name!r}, index={index!r}",
-            expected="one of them",
-            fix='for example get_layer("d1")',
-        )
-    if index is not None and -len(layers) <= index < len(layers):
-        return layers[index]
-    names = [layer.name for layer in layers]
-    members = vars(model).get("_members", {})
-    if name is not None and name in members:
-        return members[name]
-    if name in names:
-        return layers[names.index(name)]
-    raise ModelError(
-        f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}",
-        given=f"get_layer({name!r})" if index is None else f"get_layer(index={index})",
-        expected=f"one of {names}" if index is None else f"an index below {len(layers)}",
-        fix="model.layers lists them",
-    )
-
-
-def symbols_of(model: Model) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of a model."""
-    symbols = model._symbols
-    if symbols is not None:
-        return symbols
-    if model._outside.nodes:
-        return model._outside.nodes[0].inputs, model._outside.nodes[0].outputs  # as a layer of another model
-    raise AbsentError(
-        f"model {model.name!r} has no symbolic inputs and outputs",
-        given=f"a {type(model).__name__} that was not made of symbolic tensors",
-        expected="Model(inputs, outputs), or a Sequential that starts with Input",
-        fix="call it on Input(shape) and make a Model of the two",
-    )
 
 
 def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:

@@ -32,6 +32,7 @@ from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.binding import bind
+from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
 from keras_dist.models.naming import is_below, keras_names, layers_below, with_alias
 from keras_dist.models.record import ModelRecord
@@ -138,6 +139,7 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     record.session = _session_of_layers(model, (args, kwargs), random.current_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
+    record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
     if record.choices is not None:
         record.session.compile(record.choices)
     return record.session

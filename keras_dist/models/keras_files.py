@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import _jax
+from keras_dist.checkpoint.folder import Draft
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -21,21 +22,26 @@ from keras_dist.errors import (
     ConfigError,
     DeviceError,
     DistributionError,
+    FileAbsentError,
     LayoutError,
     MissingExtraError,
     ModelError,
     shorten,
 )
 from keras_dist.interop.h5_files import H5Reader, H5Writer
-from keras_dist.interop.keras_archives import KERAS_SUFFIX, KerasArchive, write_archive
+from keras_dist.interop.keras_archives import (
+    KERAS_SUFFIX,
+    WEIGHTS,
+    KerasArchive,
+    KerasFolder,
+    texts_of,
+    write_archive,
+)
 from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
-from keras_dist.interop.legacy_configs import legacy_compile, legacy_document, legacy_model
-from keras_dist.interop.legacy_h5 import legacy_slots
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
 from keras_dist.models.keras_weights import (
-    Contents,
     contents_of,
     own_arrays,
     set_contents,
@@ -65,14 +71,8 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     return None if in_bucket(path) else path
 
 
-def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file in which Keras 2 keeps a model, which need not exist; None for others, and for folders."""
-    is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
-    return pathlib.Path(filepath) if is_path and not os.path.isdir(filepath) else None
-
-
-def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
-    """Write a model to a file that Keras reads; see `Model.save`."""
+def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: bool = True) -> None:
+    """Write a model to a file that Keras reads, or to a folder of what is in such a file; see `Model.save`."""
     job = Rendezvous("a save")
     if not overwrite:
         job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
@@ -95,17 +95,28 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool) -> None:
                     writer = file.enter_context(H5Writer("save", drafts[0] / "arrays", path))
                 write_arrays("save", session, slots, own_arrays(session, contents, slots), writer)
 
-        def commit() -> None:
-            assets = drafts[0] / "assets"
+        def arrange(folder: pathlib.Path) -> None:
+            assets = folder / "assets"
             for name, layer in contents.with_assets.items():
                 if hasattr(layer, "save_assets"):
                     (assets / name).mkdir(parents=True, exist_ok=True)
                     layer.save_assets(str(assets / name))
-            write_archive(drafts[0] / "archive", config, own, drafts[0] / "arrays", assets)
-            os.replace(drafts[0] / "archive", path)
+            if not zipped:
+                os.replace(drafts[0] / "arrays", folder / WEIGHTS)
+                for name, text in texts_of(config, own).items():
+                    (folder / name).write_text(text, "utf-8")
+                return
+            write_archive(folder / "archive", config, own, folder / "arrays", assets)
+            os.replace(folder / "archive", path)
 
         job.each(write)
-        job.first(commit)
+        if zipped:
+            job.first(lambda: arrange(drafts[0]))
+            return
+        draft = Draft(path, job)
+        opened.callback(draft.abandon)
+        job.first(lambda: arrange(draft.folder))
+        draft.commit()
 
 
 def load_keras(
@@ -115,7 +126,7 @@ def load_keras(
     model_class: type,
 ) -> Any:
     """Make the model in a file of Keras, on the current distribution; see `load_model`."""
-    with KerasArchive("load_model", path) as archive, custom_object_scope(custom_objects):
+    with _opened(path) as archive, custom_object_scope(custom_objects):
         own = archive.own
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
@@ -124,13 +135,13 @@ def load_keras(
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
         reader = archive.arrays()
-        with reading(path), _policy(own.get("policy")), weights_checked(functools.partial(_check_bytes, reader)):
-            model = _made(config, model_class)
+        with reading(path), _policy(own.get("policy")), weights_checked(functools.partial(check_bytes, reader)):
+            model = made_of(config, model_class)
             session = model._with_weights()
             if compile and compiled:
                 model.compile_from_config(compiled)
         with session.cell.lock:
-            contents = contents_of(model, session)
+            contents = contents_of(model, session, reader.shapes)
             set_contents(model.name, session, contents, reader, strict=True)
             for name, layer in contents.with_assets.items():
                 with tempfile.TemporaryDirectory() as folder:
@@ -146,34 +157,19 @@ def load_keras(
     return model
 
 
-def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, compile: bool, model_class: type) -> Any:
-    """Make the model in a file of Keras 2, on the current distribution; see `load_model`."""
-    with H5Reader("load_model", path) as reader, custom_object_scope(custom_objects):
-        config = legacy_document(reader, "model_config")
-        if config is None:
-            raise ModelError(
-                f"load_model: {str(path)!r} holds weights, and no model",
-                given="a file of HDF5 without 'model_config'",
-                expected="a file in which Keras 2 has saved a model",
-                fix="make the model in code, and then model.load_weights(path)",
-            )
-        training = legacy_document(reader, "training_config") if compile else None
-        with reading(path), weights_checked(functools.partial(_check_bytes, reader)):
-            config = from_keras(legacy_model(config), custom_objects)
-            compiled = None if training is None else from_keras(legacy_compile(training), custom_objects)
-            check_no_code([config, compiled])
-            model = _made(config, model_class)
-            if compiled is not None:
-                model.compile_from_config(compiled)
-            session = model._with_weights()
-        with session.cell.lock:
-            contents = Contents(legacy_slots(reader, model.name, model.layers))
-            set_contents(model.name, session, contents, reader, strict=True)
-            set_optimizer(session, stored_optimizer(session), reader)
-    return model
+def _opened(path: pathlib.Path) -> KerasArchive:
+    try:
+        return (KerasFolder if path.is_dir() else KerasArchive)("load_model", path)
+    except FileNotFoundError as error:
+        raise FileAbsentError(
+            f"load_model: {str(path)!r} is not there",
+            given=f"filepath={str(path)!r}",
+            expected="a `.keras` file that model.save or Keras has written",
+            fix="correct the path",
+        ) from error
 
 
-def _check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
+def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
     """Check that a model is about as large as what a file holds, before any of it is created."""
     wanted = sum(math.prod(spec.shape) * _jax.itemsize(spec.dtype) for spec in specs)
     if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
@@ -185,7 +181,7 @@ def _check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         )
 
 
-def _made(config: Any, model_class: type) -> Any:
+def made_of(config: Any, model_class: type) -> Any:
     """The model of a config."""
     model = deserialize_keras_object(config, {"Functional": model_class})
     if not isinstance(model, model_class):

@@ -48,12 +48,14 @@ class Contents:
         hooked: layers that say themselves what is kept of them, by the names of their groups.
         with_assets: layers that keep files of their own, by the names of their folders.
         merged: the weights that LoRA adapts, by their paths: kept with what the factors add, without the factors.
+        skipped: the names of arrays that are left alone.
     """
 
     slots: list[Slot]
     hooked: dict[str, Any] = dataclasses.field(default_factory=dict)
     with_assets: dict[str, Any] = dataclasses.field(default_factory=dict)
     merged: dict[str, MergedWeight] = dataclasses.field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()
 
     def written(self) -> list[Slot]:
         """What is to be written; in a job of several processes all must call."""
@@ -65,22 +67,40 @@ class Contents:
         return found
 
 
-def contents_of(model: Any, session: Session) -> Contents:
-    """What Keras keeps of a model's variables."""
+def contents_of(model: Any, session: Session, stored: Iterable[str] = ()) -> Contents:
+    """What Keras keeps of a model's variables; under the names that they have in a file of these arrays."""
     bindings = [(layer._outside.binding, layer) for layer in model._owners() if layer._outside.binding is not None]
-    hooks = Hooks({binding.prefix: layer for binding, layer in bindings if binding.session is session})
+    live = {binding.prefix: layer for binding, layer in bindings if binding.session is session}
+    hooks = Hooks(live)
     merged = merged_weights(model, session)
     states = {weight.path for weight in session.variables() if weight._row.role == "state"}  # of stateful RNNs, say
     left_out = factor_paths(merged) | states
     order = {weight.path: place for place, weight in enumerate(session.variables()) if weight.path not in left_out}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
+    module, places, there = session.cell.graph.described(), {**names, **order}, {name_now(name) for name in stored}
+    pairs = [*stored_variables(module, places, hooks)]
+    if there and any(name not in there for name, _ in pairs):
+        otherwise = Hooks(live)
+        others = [*stored_variables(module, places, otherwise, there)]
+        if others:
+            reached, hooks = {path for _, path in others} | otherwise.covered, otherwise
+            pairs = others + [pair for pair in pairs if pair[1] not in reached]
     found = [
         Slot(name, session.variable(path), computed=merged[path].numpy if path in merged else None)
-        for name, path in stored_variables(session.cell.graph.described(), {**names, **order}, hooks)
+        for name, path in pairs
     ]
     kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
     return Contents(found + beside, hooks.found, hooks.with_assets, merged)
+
+
+def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
+    """What is left without some layers."""
+    weights = [weight for layer in skipped for weight in layer.weights]
+    left = [slot for slot in contents.slots if not any(slot.variable.stands_for(one) for one in weights)]
+    hooked = {group: layer for group, layer in contents.hooked.items() if all(layer is not one for one in skipped)}
+    names = {slot.name for slot in contents.slots} - {slot.name for slot in left}
+    return dataclasses.replace(contents, slots=left, hooked=hooked, skipped=frozenset(names))
 
 
 def stored_optimizer(session: Session) -> list[Slot]:
@@ -119,12 +139,19 @@ def write_arrays(caller: str, session: Session, slots: Sequence[Slot], own: dict
         raise failure
 
 
-def save_h5_weights(model: Any, session: Session, path: pathlib.Path, overwrite: bool, max_bytes: float | None) -> None:
+def save_h5_weights(
+    model: Any,
+    session: Session,
+    path: pathlib.Path,
+    overwrite: bool,
+    max_bytes: float | None,
+    skipped: Sequence[Any] = (),
+) -> None:
     """Write the weights of a model, and what its optimizer keeps, in a `.weights.h5`, or in several and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
     if not overwrite:
         Rendezvous("a save of weights").first(lambda: check_free("save_weights", path, ModelError, OVERWRITE))
-    slots = [*contents_of(model, session).written(), *stored_optimizer(session)]
+    slots = [*_but(contents_of(model, session), skipped).written(), *stored_optimizer(session)]
     is_index = path.suffix == ".json"
     groups = [slots]
     sizes = {slot.name: _bytes(slot) for slot in slots}
@@ -165,13 +192,16 @@ def save_h5_weights(model: Any, session: Session, path: pathlib.Path, overwrite:
         job.first(commit)
 
 
-def load_h5_weights(model: Any, session: Session, path: pathlib.Path, strict: bool) -> LoadReport:
+def load_h5_weights(
+    model: Any, session: Session, path: pathlib.Path, strict: bool, by_name: bool = False, skipped: Sequence[Any] = ()
+) -> LoadReport:
     """Set the weights of a model to those in a file of Keras."""
     with opened(path) as reader:
         if is_legacy(reader):
-            contents = Contents(legacy_slots(reader, model.name, model.layers))
+            left_alone = frozenset(reader.shapes if by_name else ())
+            contents = Contents(legacy_slots(reader, model, by_name), skipped=left_alone)
         else:
-            contents = contents_of(model, session)
+            contents = _but(contents_of(model, session, reader.shapes), skipped)
         report = set_contents(model.name, session, contents, reader, strict)
         optimizer = stored_optimizer(session)
         if optimizer and int(session.cell.state.step):  # Keras, too, takes it where the optimizer is built
@@ -205,7 +235,7 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
             missing[path] = f"{path}, there {slot.name!r}"
         elif shape != slot.shape or _loses_part(reader, there[slot.name], slot):
             unfit[path] = f"{path}, there {slot.name!r} {shape} for {slot.shape}"
-    names = {slot.name for slot in slots}
+    names = {slot.name for slot in slots} | contents.skipped
     hooked = tuple(f"{group}/" for group in contents.hooked)
     extra = tuple(name for name in there if name not in names and not _is_beside(name) and not name.startswith(hooked))
     if strict and (missing or extra or unfit):

@@ -24,10 +24,12 @@ from keras_dist.errors import (
     ModelError,
     shorten,
 )
+from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.interop.keras_configs import from_keras
 from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
 from keras_dist.models.initialization import weights_checked
-from keras_dist.models.keras_files import archive_path, legacy_path, load_keras, load_legacy
+from keras_dist.models.keras_files import archive_path, load_keras
+from keras_dist.models.legacy_files import legacy_path, load_legacy
 from keras_dist.models.model import Model
 from keras_dist.models.saving import (
     COMPILE,
@@ -61,7 +63,7 @@ def load_model(
     files runs.
 
     Args:
-        filepath: the folder, or a `.keras` file, or an `.h5` file of Keras 2.
+        filepath: the folder, or a `.keras` file, or a folder with what is in one, or an `.h5` file of Keras 2.
         custom_objects: classes and functions by name, beside the registered ones.
         compile: whether it is compiled as it was, with the state of its optimizer.
         safe_mode: whether lambdas are refused, whose code would run. In `.keras` files they always are: give the
@@ -82,8 +84,8 @@ def load_model(
     """
     if distribution is not None:
         check_distribution("distribution", distribution)
-    path = archive_path(filepath)
-    if path is not None and not path.is_dir():
+    path = _path_of_keras(filepath)
+    if path is not None:
         if factory is not None:
             raise _needs_no_factory(path)
         with distribution.scope() if distribution is not None else contextlib.nullcontext():
@@ -122,32 +124,33 @@ def load_model(
 
 
 def save_model(
-    model: Model, filepath: str | os.PathLike[str], overwrite: bool = True, zipped: bool | None = None
+    model: Model,
+    filepath: str | os.PathLike[str],
+    overwrite: bool = True,
+    zipped: bool | None = None,
+    **options: Any,
 ) -> None:
     """Save a model; see `Model.save`.
 
     Args:
         model: the model.
-        filepath: a folder, or a file that ends in `.keras`.
+        filepath: a folder, or a file that ends in `.keras` or `.h5`.
         overwrite: whether what is there is replaced.
-        zipped: whether it is a file, which the path tells, too.
+        zipped: False for a folder with the files that a `.keras` file has in it.
+        **options: further ones of `Model.save`.
 
     Raises:
-        ModelError: `zipped` is not what the path says.
+        ModelError: `zipped` is not what the path says, or there is no such option.
     """
-    is_file = archive_path(filepath) is not None
-    if zipped is not None and bool(zipped) != is_file:
-        raise ModelError(
-            "save_model: `zipped` is not what the path says",
-            given=f"zipped={zipped}, filepath={shorten(filepath)}",
-            expected="zipped=True for a path that ends in '.keras', zipped=False for a folder",
-            fix="leave `zipped` out",
-        )
-    model.save(filepath, overwrite)
+    model.save(filepath, overwrite, zipped, **options)
 
 
 def save_weights(
-    model: Model, filepath: str | os.PathLike[str], overwrite: bool = True, max_shard_size: float | None = None
+    model: Model,
+    filepath: str | os.PathLike[str],
+    overwrite: bool = True,
+    max_shard_size: float | None = None,
+    **options: Any,
 ) -> None:
     """Save the weights of a model; see `Model.save_weights`.
 
@@ -156,10 +159,11 @@ def save_weights(
         filepath: of a file or a folder, whose ending tells the format.
         overwrite: whether what is there is replaced.
         max_shard_size: in GB; more weights go to several files.
+        **options: further ones of `Model.save_weights`.
 
     Source: `keras.saving.save_weights`.
     """
-    model.save_weights(filepath, overwrite, max_shard_size)
+    model.save_weights(filepath, overwrite, max_shard_size, **options)
 
 
 def load_weights(
@@ -237,6 +241,16 @@ def _reading(stored: Stored, document: str) -> Iterator[None]:
         raise
     except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
         raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
+
+
+def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """The path of a file of Keras that holds a whole model, or of a folder with what is in one; None for others."""
+    path = archive_path(filepath)
+    if path is not None and not path.is_dir():
+        return path
+    is_path = isinstance(filepath, str | os.PathLike) and "\0" not in os.fspath(filepath)
+    folder = pathlib.Path(filepath) if is_path else None
+    return folder if folder is not None and is_keras_folder(folder) else None
 
 
 def _check_is_folder(filepath: str | os.PathLike[str]) -> None:

@@ -13,30 +13,23 @@ from rich.console import Console
 
 from keras_dist._arguments import check_int
 from keras_dist._operators import values_in
-from keras_dist._types import PyTree, Shape
+from keras_dist._types import PyTree
 from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import TABLE_WIDTH, render_text
-from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.keras_models import adopt
-from keras_dist.layers import Layer, call_context
+from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
-from keras_dist.models.fitting import check_idle
-from keras_dist.models.functional import connect, find_layer, input_layers, replaced, symbols_of
+from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
-from keras_dist.models.naming import layers_in
-from keras_dist.models.saveable import Saveable
+from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
-from keras_dist.models.variable import ModelVariable
-from keras_dist.planner import AutoParallel, PlanReport, Target, plan
+from keras_dist.planner import AutoParallel
 from keras_dist.training.graph import Trainable
-from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.step import ModuleCall
-from keras_dist.training.train_state import TrainState
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +56,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(Saveable):
+class Model(Placed):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the one that is current when the model is made, or else when its weights are created. Without
@@ -233,77 +226,6 @@ class Model(Saveable):
             source.take(variable.path, variable.numpy())
         return source.model
 
-    # Layers
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers: of a functional model those of its graph in order, of a subclass those its attributes hold."""
-        if self._graph is not None:
-            return [*input_layers(self.input), *layers_in(self._members)]
-        return layers_in(self)
-
-    @property
-    def operations(self) -> list[Any]:
-        """Of a functional model the inputs, layers and operations of its graph in order; else the layers."""
-        if self._graph is None:
-            return list(self.layers)
-        return [step.operation for step in self._graph.steps]
-
-    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return the layer with this name, or at this index of `layers`.
-
-        Raises:
-            ModelError: there is none, or not exactly one argument is given.
-        """
-        return find_layer(self, name, index)
-
-    @property
-    def inputs(self) -> list[KerasTensor]:
-        """The symbolic inputs of a functional model, as a list."""
-        return jax.tree.leaves(self.input)
-
-    @property
-    def outputs(self) -> list[KerasTensor]:
-        """The symbolic outputs of a functional model, as a list."""
-        return jax.tree.leaves(self.output)
-
-    @property
-    def input(self) -> PyTree:
-        """The symbolic inputs of a functional model, as they were given."""
-        return symbols_of(self)[0]
-
-    @property
-    def output(self) -> PyTree:
-        """The symbolic outputs of a functional model, as they were given."""
-        return symbols_of(self)[1]
-
-    @property
-    def input_names(self) -> list[str]:
-        """The names of the inputs of a functional model."""
-        return [tensor.name for tensor in self.inputs]
-
-    @property
-    def output_names(self) -> list[str] | None:
-        """The names of the layers that compute the outputs of a functional model; None for other models.
-
-        If the outputs are a dict, its keys name losses and metrics instead. A functional model of Keras has its own.
-        """
-        if self._outside.keras_model is not None:
-            return self._outside.keras_model.output_names
-        return list(self._graph.output_names) if self._graph is not None else None
-
-    @property
-    def input_shape(self) -> PyTree:
-        """The shape of the input of a functional model; a list of them where there are several."""
-        return _one_or_all([tensor.shape for tensor in self.inputs])
-
-    @property
-    def output_shape(self) -> PyTree:
-        """The shape of the output of a functional model; a list of them where there are several."""
-        return _one_or_all([tensor.shape for tensor in self.outputs])
-
-    # Calls
-
     def build(self, input_shape: PyTree = None) -> None:
         """Create the weights for inputs of this shape, the batch dim included.
 
@@ -356,187 +278,7 @@ class Model(Saveable):
         shapes = super().compute_output_shape(*args, **kwargs)
         return shapes if self._graph is None else self._graph.structured(shapes)
 
-    # Layers on the host
-
-    @property
-    def is_host_side(self) -> bool:  # type: ignore[override]
-        """Whether all of its layers run on the host."""
-        return self._graph is not None and bool(self._graph.host_nodes) and not self._graph.on_devices.nodes
-
-    @property
-    def _has_host_part(self) -> bool:
-        return self._graph is not None and bool(self._graph.host_nodes)
-
-    def _prepared(self, x: PyTree) -> PyTree:
-        """What the layers on the host, with which the model begins, give for inputs: those of the compiled part."""
-        if self._graph is None or not self._graph.host_nodes:
-            return x
-        return replaced(self._graph.on_devices.inputs, self._graph.run_on_host(x))
-
-    def transform(self, inputs: PyTree, **options: Any) -> PyTree:
-        """Return the outputs of a model whose layers all run on the host, as numpy arrays."""
-        graph: Any = self._graph
-        return replaced(graph.outputs, graph.run_on_host(inputs))
-
-    def output_like(self, inputs: PyTree, **options: Any) -> PyTree:
-        """Return symbolic tensors like the outputs of a model whose layers all run on the host."""
-        return jax.tree.map(lambda tensor: KerasTensor(tensor.shape, tensor.dtype), symbols_of(self)[1])
-
-    def _check_one_side(self) -> None:
-        if self._graph is not None and self._graph.host_nodes and not self.is_host_side:
-            names = ", ".join(repr(node.operation.name) for node in self._graph.host_nodes)
-            raise ModelError(
-                f"model {self.name!r} cannot be a layer: it begins with layers that run on the host",
-                given=f"{names}, then layers that run on devices",
-                expected="a model whose layers run all on the host, or all on devices",
-                fix="make a model of each part, and call the second on what the first gives",
-            )
-
-    # Weights
-
-    @property
-    def variables(self) -> list[ModelVariable]:
-        """All variables: the weights and the states of random generators."""
-        binding = self._outside.binding
-        return self._with_weights().variables() if binding is None else [*binding.weights(), *binding.generators()]
-
-    @property
-    def weights(self) -> list[ModelVariable]:
-        """The weights, in Keras's order. The keys of random streams are not among them.
-
-        Raises:
-            ModelError: the weights do not exist yet.
-        """
-        return [variable for variable in self.variables if not variable.is_key]
-
-    def count_params(self) -> int:
-        """Count the elements of all weights."""
-        return sum(int(np.prod(weight.shape)) for weight in self.weights)
-
-    # State, for custom steps and loops
-
-    @property
-    def state(self) -> TrainState:
-        """A copy of the training state. Later training does not change or delete it."""
-        return self._with_weights().cell.copy_of_state()
-
-    @property
-    def module(self) -> Any:
-        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._with_weights().cell.module()
-
-    @module.setter
-    def module(self, module: nnx.Module) -> None:
-        self._with_weights().take_values(module)
-
-    def merge(self, trainable: PyTree, rest: PyTree) -> Any:
-        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
-        return self._with_weights().cell.graph.merge(trainable, rest)
-
-    def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
-        """Return the values of a module that `merge` made, as `(trainable, rest)`."""
-        return self._with_weights().cell.graph.split(module)
-
-    def stateless_call(
-        self, trainable: PyTree, rest: PyTree, *args: Any, return_losses: bool = False, **kwargs: Any
-    ) -> tuple[PyTree, ...]:
-        """Call the model with these values, for use in a `train_step` or a custom loop.
-
-        Args:
-            trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
-            rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
-            *args: arguments of the call.
-            return_losses: whether the losses that layers and regularizers add are returned, too.
-            **kwargs: further arguments of the call, such as `training`.
-
-        Returns:
-            `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
-
-        Raises:
-            ModelError: there are more or fewer values in a list than variables.
-
-        Source: `keras.Model.stateless_call`.
-        """
-        session = self._with_weights(*args, **kwargs)
-        if isinstance(trainable, list | tuple):
-            listed = (self.trainable_variables, self.non_trainable_variables)
-            outputs, rest, losses = session.listed_call(self.name, listed, (trainable, rest), args, kwargs)
-        else:
-            outputs, rest, losses = session.stateless_call(trainable, rest, args, kwargs)
-        return (outputs, rest, losses) if return_losses else (outputs, rest)
-
-    def apply_gradients(self, state: TrainState, grads: PyTree, optimizer: str | None = None) -> TrainState:
-        """Return the state after one update, for use in a `train_step`.
-
-        Args:
-            state: values and slots before.
-            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
-            optimizer: the name of one optimizer; by default all are applied.
-
-        Raises:
-            ModelError: there is no such optimizer, or gradients are missing.
-        """
-        session = self._compiled("apply_gradients")
-        return apply_gradients(state, session.optimizers, session.forward.scattered(grads), optimizer)
-
-    # Where it lives
-
-    @property
-    def distribution(self) -> Distribution:
-        """The distribution of the model, as it was when its weights were created or moved."""
-        return self._with_weights().distribution
-
-    @property
-    def layout_plan(self) -> LayoutPlan:
-        """The layout of every variable; printed as a table."""
-        return self._with_weights().cell.plan
-
-    @property
-    def state_plan(self) -> LayoutPlan:
-        """The layout of the whole training state: variables, optimizer slots, the step."""
-        return self._with_weights().cell.state_plan
-
-    def redistribute(self, distribution: Distribution) -> None:
-        """Move the model and its training state to another distribution.
-
-        Raises:
-            DistributionError: `distribution` is not a distribution.
-            LayoutError: its rules cannot be applied; the model stays where it was.
-            ModelError: fit is running.
-        """
-        check_idle(self, "redistribute")
-        self._with_weights().redistribute(check_distribution("distribution", distribution))
-        self._outside.made_under = distribution
-
-    def plan(
-        self,
-        x: Any,
-        y: PyTree = None,
-        sample_weight: PyTree = None,
-        distribution: Distribution | None = None,
-        target: str | Target | None = None,
-        *,
-        compiles: bool = True,
-        timeout_seconds: float = 600,
-    ) -> PlanReport:
-        """Say what the train step needs for a batch, without running it; see `keras_dist.plan`.
-
-        Args:
-            x: a batch of inputs: arrays or `jax.ShapeDtypeStruct`s, or a dict, list or tuple of them.
-            y: its targets.
-            sample_weight: its weights.
-            distribution: by default that of the model.
-            target: the machine it is meant for, such as `"v5p:4x4x4"`.
-            compiles: whether the step is compiled for the target.
-            timeout_seconds: after which compiling is given up.
-
-        Raises:
-            ModelError: the model is not compiled.
-        """
-        self._check_compiled("plan")
-        x = self._prepared(x)
-        options: Any = {"target": target, "compiles": compiles, "timeout_seconds": timeout_seconds}
-        return plan(self, (x, y, sample_weight), distribution, **options)
+    compute_output_shape.is_default = True  # type: ignore[attr-defined]
 
     def summary(
         self,
@@ -581,7 +323,3 @@ class Model(Saveable):
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(size is None or isinstance(size, int | np.integer) for size in value)
-
-
-def _one_or_all(shapes: list[Shape]) -> PyTree:
-    return shapes[0] if len(shapes) == 1 else shapes

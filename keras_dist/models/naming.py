@@ -124,3 +124,11 @@ def with_alias(spec: VariableSpec, names: Mapping[str, str]) -> VariableSpec:
     aliases = dict.fromkeys((*spec.aliases, names.get(spec.path, spec.path)))
     factor_of = None if spec.factor_of is None else (with_alias(spec.factor_of[0], names), spec.factor_of[1])
     return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path), factor_of=factor_of)
+
+
+def path_of_keras(optimizer: str, path: str) -> str:
+    """The path of an array of an optimizer as Keras calls it, if that has it: the count of its steps, and its rate."""
+    *above, name = path.split("/")
+    if not {*above} <= {"optimizer", "inner"} or name not in ("iterations", "learning_rate"):
+        return path
+    return f"{optimizer}/{name.removesuffix('s')}"

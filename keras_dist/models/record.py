@@ -26,6 +26,7 @@ class ModelRecord(LayerRecord):
         history: of the last `fit`.
         made_under: the distribution that was current when it was made, or that it was moved to; None without any.
         built_for: the symbolic tensors for which its weights were created, where that is one argument.
+        built_by_name: those, by the names of the arguments, where there are several.
         is_constructing: whether its constructor runs.
         start: the input of a `Sequential`, as soon as it is known.
         seen: the symbolic input and output of a `Sequential` without `Input`, since its first call.
@@ -40,6 +41,7 @@ class ModelRecord(LayerRecord):
     history: History | None = None
     made_under: Distribution | None = None
     built_for: PyTree = None
+    built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
     is_constructing: bool = False
     start: KerasTensor | None = None
     seen: tuple[Any, Any] | None = None

@@ -8,29 +8,28 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
-import jax
-
 from keras_dist._types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.models.build_configs import build_as, written_build
 from keras_dist.models.config import (
     check_described,
     graph_config,
+    is_of_graph,
     one_config,
-    takes_graph,
     with_graph,
     written_argument,
 )
 from keras_dist.models.exporting import FORMAT, export
-from keras_dist.models.keras_files import archive_path, save_keras
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
-from keras_dist.models.saving import copied, documents_of, reduced, restore, save, snapshot
+from keras_dist.models.saved_forms import save_in_form
+from keras_dist.models.saving import copied, documents_of, reduced, restore, snapshot
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
 from keras_dist.models.weights_files import (
     LoadReport,
+    check_fits_form,
     check_no_rules,
     checked_size,
     load_weights,
@@ -75,6 +74,7 @@ class Saveable(Trainer):
         filepath: str | os.PathLike[str],
         overwrite: bool = True,
         max_shard_size: float | None = None,
+        objects_to_skip: Sequence[Any] | None = None,
     ) -> None:
         """Save the weights in a safetensors file under their paths, or in several files if they are large.
 
@@ -98,6 +98,7 @@ class Saveable(Trainer):
                 None for a single file; orbax has files of its own. With `.weights.h5`, or `.weights.json`, they are
                 Keras's, `model_00000.weights.h5` and so on, and `model.weights.json`, which is not there while those of
                 an earlier save are replaced: Keras fixes their names.
+            objects_to_skip: layers whose weights are left out of a `.weights.h5`.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
@@ -129,10 +130,11 @@ class Saveable(Trainer):
         Source: `keras.Model.save_weights`.
         """
         path, session = path_of_keras("save_weights", filepath), self._with_weights()
+        check_fits_form(path, filepath, False, objects_to_skip)
         if path is None:
             save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged_weights(self, session))
         else:
-            save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size))
+            save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
     def load_weights(
         self,
@@ -142,6 +144,8 @@ class Saveable(Trainer):
         strict: bool = True,
         name_map: NameMap | None = None,
         transform: Transforms | None = None,
+        by_name: bool = False,
+        objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
         r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
 
@@ -165,6 +169,8 @@ class Saveable(Trainer):
                 weight is made of, before they are joined. What a function gives as a view of the array (transposed,
                 reshaped, split, sliced) is read in part; a function that computes has the whole array on the host, is
                 called twice, and one array after the other.
+            by_name: whether layers of an `.h5` in the form of Keras 2 go by their names, and not by their order.
+            objects_to_skip: layers that are left alone, of a `.weights.h5`.
 
         Returns:
             What was set, and what was not.
@@ -211,11 +217,12 @@ class Saveable(Trainer):
         """
         strict = strict and not skip_mismatch
         path, session = path_of_keras("load_weights", filepath), self._with_weights()
+        check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
             options = (strict, name_map, transform, merged_weights(self, session))
             return load_weights(self.name, session, self.weights, filepath, *options)
         check_no_rules(path, name_map, transform)
-        return load_h5_weights(self, session, path, strict)
+        return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -238,7 +245,7 @@ class Saveable(Trainer):
 
         Source: `keras.Model.get_config`.
         """
-        if self._graph is None or not takes_graph(type(self)):
+        if not is_of_graph(self):
             check_described(self)
             return super().get_config()
         return graph_config(self)
@@ -277,26 +284,14 @@ class Saveable(Trainer):
 
         Source: `keras.Layer.get_build_config`.
         """
-        shapes = self._outside.built_for
-        if shapes is None or self._graph is not None:
-            return None
-        return {
-            "input_shape": jax.tree.map(lambda leaf: list(leaf.shape), shapes),
-            "input_dtype": jax.tree.map(lambda leaf: leaf.dtype, shapes),
-        }
+        return written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
         """Create the weights for inputs that `get_build_config` has described.
 
         Source: `keras.Layer.build_from_config`.
         """
-        if "input_dtype" not in config:
-            self.build(config["input_shape"])
-            return
-        dtypes, structure = jax.tree.flatten(config["input_dtype"])
-        shapes = structure.flatten_up_to(config["input_shape"])
-        tensors = [KerasTensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        self._build_for(structure.unflatten(tensors))
+        build_as(self, config)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
@@ -322,7 +317,16 @@ class Saveable(Trainer):
         if config:
             self.compile(**deserialize_keras_object(config))
 
-    def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        *,
+        include_optimizer: bool = True,
+        save_format: str | None = None,
+        **unknown: Any,
+    ) -> None:
         """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
 
         The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
@@ -331,18 +335,25 @@ class Saveable(Trainer):
 
         A path that ends in `.keras` makes a file instead, which Keras reads, too, with the state of the optimizer if
         it has such a one. What only keras_dist has, such as layouts and random streams, stands where Keras does not
-        look. The first process writes it, one array after the other. It needs the extra `h5`.
+        look. The first process writes it, one array after the other. It needs the extra `h5`. One that ends in `.h5`
+        or `.hdf5` makes a file in the form of Keras 2, of functional models and of Sequentials whose input is known,
+        with a warning: it keeps nothing of what only keras_dist has.
 
         Args:
             filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
-                `.keras`.
+                `.keras`, or `.h5`.
             overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
                 save fails.
+            zipped: False for a folder with the files that a `.keras` file has in it, which Keras reads, too; the path
+                must not end in `.keras`.
+            include_optimizer: whether an `.h5` file keeps how the model was compiled, and the state of its optimizer.
+            save_format: says nothing: the path tells.
+            **unknown: none.
 
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.
             CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights do not exist yet.
+            ModelError: the weights do not exist yet, the path ends in anything else, or there is no such argument.
             OSError: it cannot be written.
 
         Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
@@ -359,11 +370,7 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save`.
         """
-        path = archive_path(filepath)
-        if path is None:
-            save(self, filepath, overwrite)
-        else:
-            save_keras(self, path, overwrite)
+        save_in_form(self, filepath, overwrite, zipped, include_optimizer, save_format, unknown)
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
         """Return everything that is needed to continue training: weights, statistics, slots and random streams.

@@ -11,7 +11,7 @@ from flax import nnx
 
 from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.nnx_layer import as_layer
@@ -106,10 +106,33 @@ class Sequential(Model):
         self._arrange(layers[:-1], output, nodes[:-1])
         return layers[-1]
 
+    def build(self, input_shape: PyTree = None) -> None:
+        """Create the weights for inputs of this shape, the batch dim included; see `Model.build`.
+
+        Raises:
+            ModelError: it begins with an `Input` of another shape, or a layer does not take such inputs.
+        """
+        start = self._outside.start
+        if start is not None and isinstance(input_shape, list | tuple):
+            pairs = zip(start.shape, input_shape, strict=False)
+            is_alike = len(start.shape) == len(input_shape) and all(None in pair or len({*pair}) == 1 for pair in pairs)
+            if not is_alike:
+                raise ModelError(
+                    f"Sequential {self.name!r} has already been configured for inputs of another shape",
+                    given=f"build({input_shape})",
+                    expected=f"shape {start.shape}, as of its Input",
+                    fix="leave out the shape, or the Input",
+                )
+        super().build(input_shape)
+
+    build.creates_weights = True  # type: ignore[attr-defined]
+
     def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the output of the last layer."""
         if self._graph is not None:
             return super().call(inputs, training, mask)
+        if not self.layers:
+            raise _no_layers(self.name)
         outputs = inputs
         for layer in self.layers:
             outputs = layer(outputs)
@@ -152,6 +175,13 @@ class Sequential(Model):
         """
         if not takes_layers(cls):
             return super().from_config(config, custom_objects)
+        if "layers" not in config:
+            raise ConfigError(
+                "the config of a Sequential lacks its layers",
+                given=shorten(config),
+                expected='{"name": ..., "layers": [...]}',
+                fix="write it again with model.get_config()",
+            )
         built = {name: config[f"build_{name}"] for name in _BUILT if config.get(f"build_{name}") is not None}
         others = {name: value for name, value in config.items() if name.removeprefix("build_") not in _BUILT}
         with custom_object_scope(custom_objects), one_config():
@@ -184,7 +214,10 @@ class Sequential(Model):
             return
         tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
         for layer in self.layers:
-            tensors.append(layer(tensors[-1]))
+            try:
+                tensors.append(layer(tensors[-1]))
+            except NotImplementedError:  # by its `compute_output_spec`: the model runs, but tells no shapes
+                return
         record.seen = (tensors[0], tensors[-1])
 
     @property
@@ -268,10 +301,18 @@ class Sequential(Model):
         self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
 
 
+def _no_layers(name: str) -> ModelError:
+    return ModelError(
+        f"Sequential {name!r} has no layers",
+        given="a call",
+        expected="at least one layer",
+        fix="model.add(layer) first",
+    )
+
+
 _BUILT = ("input_shape", "input_dtype")
 
 
 def takes_layers(cls: type) -> bool:
-    """Whether a model of this class is made of a list of layers."""
     """Whether a model of this class is made of a list of layers."""
     return "layers" in inspect.signature(cls.__init__).parameters

@@ -16,7 +16,7 @@ _KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
     """The variables of one kind, with their paths: below the name of the optimizer or metric that has them."""
     if kind == "metrics_variables":
-        return [(f"{metric.name}/{one.name}", one) for metric in model.metrics for one in metric.variables]
+        return [(one.path, one) for one in model.metrics_variables]
     if kind != "optimizer_variables":
         return [(one.path, one) for one in getattr(model, kind)]
     optimizer = model.optimizer
@@ -24,9 +24,9 @@ def variables_of(model: Any, kind: str) -> list[tuple[str, Any]]:
 
 
 def _path_in(optimizer: str, path: str) -> str:
-    """The path of an array of an optimizer, as far as Keras's names go."""
-    inner = path.removeprefix("optimizer/").removeprefix("inner/")
-    return f"{optimizer}/{'iteration' if inner == 'iterations' else inner}"
+    """The path of an array of an optimizer: below its name, as in Keras."""
+    inner = path.removeprefix(f"{optimizer}/").removeprefix("optimizer/").removeprefix("inner/")
+    return f"{optimizer}/{inner}"
 
 
 def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:

@@ -227,7 +227,7 @@ class KerasSteps(Layer):
             data: the batch: `x`, `(x, y)` or `(x, y, sample_weight)`; `(x,)` where `x` is a tuple or list.
 
         Returns:
-            `(logs, state)`. Of the state the random generators and the metrics count.
+            `(logs, state)`: a dict of what is logged, numbers or arrays, and the state afterwards, which is kept.
         """
         trainable, others, measured = state
         x, y, sample_weight = unpack_x_y_sample_weight(data)

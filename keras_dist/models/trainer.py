@@ -109,8 +109,8 @@ class Trainer(KerasSteps):
                 are already being put there.
             remat: what the backward pass computes again instead of storing: "full" for everything; the name of a policy
                 in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
-                layers that keep only their inputs. The numbers are the same. A custom `train_step` uses
-                `jax.checkpoint` instead.
+                layers that keep only their inputs. The numbers are the same. In a `train_step` of one's own it is what
+                `stateless_call(..., training=True)` computes.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -166,7 +166,8 @@ class Trainer(KerasSteps):
             sample_weight: a weight for each example; for several outputs also a list or dict of them.
             initial_epoch: the epoch to start at.
             steps_per_epoch: how many batches make an epoch. The next epoch continues where it stopped; it ends
-                early, with a warning, if the data ends. Needed for endless data, and for several epochs of a generator.
+                early, with a warning, if the data ends. Needed for endless data. Without it all batches of a generator
+                are one epoch, after which training ends, with a warning if there were to be more.
             validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
                 says so, and there are no validation logs.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.

@@ -299,6 +299,30 @@ def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path
     return None if path.is_dir() else path
 
 
+def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, objects_to_skip: object) -> None:
+    """Check that files are of a form that options are for.
+
+    Args:
+        path: of a file of Keras; None for others.
+        filepath: as it was given.
+        by_name: for files in the form of Keras 2.
+        objects_to_skip: for files of weights of Keras 3.
+    """
+    is_weights = path is not None and path.name.endswith(OF_KERAS["save_weights"])
+    is_legacy = path is not None and not is_weights and path.suffix in (".h5", ".hdf5")
+    for name, is_given, fits, ends in (
+        ("by_name", by_name, is_legacy, "'.h5' or '.hdf5', as Keras 2 wrote it"),
+        ("objects_to_skip", objects_to_skip is not None, is_weights, "'.weights.h5' or '.weights.json'"),
+    ):
+        if is_given and not fits:
+            raise ModelError(
+                f"`{name}` is not for files of this form",
+                given=f"filepath={shorten(filepath)}",
+                expected=f"a file that ends in {ends}",
+                fix="leave it out; strict=False loads what fits",
+            )
+
+
 def checked_size(max_shard_size: float | None) -> float | None:
     """The size in bytes, from one in GB."""
     if max_shard_size is None:

@@ -393,3 +393,14 @@ class TestClones:
     def test_what_is_no_model(self):
         with pytest.raises(ModelError, match="`model` is not a model"):
             models.clone_model(layers.Dense(3))
+
+
+def test_batches_have_any_size_whatever_the_input_was_told():
+    inputs = kd.Input((3,), batch_size=3)
+    model = kd.Model(inputs, inputs * 2.0)
+    assert model(np.ones((2, 3), np.float32)).shape == (2, 3)
+
+
+def test_a_config_of_a_sequential_has_layers():
+    with pytest.raises(ConfigError, match="lacks its layers"):
+        kd.Sequential.from_config({"name": "empty"})

@@ -8,7 +8,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from keras_dist.models import session
+from keras_dist.models import live_module
 from tests.layouts import ALL, on
 from tests.models.forms import FORMS, Subclassed, functional, sequential
 from tests.networks import FEATURES, LOSS, blobs
@@ -142,7 +142,7 @@ class TestSeveralArguments:
         assert other.shape == (5, 2)
         assert np.allclose(outputs, (x @ kernel) * (factor @ other), atol=1e-5)
         assert np.allclose(model(x, factor, negative=True), -np.asarray(outputs))
-        assert model.get_build_config() is None  # one shape does not tell how to build it
+        assert model.get_build_config()["shapes_dict"] == {"inputs_shape": [None, 3], "factor_shape": [None, 5]}
 
     def test_numbers_count_by_type_and_value(self, monkeypatch):
         """`True`, `1` and `1.0` shared one program; NaN never found its own, and every value left one behind."""
@@ -158,7 +158,7 @@ class TestSeveralArguments:
         for scale in np.float32([0.5, 0.25]):  # floats of numpy are arrays
             assert np.array_equal(scaling(x, scale=scale), x * scale)
         assert len(scaling._session._programs) == 1
-        monkeypatch.setattr(session, "_MOST_PROGRAMS", 8)
+        monkeypatch.setattr(live_module, "_MOST_PROGRAMS", 8)
         with pytest.warns(UserWarning, match="compiled a program for each. Pass numbers that change as arrays"):
             for scale in range(9):
                 model(x, scale=scale)

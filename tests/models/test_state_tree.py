@@ -22,6 +22,9 @@ def test_state_tree_has_all_variables_and_sets_them():
     assert tree["optimizer_variables"]["adam"]["iteration"] == 1
     assert float(tree["optimizer_variables"]["adam"]["learning_rate"]) == pytest.approx(1e-3)
     assert set(tree["metrics_variables"]["loss"]) == {"total", "count"}
+    assert {"adam/iteration", "adam/learning_rate"} <= {one.path for one in model.optimizer.variables}
+    paths = ["loss/total", "loss/count", "mean_absolute_error/total", "mean_absolute_error/count"]
+    assert [one.path for one in model.metrics_variables] == paths
     other = model_of()
     tree["optimizer_variables"]["adam"]["learning_rate"] = 0.5
     other.set_state_tree({kind: tree[kind] for kind in ("trainable_variables", "optimizer_variables")})

@@ -1,0 +1,77 @@
+"""For which inputs the weights of a model of code were created, as plain values and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from keras_dist._types import PyTree
+from keras_dist.layers.symbolic import KerasTensor
+
+if TYPE_CHECKING:
+    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.trainer import Trainer
+
+_END = "_shape"
+
+
+def tensors_by_name(model: Trainer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
+    """The symbolic tensors among the arguments of a call, by the names of its parameters."""
+    signature = inspect.signature(model.call)
+    named = {
+        name for name, one in signature.parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+    arguments = signature.bind(*args, **kwargs).arguments
+    return {name: value for name, value in arguments.items() if name in named and _are_tensors(value)}
+
+
+def written_build(model: Saveable) -> dict[str, Any] | None:
+    """What `build_as` needs; None if there are no weights, or nothing is needed. See `Model.get_build_config`."""
+    record = model._outside
+    if model._graph is not None or (record.built_for is None and not record.built_by_name):
+        return None
+    if record.built_for is not None:
+        return {"input_shape": _shapes(record.built_for), "input_dtype": _dtypes(record.built_for)}
+    return {
+        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in record.built_by_name.items()},
+        "input_dtype": {name: _dtypes(tensors) for name, tensors in record.built_by_name.items()},
+    }
+
+
+def build_as(model: Saveable, config: Mapping[str, Any]) -> None:
+    """Create the weights of a model for inputs that `written_build`, or Keras, has described."""
+    dtypes = config.get("input_dtype")
+    if "shapes_dict" in config:
+        shapes = {name.removesuffix(_END): shape for name, shape in config["shapes_dict"].items()}
+        tensors = {
+            name: KerasTensor(shape, model.dtype) if dtypes is None else _tensors(shape, dtypes[name])
+            for name, shape in shapes.items()
+        }
+        if model._session is None:
+            model._create_weights((), tensors)
+    elif dtypes is None:
+        model.build(config["input_shape"])
+    else:
+        model._build_for(_tensors(config["input_shape"], dtypes))
+
+
+def _are_tensors(value: PyTree) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, KerasTensor) for leaf in leaves)
+
+
+def _shapes(tensors: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: list(leaf.shape), tensors)
+
+
+def _dtypes(tensors: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.dtype, tensors)
+
+
+def _tensors(shapes: PyTree, dtypes: PyTree) -> PyTree:
+    flat, structure = jax.tree.flatten(dtypes)
+    pairs = zip(structure.flatten_up_to(shapes), flat, strict=True)
+    return structure.unflatten([KerasTensor(shape, dtype) for shape, dtype in pairs])

@@ -1,0 +1,310 @@
+"""`LiveModule`: the module of a model whose weights exist: its variables, and what it gives for arguments."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist import _jax, _ranges
+from keras_dist._operators import value_of
+from keras_dist._scope import Scope, current_scope, without_scope
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution import lint
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.plan import Row
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
+from keras_dist.distribution.variables import CHANGED_ALWAYS
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers import Layer, call_context
+from keras_dist.layers.variable import checked_value
+from keras_dist.models.naming import is_below, layers_below
+from keras_dist.models.trainability import Trainability
+from keras_dist.models.variable import ModelVariable
+from keras_dist.training.masks import note_masks
+from keras_dist.training.state_cell import StateCell
+from keras_dist.training.step import Forward
+from keras_dist.training.train_state import TrainState
+
+_MOST_PROGRAMS = 32
+"""How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
+
+
+class LiveModule:
+    """The module of a model whose weights exist: its variables, and what it gives for arguments.
+
+    Args:
+        cell: owns the arrays.
+        distribution: where data lives.
+        order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
+        names: what `add_weight` called the variables, by their paths.
+
+    Attributes:
+        cell: owns the arrays.
+        distribution: where data lives.
+        forward: how the module is called.
+        trainability: what the layers say about training; None for foreign modules.
+        added_losses: what layers added to the loss in the last call, by their paths.
+    """
+
+    forward: Forward
+
+    def __init__(
+        self, cell: StateCell, distribution: Distribution, order: Sequence[str] | None, names: Mapping[str, str] | None
+    ) -> None:
+        self.cell = cell
+        self.distribution = distribution
+        self.trainability: Trainability | None = None
+        self.added_losses: dict[str, list[jax.Array]] = {}
+        self._names = names or {}
+        self._handles: dict[str, ModelVariable] = {}
+        self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
+        self._has_warned = False
+        self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+        """What the module gives for these arguments. Random streams go on, in training statistics, too.
+
+        A program is compiled for each value of what is no array. Values are told apart by type and `==`, so that one
+        whose class defines no `__eq__` counts as the same when its attributes have changed.
+        """
+        kwargs = dict(kwargs)
+        training = kwargs.pop("training", None)  # None: each layer's own default
+        training = None if training is None else bool(training)
+        scope = current_scope()
+        if scope is not None:
+            return self._call_in_scope(scope, args, kwargs, training)
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.inexact)]
+        others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
+
+        def run(trainable: PyTree, rest: PyTree, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
+            given, plain = iter(values), iter(others)
+            filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
+            arguments, options = treedef.unflatten(filled)
+            outputs, module, context = self._run(trainable, rest, arguments, options, training, (values, masks))
+            masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
+            return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
+
+        stated = None if self.trainability is None else self.trainability.stated()
+        is_checked = not any(map(_jax.is_traced, leaves))
+        key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
+        program = self._programs.pop(key, None) or jax.jit(_ranges.checked(run) if is_checked else run)
+        self._programs[key] = program  # the last one used comes last
+        if len(self._programs) > _MOST_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+            self._warn_of_programs()
+        with self.cell.lock:
+            state = self.cell.state
+            given = [leaves[index] for index in arrays]
+            masks = [getattr(array, "_keras_mask", None) for array in given]
+            found = program(state.trainable, state.rest, *jax.tree.map(self._placed, (given, masks)))
+            if is_checked:
+                error, found = found
+                _ranges.raise_found(error)
+            outputs, masks, rest, losses = found
+            if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
+                self._keep(state, state.replace(rest=rest), training)
+        self.added_losses = losses
+        call_context.CallContext().set_mask(outputs, masks)
+        return outputs
+
+    def _call_in_scope(
+        self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+    ) -> PyTree:
+        """As `call`, with the values that the variables have in a function that is traced."""
+        graph, rows = self.cell.graph, self.cell.plan.rows
+        handles = [self._handle(row) for row in rows]
+        before = [handle.value for handle in handles]
+        with without_scope():  # the module's own variables have but the values that it is given
+            outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
+        self.added_losses = added_losses(module)
+        after = graph.flatten(*graph.split(module))
+        for row, handle, old, new in zip(rows, handles, before, after, strict=True):
+            if new is not old and (training or row.role in CHANGED_ALWAYS):
+                scope.put(handle, new)
+        return outputs
+
+    def _warn_of_programs(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the model was called with {_MOST_PROGRAMS + 1} different values of arguments that are no arrays, and "
+                "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
+                stacklevel=lint.frames_inside(),
+            )
+
+    def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
+        """Take over what a call has changed: in training all of it, else random streams and states."""
+        plan = self.cell.state_plan
+        flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
+        self.cell.put(
+            {
+                index: jax.device_put(new, sharding)
+                for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
+                if new is not old and (training or row.role in CHANGED_ALWAYS)
+            }
+        )
+
+    def stateless_call(
+        self, trainable: PyTree, rest: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[PyTree, PyTree, list[jax.Array]]:
+        """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
+        kwargs = dict(kwargs)
+        training = kwargs.pop("training", None)  # None: each layer's own default
+        training = None if training is None else bool(training)
+
+        def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array], PyTree]:
+            with without_scope():  # the module's own variables have but the values that it is given
+                outputs, module, context = self._run(trainable, rest, args, kwargs, training)
+                losses = module.losses if isinstance(module, Layer) else context.losses
+            return outputs, self.cell.graph.split(module)[1], losses, context.mask_of(outputs)
+
+        def gathering(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array], PyTree]:
+            return self.forward.gathering(call, trainable, rest, (args, kwargs))
+
+        remat = self.forward.remat if training else None
+        outputs, rest, losses, masks = (gathering if remat is None else remat.whole(gathering))(trainable, rest)
+        note_masks(outputs, masks)
+        return outputs, rest, losses
+
+    def _run(
+        self,
+        trainable: PyTree,
+        rest: PyTree,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        training: bool | None,
+        masked: tuple[list[Any], list[Any]] = ([], []),
+    ) -> tuple[PyTree, PyTree, call_context.CallContext]:
+        """What the module gives with these values, where some tensors have masks; itself and the call afterwards."""
+        module = self.forward.module(trainable, rest)
+        if self.trainability is not None:
+            self.trainability.tell(module)
+        if training and self.forward.remat is not None:
+            self.forward.remat.mark(module)
+
+        def call() -> PyTree:
+            if isinstance(module, Layer):
+                return module(*args, **kwargs, training=training)
+            return self.forward.run(module, self.cell.state.step, args[0], bool(training))
+
+        rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
+        with call_context.entered(training, anew=True) as context:
+            context.set_mask(*masked)
+            outputs = traced_in(self.distribution, rows, call, (trainable, rest, args, kwargs))
+        return outputs, module, context
+
+    def module(self) -> Any:
+        """The module with copies of the current values; its layers say about training what they say now."""
+        module = self.cell.module()
+        if self.trainability is not None:
+            self.trainability.tell(module)
+        return module
+
+    def is_trainable(self, path: str) -> bool:
+        """Whether the variable known as `path` is trained, as far as layers have a say."""
+        if self.trainability is None:
+            return self.cell.is_trained(path)
+        return self.trainability.is_trainable(self.cell.row(path).path)
+
+    def _placed(self, array: Any) -> Any:
+        """An array on the model's devices: its rows over the batch axis, if that divides them."""
+        if _jax.is_traced(array):
+            return array
+        mesh = self.distribution.device_mesh
+        layout = self.distribution.get_data_layout(array.shape) if array.ndim else None
+        if layout is None or array.shape[0] % mesh.axis_size(layout.axes[0]):
+            layout = TensorLayout.replicated(array.ndim, mesh)
+        return place_copy(array, layout.backend_layout)
+
+    def variable(self, path: str) -> ModelVariable:
+        """The handle on the variable known as `path`: the same object each time.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._handle(self.cell.row(path))
+
+    def _handle(self, row: Row) -> ModelVariable:
+        if row.path not in self._handles:
+            made = ModelVariable(row, self.cell, self.is_trainable, self._names.get(row.path))
+            return self._handles.setdefault(row.path, made)
+        return self._handles[row.path]
+
+    def variables(self, prefix: str = "") -> list[ModelVariable]:
+        """Handles on the variables below `prefix`, in the order of `model.weights`."""
+        return self._below(prefix, [self.cell.row(path) for path in self._order])
+
+    def generators(self, prefix: str = "") -> list[ModelVariable]:
+        """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
+        rows = [row for row in self.cell.plan.rows if row.role == "rng" and row.path not in self._order]
+        return self._below(prefix, rows)
+
+    def _below(self, prefix: str, rows: Sequence[Row]) -> list[ModelVariable]:
+        return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
+
+    def listed_call(
+        self,
+        name: str,
+        handles: tuple[Sequence[ModelVariable], Sequence[ModelVariable]],
+        values: tuple[Sequence[ArrayLike], Sequence[ArrayLike]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
+        """As `stateless_call`, for lists of values."""
+        counts, expected = tuple(map(len, values)), tuple(map(len, handles))
+        if counts != expected:
+            raise ModelError(
+                f"stateless_call of model {name!r}: the values do not fit",
+                given=f"{counts[0]} trainable and {counts[1]} other values",
+                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
+                fix="pass a value for each",
+            )
+        graph, (trained, others) = self.cell.graph, handles
+        pairs = zip([*trained, *others], [*values[0], *values[1]], strict=True)
+        given = {handle.path: jnp.asarray(value_of(value)) for handle, value in pairs}
+        nested = graph.nest([given[row.path] for row in self.cell.plan.rows])
+        outputs, rest, losses = self.stateless_call(*nested, args, kwargs)
+        after = graph.flatten(nested[0], rest)
+        return outputs, [after[self.cell.index(handle.path)] for handle in others], losses
+
+    def take_values(self, module: Any) -> None:
+        """Set all variables to those of a module, from the next step on."""
+        if not isinstance(module, nnx.Module):
+            raise ModelError(
+                "`model.module` is not a flax.nnx.Module",
+                given=f"{shorten(module)} of type {type(module).__name__}",
+                expected="a module with the variables of this model",
+                fix="change the one that `model.module` gives, and assign it",
+            )
+        cell = self.cell
+        values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
+        cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
+
+
+def _as_key(value: Any) -> tuple[type, Any]:
+    """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ModelError(
+            "an argument of the call is neither an array nor hashable",
+            given=f"{shorten(value)} of type {type(value).__name__}",
+            expected="arrays; or values that are hashable, since a program is compiled for each",
+            fix="pass numbers as an array, others as a tuple or a frozenset",
+        ) from error
+    return type(value), repr(value) if isinstance(value, float | complex) else value
+
+
+def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:
+    """What the layers of a module have added to the loss since it was merged, by their paths."""
+    found = {path: layer._outside.added for path, layer in layers_below(module)}
+    return {path: list(terms) for path, terms in found.items() if terms}

@@ -1,0 +1,82 @@
+"""In which form a model is saved; what is left out of files of weights."""
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+
+X = np.ones((2, 3), "float32")
+
+
+def dense():
+    return kd.Sequential([kd.Input((3,)), kd.layers.Dense(5, name="a"), kd.layers.Dense(5, name="b")])
+
+
+@pytest.mark.parametrize("save", [kd.saving.save_model, lambda model, *args, **kwargs: model.save(*args, **kwargs)])
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("m.png", {}, "models are not saved in files that end in '.png'"),
+        ("m.keras.bak", {}, "end in '.bak'"),
+        ("m", {"save_format": "keras"}, "the path says the form"),
+        ("m.keras", {"shards": 2}, "there are no arguments 'shards'"),
+        ("m.keras", {"zipped": False}, "should not be called a file"),
+        ("m", {"zipped": True}, "`zipped` is not what the path says"),
+    ],
+)
+def test_what_no_form_is_meant_by(tmp_path, save, name, options, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        save(dense(), tmp_path / name, **options)
+    assert caught.value.fix
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("path", [3, None, "", "."])
+def test_what_is_no_path_of_unzipped_files(path):
+    with pytest.raises(ModelError, match=r"no folder of a model|has a name") as caught:
+        dense().save(path, zipped=False)
+    assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+def test_folders_may_have_points_in_their_names(tmp_path):
+    for name in ("run.2", "lr-0.01"):
+        dense().save(tmp_path / name)
+        assert (tmp_path / name).is_dir()
+    with pytest.warns(UserWarning, match="`save_format='keras'` says nothing"):
+        dense().save(tmp_path / "m.keras", save_format="keras")
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    for error in (ValueError, FileNotFoundError):
+        with pytest.raises(error, match=r"m\.keras' is not there"):
+            kd.models.load_model(tmp_path / "m.keras")
+
+
+def test_objects_are_left_out_of_files_of_weights(tmp_path):
+    model, other = dense(), dense()
+    before = other.get_weights()
+    model.save_weights(tmp_path / "all.weights.h5")
+    other.load_weights(tmp_path / "all.weights.h5", objects_to_skip=[other.get_layer("a")])
+    for number, (value, kept) in enumerate(zip(other.get_weights(), before, strict=True)):
+        np.testing.assert_array_equal(value, kept if number < 2 else model.get_weights()[number])
+    model.save_weights(tmp_path / "part.weights.h5", objects_to_skip=[model.get_layer("a")])
+    with pytest.raises(ModelError, match="does not fit"):
+        other.load_weights(tmp_path / "part.weights.h5")
+    report = kd.saving.load_weights(other, tmp_path / "part.weights.h5", objects_to_skip=other.layers[:1])
+    assert report.loaded == ("b/kernel", "b/bias")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("w.weights.h5", {"by_name": True}),
+        ("w.safetensors", {"by_name": True}),
+        ("w.safetensors", {"objects_to_skip": []}),
+        ("w.keras", {"objects_to_skip": []}),
+        ("w.h5", {"objects_to_skip": []}),
+    ],
+)
+def test_options_of_other_forms_are_refused(tmp_path, name, options):
+    with pytest.raises(ModelError, match=f"`{next(iter(options))}` is not for files of this form"):
+        dense().load_weights(tmp_path / name, **options)
