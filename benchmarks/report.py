@@ -17,6 +17,7 @@ PICTURE = m.ROOT / "benchmarks" / "results.png"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 ORDER = (
     "loop",
+    "steps",
     "resident",
     "keras",
     "dtensor",

@@ -35,11 +35,11 @@ def images(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, 28, 28, 1)).astype(np.float32), rng.normal(size=(rows, 10)).astype(np.float32)
 
 
-def make_model(keras: Any, network: Network | None = None, **compile_options: Any) -> Any:
+def make_model(keras: Any, network: Network | None = None, model_class: Any = None, **compile_options: Any) -> Any:
     """The network in `keras`, which is Keras or keras_dist, compiled as there: RMSprop, mean squared error."""
     network = network or Network()
     layers = keras.layers
-    model = keras.Sequential(
+    model = (model_class or keras.Sequential)(
         [
             keras.Input((28, 28, 1)),
             layers.Flatten(),
