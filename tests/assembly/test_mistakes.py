@@ -1,0 +1,81 @@
+"""Mistakes in configs of runs: each error names its key."""
+
+import json
+
+import pytest
+
+from keras_dist import assembly, config
+from keras_dist.errors import ConfigError
+from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
+
+
+@pytest.mark.parametrize(
+    ("overrides", "summary", "fix"),
+    [
+        (["model=my_rn:Net"], "model: there is no module 'my_rn'", "correct it"),
+        (["model=my_run:Nt"], "model: my_run has no 'Nt' (did you mean 'Net'?)", "correct the name"),
+        (["model=:Net"], "model: there is no module ''", "correct it"),
+        (["model=.:Net"], "model: there is no module '.'", "correct it"),
+        (["model={name='my_run:Net', widht=3}"], "model: my_run:Net does not take these arguments", "correct"),
+        (["model=my_run:sequential"], "model: my_run:sequential does not take these arguments", "correct"),
+        (["model=my_run:sgd"], "model: my_run:sgd does not take these arguments", "correct"),
+        (["model=Sequental"], "model: ", ""),
+        (["data=digit"], "data: unknown name 'digit' (did you mean 'digits'?)", "correct the name"),
+        (["data=my_run:single"], "data: my_run:single does not return two parts", "return (x, y), None"),
+        (["data={name='my_run:data', row=3}"], "data: my_run:data does not take these arguments", "correct"),
+        (["optimizer=adm"], "optimizer: unknown optimizer 'adm' (did you mean 'adam'?)", "correct the name"),
+        (["optimizer={name='adam', rate=1}"], "optimizer: Adam has no argument 'rate'", ""),
+        (["optimizer=my_run:data"], "optimizer: `optimizer` is neither a name nor", "for example"),
+        (["training.loss=msee"], "training.loss: unknown loss 'msee'", "correct the name"),
+        (["training.metrics=['mae', 'accurcy']"], "training.metrics[1]: unknown metric 'accurcy'", "correct the name"),
+        (["training.dtype_policy=float7"], "training.dtype_policy: ", ""),
+        (["callbacks=['EarlyStoping']"], "callbacks[0]: unknown name 'EarlyStoping' (did you mean", "correct the name"),
+        (["callbacks=['my_run:data']"], "callbacks[0]: my_run:data is no callback", "for example EarlyStopping"),
+        (["callbacks={EarlyStopping={patience=-1}}"], "callbacks[0]: `patience` is not a number of epochs", ""),
+        (["callbacks={EarlyStopping={patienc=3}}"], "callbacks[0]: EarlyStopping does not take these", "correct"),
+        (["distribution={strategy='zero1'}"], "distribution: zero1 takes a mesh of one axis", "DeviceMesh"),
+        (["distribution={strategy='spatial'}", SEQUENTIAL], "distribution: ", ""),
+        (
+            ["mesh.shape=data=3", "distribution={}"],
+            "mesh.shape: Shape does not match the number of devices",
+            "change a size",
+        ),
+    ],
+)
+def test_a_mistake_names_its_key(overrides, summary, fix):
+    error = refused(*overrides)
+    assert error.summary.startswith(summary)
+    assert error.fix.startswith(fix)
+    assert error.given
+
+
+def test_a_mesh_that_does_not_fit_says_how_to_make_devices():
+    fix = refused("mesh.shape=data=3", "distribution={}").fix
+    assert "JAX_NUM_CPU_DEVICES=" in fix and "kd.use_cpu_devices(" in fix
+
+
+def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):
+    monkeypatch.setenv("KERAS_DIST_MESH", "data=8,what")
+    with pytest.raises(ConfigError, match=r"^mesh\.shape: Shape does not match"):
+        assembly.distribution_of(config.load("run.toml", ["mesh.shape={data=3, model=1}"]))
+
+
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_what_a_run_needs(key):
+    table = json.loads(settings().to_json())
+    del table[key]
+    run = config.RunConfig.model_validate(table)
+    for use in (assembly.build, assembly.train, assembly.plan_inputs):
+        with pytest.raises(ConfigError, match=f"{key}: is missing"):
+            use(run)
+
+
+def test_nothing_to_test_on():
+    with pytest.raises(ConfigError, match="data: there are no examples to test on"):
+        built("data={name='my_run:data', test=false}").evaluate()
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path):
+    (tmp_path / "broken.py").write_text("import there_is_none_of_this")
+    with pytest.raises(ModuleNotFoundError, match="there_is_none_of_this"):
+        built("model=broken:Net")
