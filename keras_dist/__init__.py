@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from keras_dist import utils as utils
     from keras_dist import visualization as visualization
     from keras_dist.assembly import distribution_from_config as distribution_from_config
+    from keras_dist.backend import RematScope as RematScope
     from keras_dist.backend import device as device
     from keras_dist.backend import name_scope as name_scope
     from keras_dist.backend import remat as remat
@@ -89,6 +90,11 @@ __version__ = "0.1.0"
 
 # XLA reads the size of its thread pool when the first device is touched, so it must be right before that
 _environment.size_thread_pool(_environment.fake_device_count())
+
+# what works on models stands above `saving`, which has these names of Keras
+_not_here.tell_place("keras_dist.saving", ("KerasFileEditor",), "keras_dist.models.file_editor")
+_OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
+_not_here.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 
 _PACKAGES = (
     "activations",
@@ -146,6 +152,7 @@ _PACKAGE_OF = {
     "ModelParallel": "distribution",
     "Optimizer": "optimizers",
     "Regularizer": "regularizers",
+    "RematScope": "backend",
     "Sequential": "models",
     "TensorLayout": "distribution",
     "Variable": "layers",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 _ARGS = re.compile(r"^    Args:\n((?: {8}.*\n|\n(?= {8}))+)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {8}(\*{0,2}\w+): .*\n(?:(?: {9}.*)?\n)*", re.MULTILINE)
+_RAISES = re.compile(r"^    Raises:\n(?: {8}.*\n)+", re.MULTILINE)
 _SECTION = re.compile(r"^    (?:Attributes|Raises|Example|Returns|Yields|Source|Differs from Keras):", re.MULTILINE)
 
 
-def complete_docstrings(package: Mapping[str, Any], ours: Collection[str] = ()) -> None:
+def complete_docstrings(
+    package: Mapping[str, Any], ours: Collection[str] = (), described_in: type | None = None
+) -> None:
     """Complete the docstrings of the public classes and functions of a package.
 
     Classes get those arguments that only a base outside of the package's public names describes; names of Keras get
@@ -21,6 +24,7 @@ def complete_docstrings(package: Mapping[str, Any], ours: Collection[str] = ()) 
     Args:
         package: `vars()` of the package, with its `__all__`.
         ours: names that Keras does not have.
+        described_in: a class whose docstring describes arguments, and errors, of all functions of the package.
     """
     place = package["__name__"].replace("keras_dist", "keras", 1)
     public = {name: package[name] for name in package["__all__"]}
@@ -29,23 +33,33 @@ def complete_docstrings(package: Mapping[str, Any], ours: Collection[str] = ()) 
         if not text or getattr(value, "__name__", "") != name or not callable(value):
             continue
         if isinstance(value, type):
-            text = _with_arguments(value, text, public.values())
+            hidden = _hidden_bases(value, public.values())
+            text = _with_arguments(value.__init__, text, [vars(base).get("__doc__") or "" for base in hidden])
+        elif described_in is not None:
+            text = _with_arguments(value, text, [described_in.__doc__ or ""])
+            raises = _RAISES.search(described_in.__doc__ or "")
+            if raises and "Raises:" not in text:
+                text = text.replace("    Source:", f"{raises[0]}\n    Source:", 1)
         if name not in ours and "Source:" not in text:
             text = f"{text.rstrip()}\n\n    Source: `{place}.{name}`.\n    "
         value.__doc__ = text
 
 
-def _with_arguments(described: type, text: str, public: Collection[Any]) -> str:
-    """The docstring of a class with the arguments that its bases describe, in the order of its constructor."""
+def _hidden_bases(described: type, public: Collection[Any]) -> Sequence[type]:
+    """The bases of a class up to the first one that is a public name."""
     bases = described.__mro__[1:]
-    hidden = bases[: next((index for index, base in enumerate(bases) if base in public), len(bases))]
+    return bases[: next((index for index, base in enumerate(bases) if base in public), len(bases))]
+
+
+def _with_arguments(function: Callable[..., Any], text: str, others: Sequence[str]) -> str:
+    """A docstring with the arguments that others describe, in the order of the function's parameters."""
     entries = _entries(text)
-    inherited = [entry for base in hidden for entry in _entries(vars(base).get("__doc__") or "").items()]
+    inherited = [entry for other in others for entry in _entries(other).items()]
     if all(name in entries for name, _ in inherited):
         return text
     for name, entry in inherited:
         entries.setdefault(name, entry)
-    named = [name for name in inspect.signature(described.__init__).parameters if name in entries]
+    named = [name for name in inspect.signature(function).parameters if name in entries]
     ordered = [*named, *(name for name in entries if name not in named and not name.startswith("*"))]
     ordered += sorted(name for name in entries if name.startswith("*"))[::-1]
     arguments = "    Args:\n" + "".join(entries[name].rstrip("\n") + "\n" for name in ordered)

@@ -1,10 +1,14 @@
-"""Names of Keras and TensorFlow that are not here: the error says what takes their place, as `KERAS.md` does."""
+"""Names of Keras and TensorFlow that are not here: the error says what takes their place, as `KERAS.md` does.
+
+Or they live on a floor above: the package of all floors says where, and they are loaded when they are first used.
+"""
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _TABLE = pathlib.Path(__file__).with_name("KERAS.md")
@@ -52,6 +56,20 @@ _OF_TENSORFLOW = {
 """What takes the place of names that DTensor programs have."""
 
 
+_above: dict[str, str] = {}
+
+
+def tell_place(package: str, names: Iterable[str], module: str) -> None:
+    """Tell that a package has names, which live in a module that it must not import.
+
+    Args:
+        package: whose `__getattr__` `missing_from` has made.
+        names: in its `__all__`.
+        module: what defines them.
+    """
+    _above.update(dict.fromkeys((f"{package}.{name}" for name in names), module))
+
+
 def replacement_of(name: str) -> str | None:
     """Return the note of `KERAS.md` on a name of Keras that is not here, such as `ops` or `layers.Hashing`.
 
@@ -69,6 +87,8 @@ def missing_from(module: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a module, whose AttributeError names what to use instead of a name of others."""
 
     def __getattr__(name: str) -> Any:
+        if place := _above.get(f"{module}.{name}"):
+            return getattr(importlib.import_module(place), name)
         text = f"module {module!r} has no attribute {name!r}"
         if not name.startswith("_"):
             known_as = f"{module.partition('.')[2]}.{name}".lstrip(".")

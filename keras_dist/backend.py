@@ -20,9 +20,10 @@ from keras_dist.config.settings import backend, epsilon, image_data_format, set_
 from keras_dist.distribution.devices import find_device
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.remat_scope import RematScope as RematScope
+from keras_dist.layers.remat_scope import checkpointed
 from keras_dist.layers.symbolic import is_keras_tensor
 from keras_dist.mixed_precision import floatx, set_floatx
-from keras_dist.training.rematerialisation import checkpointed
 
 __all__ = [
     "backend",
@@ -139,10 +140,9 @@ def result_type(*dtypes: DTypeLike | None) -> str:
     return jnp.result_type(*given).name if given else floatx()
 
 
-@contextlib.contextmanager
 def name_scope(
     name: str, caller: object = None, deduplicate: bool = True, override_parent: str | None = None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Name the operations inside in compiled programs and profiles, and the variables that belong to no layer.
 
     Paths of weights of layers are made of attributes.
@@ -161,6 +161,11 @@ def name_scope(
     del caller, deduplicate, override_parent
     if not isinstance(name, str) or "/" in name:
         raise argument_error("name", name, 'a string without "/"', example="block")
+    return _named_scope(name)
+
+
+@contextlib.contextmanager
+def _named_scope(name: str) -> Iterator[None]:
     with jax.named_scope(name), named(name):
         yield
 
@@ -212,7 +217,7 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(type(f).__call__)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return checkpointed(type(f), f, args, kwargs)
+        return checkpointed(type(f).__call__, f, args, kwargs)
 
     return call
 

@@ -22,6 +22,7 @@ class _Settings:
     epsilon: float = 1e-7
     image_data_format: str = "channels_last"
     logs_interactively: bool = True
+    filters_tracebacks: bool = True
     flash_attention: bool | None = None
     max_epochs: int | None = None
     max_steps_per_epoch: int | None = None
@@ -125,25 +126,31 @@ def is_interactive_logging_enabled() -> bool:
 
 
 def enable_traceback_filtering() -> None:
-    """Do nothing: no frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
+    """Let `is_traceback_filtering_enabled` return True, which is all that it does.
+
+    No frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
 
     Source: `keras.config.enable_traceback_filtering`.
     """
+    _current.filters_tracebacks = True
 
 
 def disable_traceback_filtering() -> None:
-    """Do nothing: no frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
+    """Let `is_traceback_filtering_enabled` return False, which is all that it does.
+
+    No frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
 
     Source: `keras.config.disable_traceback_filtering`.
     """
+    _current.filters_tracebacks = False
 
 
 def is_traceback_filtering_enabled() -> bool:
-    """Return False: no frames of keras_dist are left out of tracebacks.
+    """Return what was set last, True in the beginning; frames of keras_dist are never left out of tracebacks.
 
     Source: `keras.config.is_traceback_filtering_enabled`.
     """
-    return False
+    return _current.filters_tracebacks
 
 
 def enable_unsafe_deserialization() -> NoReturn:

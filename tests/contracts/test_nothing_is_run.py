@@ -20,6 +20,7 @@ KNOWN = {
     "_coordination_service.py": {"subprocess"},  # starts itself
     "_environment.py": {"ctypes"},  # the C library's malloc_trim
     "_extras.py": {"importlib"},  # extras by names that stand in the package
+    "_not_here.py": {"importlib"},  # the package's own modules, for names that Keras has in lower packages
     "assembly/components.py": {"importlib"},  # import paths of the user's own run file, when the run is built
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
@@ -31,7 +32,7 @@ KNOWN = {
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
     "datasets/__init__.py": {"importlib"},  # the package's own modules
     "export/writing.py": {"importlib"},  # versions of packages
-    "saving/__init__.py": {"importlib"},  # the package's own models, for names that Keras has here
+    "initializers/fourier_kernels.py": {"importlib"},  # scipy.signal, which takes long to load
     "saving/serialization.py": {"importlib", "marshal", "types.FunctionType"},  # lambdas need safe_mode=False
     "saving/vocabulary.py": {"importlib"},  # the package's own packages
 }

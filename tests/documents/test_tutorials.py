@@ -166,6 +166,7 @@ def test_the_mlp_of_the_core_api_learns_the_same_on_one_device_and_eight(axes, i
     assert accuracy > 0.9
 
 
+@pytest.mark.filterwarnings("ignore:Argument `input_shape` is deprecated")
 def test_the_cnn_of_several_workers_trains(images):
     keras.set_distribution(keras.DataParallel())
     model = keras.Sequential(

@@ -74,11 +74,14 @@ what to do instead: `update_step`, `make_train_function` and others.
 
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
 of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
-last is what the epoch logs. The weights of a model that has seen no input are an error, not an empty list.
+last is what the epoch logs. Several losses of one output are logged as their sum. An epoch of `steps_per_epoch` steps
+has never more, also where `steps_per_execution` does not divide them. The weights of a model that has seen no input are
+an error, not an empty list.
 
 **Files.** `.keras`, `.weights.h5` and `.weights.json` are those of Keras, in both directions, with the state of the
-optimizer; `.h5` of Keras 2 is read. Code in them is never run, with `safe_mode=False` neither: `custom_objects` gives
-the function of a `Lambda` by the name of its layer. All other paths are folders, or files of safetensors.
+optimizer; `.h5` of Keras 2 is read, and written for functional models. Code in them is never run, with
+`safe_mode=False` neither: `custom_objects` gives the function of a `Lambda` by the name of its layer. All other paths
+are folders, or files of safetensors.
 
 **Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
 Keras wrote are read, too.
@@ -121,6 +124,7 @@ NOTES = {
     "*.disable_interactive_logging": "progress goes to the logger `keras_dist`",
     "device": "outside of models, which live on their mesh",
     "name_scope": "names operations and free variables; paths of weights are made of attributes",
+    "RematScope": "a layer in one that computes again does so with it",
     "remat": "`remat=` of `compile` does it without a change of the model",
     "utils.get_file": "finds files that are there; nothing is downloaded or unpacked",
     "callbacks.CallbackList": "`fit` makes it, or uses the one that it is given",
@@ -133,10 +137,10 @@ NOTES = {
     "callbacks.TerminateOnNaN": "a step late, without waiting; says whether a batch or which variables were first",
     "datasets.mnist.load_data": "through tfds, without TensorFlow",
     "keras.distribution": """\
-Keras's `distribution_lib_test.py` passes, but for tests that reach into Keras: `DataParallel()` asks our own list of
-devices, not a patched `list_devices`; `data_shard_id` of a strategy follows from where its devices lie on the mesh, not
-from a patched number of processes, so that the base class has none; and our
-`Variable` takes no private `_layout`: a layer says where a weight lives by `kernel_layout=` and its like.""",
+Keras's `distribution_lib_test.py` and `jax_multi_process_distribution_test.py` pass, but for tests that reach into
+Keras: `data_shard_id` of a strategy follows from where its devices lie on the mesh, not from a patched number of
+processes, so that the base class has none; and our `Variable` takes no private `_layout`: a layer says where a weight
+lives by `kernel_layout=` and its like.""",
     "distribution.DataParallel": "`shard_optimizer=True` is ZeRO-1",
     "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
     "distribution.LayoutMap": "rules without effect warn",
@@ -156,6 +160,8 @@ What all optimizers share is taken by keyword: `weight_decay` (unless it stands 
 `gradient_accumulation_steps`, `name`, and in `Muon` what follows them. Accumulated batches of unequal length or weight
 make the update of one large batch; Keras takes the mean of theirs.""",
     "layers.AlphaDropout": "a rate of 1 is refused",
+    "layers.AugMix": "augmentations are chosen anew in each step; Keras chooses when it compiles",
+    "layers.AutoContrast": "channels are those of `data_format`",
     "layers.CategoryEncoding": "`sparse=True` is refused",
     "layers.Discretization": "`sparse=True` is refused",
     "layers.FlaxLayer": "paths of weights are those of the module",
@@ -166,7 +172,7 @@ make the update of one large batch; Keras takes the mean of theirs.""",
     "layers.JaxLayer": "paths of weights are those in the parameters",
     "layers.MultiHeadAttention": "a `query_mask` that is given is used; the causal mask follows `attention_axes`",
     "layers.RNN": "with `stateful=True` the states are in `weights`, and `fit`, `evaluate` and `predict` keep them",
-    "layers.Random*": "dicts of images, labels and masks, without bounding boxes; `model(x)` does not augment",
+    "layers.Random*": "dicts of images, labels and masks, without bounding boxes",
     "layers.TextVectorization": "on the host, without TensorFlow; configs hold the vocabulary; not sparse nor ragged",
     "layers.TimeDistributed": "what it adds to the loss counts for each position",
     "losses.*Focal*": "logits that are far off are exact, not clipped",
@@ -191,9 +197,11 @@ make the update of one large batch; Keras takes the mean of theirs.""",
     "*image_dataset_from_directory": "what Keras gives in the format `grain`, read by Pillow; batches of numpy arrays",
     "*text_dataset_from_directory": "what Keras gives in the format `grain`; batches of numpy arrays",
     "*timeseries_dataset_from_array": "what Keras gives in the format `grain`; batches of numpy arrays",
+    "utils.bounding_boxes.affine_transform": "numbers of all images, and boxes of one",
+    "utils.bounding_boxes.compute_ciou": "relative formats with `image_shape`; Keras refuses them",
+    "utils.bounding_boxes.convert_format": "also `rel_center_yxhw`; a dict stays as it is, a copy is returned",
     "utils.split_dataset": "in memory; gives datasets of single rows",
     "utils.normalize": "keeps the shape of one row; `axis=0` is the first axis",
-    "utils.set_random_seed": "leaves `random` and `numpy.random` alone",
     "utils.to_categorical": "an index that is no class is refused",
 }
 """What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
@@ -203,28 +211,16 @@ INSTEAD = {
     "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
     "Function": "`kd.Model(inputs, outputs)`",
     "Operation": "`kd.Layer`",
-    "RematScope": "`remat=` of `compile`",
     "StatelessScope": "`model.stateless_call`",
     "applications.*": "Keras's own, by `kd.Model.from_keras`; any `flax.nnx` model, by `kd.Model.from_nnx`",
-    "callbacks.RemoteMonitor": "a subclass of `kd.callbacks.Callback`",
     "datasets.*": "`tensorflow_datasets`",
     "distillation.*": "a `train_step` of your own",
     "export.*": "`model.export`, `jax.export`",
-    "layers.AugMix": "augment while data is read",
-    "layers.AutoContrast": "augment while data is read",
-    "layers.ContrastLimited*": "augment while data is read",
-    "layers.CutMix": "augment while data is read",
-    "layers.Equalization": "augment while data is read",
     "layers.MaxNumBoundingBoxes": "pad while data is read",
     "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
-    "layers.MelSpectrogram": "`jax.scipy.signal.stft`",
-    "layers.MixUp": "augment while data is read",
-    "layers.Rand*": "augment while data is read",
-    "layers.STFTSpectrogram": "`jax.scipy.signal.stft`",
     "legacy.*": "`kd.saving`",
     "optimizers.legacy.*": "`kd.optimizers`",
     "utils.FeatureSpace": "encode while data is read",
-    "utils.bounding_boxes.*": "numpy",
     "utils.legacy.*": "`kd.saving`",
     "visualization.*": "matplotlib",
     "Model.make_*_function": "steps are compiled when they are first needed",

@@ -1,7 +1,9 @@
 """Networks for images: layers, weights and predictions of Keras's; images and classes as it has them."""
 
 import importlib
+import inspect
 import json
+import re
 
 import jax
 import numpy as np
@@ -197,3 +199,12 @@ def test_nothing_is_downloaded():
         applications.Xception(weights=None, input_shape=(70, 80, 3))
     with pytest.raises(ModelError, match="another activation"):
         applications.MobileNetV2(weights="weights.safetensors", classifier_activation="relu")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_docstrings_describe_all_arguments_in_their_order(name: str) -> None:
+    network = getattr(kd.applications, name)
+    described = re.findall(r"^ {8}(\w+): ", network.__doc__, re.MULTILINE)
+    assert described == [*inspect.signature(network).parameters, "ModelError"]
+    least = "at least 71" if name == "Xception" else "at least 32"
+    assert network.__doc__.count(least) == 1

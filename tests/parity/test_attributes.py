@@ -38,7 +38,7 @@ VALUES = {
     "scale": 1.0,
     "num_bins": 4,
     "num_tokens": 4,
-    "factor": 0.3,
+    "factor": 1,
     "height_factor": 0.3,
     "width_factor": 0.3,
     "height": 4,

@@ -17,6 +17,8 @@ keras = pytest.importorskip("keras")
 DTYPES = ["bool", "uint8", "int16", "int32", "bfloat16", "float16", "float32", int, float, "int", None]
 Pair = collections.namedtuple("Pair", "left right")
 TREES = [
+    collections.deque([1, (2, collections.deque())], maxlen=3),
+    collections.defaultdict(list, {"b": 1, "a": collections.OrderedDict(z=2, y=3)}),
     1,
     None,
     [],
@@ -130,7 +132,12 @@ def test_every_name_of_config():
     for name in (name for name in dir(keras.config) if not name.startswith("_")):
         assert callable(getattr(kd.config, name)), name
     kd.config.set_backend("jax")
-    kd.config.enable_traceback_filtering()
+    for config in (kd.config, keras.config):
+        assert config.is_traceback_filtering_enabled() is True
+        config.disable_traceback_filtering()
+        assert config.is_traceback_filtering_enabled() is False
+        config.enable_traceback_filtering()
+        assert config.is_traceback_filtering_enabled() is True
     assert kd.config.backend() == kd.backend.backend() == keras.config.backend()
     with pytest.raises(ModelError, match="torch"):
         kd.config.set_backend("torch")
@@ -210,8 +217,8 @@ def test_scopes():
             return jnp.sin(x)
 
     assert "block/sin" in jax.jit(step).lower(1.0).as_text(debug_info=True)
-    with pytest.raises(ModelError, match="name"), kd.name_scope("a/b"):
-        pass
+    with pytest.raises(ModelError, match="name"):
+        kd.name_scope("a/b")
     with kd.device("cpu:1"):
         assert jnp.ones(2).devices() == {jax.devices("cpu")[1]}
     with kd.device("CPU"):

@@ -88,3 +88,24 @@ def test_configs_and_mistakes():
         layers.JaxLayer(lambda state, inputs: (inputs, {}), state={"count": 0.0})(X)
     with pytest.raises(ModelError, match="no module of Linen"):
         layers.FlaxLayer(layers.Dense(2))
+
+
+def test_parameters_in_lists_are_read_as_lists_and_begin_another_layer():
+    def dense_layers(params, inputs):
+        for kernel, bias in params[:-1]:
+            inputs = jnp.tanh(inputs @ kernel + bias)
+        return inputs @ params[-1]
+
+    def first_lists(rng, inputs):
+        keys = jax.random.split(rng)
+        return [(jax.random.normal(keys[0], (4, 3)), jnp.ones(3)), jax.random.normal(keys[1], (3, 2))]
+
+    model = kd.Sequential([layers.JaxLayer(dense_layers, first_lists, name="mlp")])
+    outputs = model(X)
+    (layer,) = model.layers
+    assert [weight.path for weight in layer.weights] == ["mlp/params/0/0", "mlp/params/0/1", "mlp/params/1"]
+    np.testing.assert_array_equal(layer.params[0][1].numpy(), np.ones(3))
+    for params in (layer.params, jax.tree.map(np.asarray, layer.params)):
+        again = layers.JaxLayer(dense_layers, params=params)
+        np.testing.assert_allclose(again(X), outputs, rtol=1e-6)
+        assert [weight.path for weight in again.weights] == ["params/0/0", "params/0/1", "params/1"]

@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -36,10 +37,10 @@ def test_a_spec_that_a_layer_says_is_believed():
     assert Doubled().compute_output_shape((None, 3)) == ((None, 4), (None, 3))
 
 
-def test_shapes_are_told_where_a_call_cannot_be_traced():
+def test_shapes_are_told_and_the_call_is_not_traced():
     class Host(layers.Layer):
         def call(self, inputs, other):
-            return np.asarray(inputs)[:, :2] + np.asarray(other)
+            raise AssertionError("never called")
 
         def compute_output_shape(self, inputs_shape, other_shape):
             assert other_shape == (None, 2)
@@ -55,16 +56,33 @@ def test_shapes_are_told_where_a_call_cannot_be_traced():
         Silent()(x)
 
 
-def test_a_traced_call_is_believed_more_than_its_shape():
+def test_a_shape_that_is_told_is_believed_and_the_model_computes_what_the_call_says():
     class Wrong(layers.Layer):
         def call(self, inputs):
             return inputs[:, :1]
 
         def compute_output_shape(self, input_shape):
+            return {"out": [input_shape, (input_shape[0], 7)]} if self.name == "nested" else input_shape
+
+    inputs = kd.Input((3,))
+    assert Wrong()(inputs).shape == Wrong().compute_output_shape((None, 3)) == (None, 3)
+    assert [tensor.shape for tensor in Wrong(name="nested")(inputs)["out"]] == [(None, 3), (None, 7)]
+    assert kd.Model(inputs, Wrong()(inputs)).predict(np.ones((2, 3)), verbose=0).shape == (2, 1)
+
+
+def test_with_masks_the_call_is_traced():
+    class Passes(layers.Layer):
+        supports_masking = True
+
+        def call(self, inputs, mask=None):
+            assert mask is not None
+            return inputs[:, :, :1]
+
+        def compute_output_shape(self, input_shape):
             return input_shape
 
-    assert Wrong()(kd.Input((3,))).shape == (None, 1)
-    assert Wrong().compute_output_shape((2, 3)) == (2, 3)
+    outputs = Passes()(layers.Masking()(kd.Input((4, 3))))
+    assert outputs.shape == (None, 4, 1) and outputs.mask.shape == (None, 4)
 
 
 def test_shapes_of_several_inputs_as_in_keras():
@@ -85,7 +103,6 @@ class TestInputOfATensor:
         tensor = kd.KerasTensor((None, 3), "float16")
         assert kd.Input(tensor=tensor, name="x") is tensor
         assert kd.Input((3,), tensor=kd.KerasTensor((None, 3))).shape == (None, 3)
-        assert layers.InputLayer(input_shape=(3,), batch_size=4).batch_shape == (4, 3)
         layer = layers.InputLayer(input_tensor=kd.KerasTensor((4, 3)))
         assert layer.batch_shape == keras.layers.InputLayer(input_tensor=keras.KerasTensor((4, 3))).batch_shape
         model = kd.Model(tensor, layers.Dense(2, use_bias=False, kernel_initializer="ones")(tensor))
@@ -112,6 +129,17 @@ class TestInputOfATensor:
     def test_what_contradicts_it(self, wrong):
         with pytest.raises(ModelError, match="cannot be the input"):
             kd.Input(**wrong)
+
+
+def test_shapes_that_are_told_may_begin_with_those_of_the_base():
+    class Doubled(layers.Layer):
+        def call(self, inputs):
+            return jnp.concatenate([inputs, inputs], -1)
+
+        def compute_output_shape(self, input_shape):
+            return (*super().compute_output_shape(input_shape)[:-1], 6)
+
+    assert Doubled()(kd.Input((3,))).shape == Doubled().compute_output_shape((None, 3)) == (None, 6)
 
 
 class TestBuildConfigs:
