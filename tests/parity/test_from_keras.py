@@ -84,7 +84,7 @@ def backbone(keras):
 
 def images(keras):
     random = np.random.default_rng(0)
-    return random.normal(size=(32, 8, 8, 3)).astype("float32"), random.integers(0, 4, 32)
+    return random.normal(size=(32, 8, 8, 3)).astype("float32"), random.integers(0, 4, 32, "int32")
 
 
 def texts(keras):

@@ -18,7 +18,7 @@ LAYERS = {
 
 
 def rows(shape, count=8):
-    x = np.random.default_rng(0).integers(0, 5, (count, *shape))
+    x = np.random.default_rng(0).integers(0, 5, (count, *shape), "int32")
     return x if len(shape) == 1 else x.astype("float32") / 5
 
 
