@@ -8,7 +8,8 @@ from typing import Any
 
 from keras_dist import layers
 from keras_dist._arguments import check_option
-from keras_dist._types import Shape
+from keras_dist._types import ArrayLike, Shape
+from keras_dist.applications import imagenet_utils
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.symbolic import KerasTensor, get_source_inputs
 from keras_dist.models import Model
@@ -154,3 +155,27 @@ def divisible(filters: float, divisor: int = 8) -> int:
     """The multiple of `divisor` that is nearest to a number of filters, and not below 90 % of it."""
     rounded = max(divisor, int(filters + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * filters else rounded
+
+
+def preprocess_caffe(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
+    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
+
+    Args:
+        x: the images.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Source: `preprocess_input` of `keras.applications.resnet`, `vgg16` and `vgg19`.
+    """
+    return imagenet_utils.preprocess_input(x, data_format, mode="caffe")
+
+
+def preprocess_tf(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
+    """Return images (..., height, width, 3) with values from 0 to 255, scaled to those from -1 to 1.
+
+    Args:
+        x: the images.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Source: `preprocess_input` of `keras.applications.mobilenet_v2` and `xception`.
+    """
+    return imagenet_utils.preprocess_input(x, data_format, mode="tf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,9 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.image_filters import filtered
 from keras_dist.layers.image_transforms import height_and_width, image_axes
 from keras_dist.layers.layer import Layer
+
+Factor = float | Sequence[float]
+"""Two limits, or a number that stands for both."""
 
 
 class ImageLayer(Layer):
@@ -99,7 +102,7 @@ class RandomImageLayer(ImageLayer):
     """The base of layers that transform images by random numbers, in training; otherwise they return their inputs.
 
     The numbers of an image depend on the seed and its place in the global batch, on no mesh. Subclasses define
-    `get_random_transformation` with `_uniform`, and `_transform(images, transformation, interpolation)`.
+    `_draw(images, seed)` and `_transform(images, transformation, interpolation)`, both for a batch.
 
     Args:
         seed: fixes the numbers; by default they follow from the model's seed.
@@ -111,6 +114,19 @@ class RandomImageLayer(ImageLayer):
         super().__init__(**kwargs)
         self.seed = seed
         self.generator = random.SeedGenerator(seed)
+
+    def get_random_transformation(self, data: PyTree, training: bool = True, seed: Any = None) -> Any:
+        """Return what is drawn for images, for `transform_images`; None where the layer does not act.
+
+        Args:
+            data: a batch of images, one, or a dict with them.
+            training: whether the layer acts.
+            seed: as of `random.uniform`; by default the layer's own generator.
+        """
+        if not training:
+            return None
+        images = data["images"] if isinstance(data, Mapping) else data
+        return self._draw(images[None] if images.ndim == 3 else images, self.generator if seed is None else seed)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return the images in the layer's element type, in training transformed."""
@@ -133,13 +149,20 @@ class RandomImageLayer(ImageLayer):
             return self._transform(images[None], transformation, interpolation)[0]
         return self._transform(images, transformation, interpolation)
 
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        raise NotImplementedError
+
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         raise NotImplementedError
 
     def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
         """Draw numbers for each image, (images, *sizes)."""
-        rows = 1 if jnp.ndim(images) == 3 else jnp.shape(images)[0]
-        return random.uniform((rows, *sizes), *limits, seed=self.generator if seed is None else seed)
+        return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
+
+    def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
+        """Draw which images change, (images,), each with a probability that lies between two."""
+        probability = self._uniform(images, probabilities, seed)
+        return self._uniform(images, (0.0, 1.0), seed) < probability
 
 
 def check_range(

@@ -38,9 +38,19 @@ class IndexLookup(HostLayer):
     """The base of the layers that look up the index of tokens in a vocabulary.
 
     Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        mask_token: the token of index 0, for masks; None for none.
+        oov_token: what stands for unknown tokens in the vocabulary.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        sparse: False; arrays are dense.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        name: as of `Layer`.
         has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
         vocabulary_size: how many tokens a file is to bring; None for any.
-        **kwargs: as of `Layer`; all other arguments are those of `StringLookup` and `IntegerLookup`.
+        **kwargs: as of `Layer`.
     """
 
     kind: str
