@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_option, check_size
+from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -55,7 +56,7 @@ class CategoryEncoding(Layer):
         self.sparse = False
         self.autocast = False
 
-    def call(self, inputs: jax.Array, count_weights: jax.Array | None = None) -> jax.Array:
+    def call(self, inputs: ArrayLike, count_weights: jax.Array | None = None) -> jax.Array:
         """Return the vectors.
 
         Args:
@@ -73,10 +74,10 @@ class CategoryEncoding(Layer):
 
 
 def encode_categories(
-    inputs: jax.Array, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
+    inputs: ArrayLike, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
 ) -> jax.Array:
     """Return integers as vectors of `depth` numbers; see `CategoryEncoding`."""
-    inputs = jnp.atleast_1d(inputs)
+    inputs = jnp.atleast_1d(jnp.asarray(inputs))
     if output_mode == "one_hot" and inputs.ndim > 1 and inputs.shape[-1] == 1:
         inputs = inputs[..., 0]
     vectors = jax.nn.one_hot(inputs.astype("int32"), depth, dtype=dtype)

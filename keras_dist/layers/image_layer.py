@@ -25,7 +25,7 @@ class ImageLayer(Layer):
     """The base of layers that transform images. Subclasses define `transform_images`.
 
     Inputs are a batch of images, one image, or a dict of `"images"`, `"labels"`, and `"segmentation_masks"`, which are
-    transformed as their images.
+    transformed as their images, and may lack the dim of channels.
 
     Args:
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
@@ -38,6 +38,27 @@ class ImageLayer(Layer):
 
     def call(self, data: PyTree, training: bool = True) -> PyTree:
         """Return the images, in training transformed."""
+        given = self._arrays(data)
+        is_one, masks = given["images"].ndim == 3, given.get("segmentation_masks")
+        is_flat = masks is not None and masks.ndim < given["images"].ndim
+        if masks is not None and is_flat:
+            given["segmentation_masks"] = jnp.expand_dims(masks, self._channels)
+        parts = {name: part[None] if is_one else part for name, part in given.items()}
+        transformation = self.get_random_transformation(parts["images"], training=training)
+        transforms = {
+            "images": self.transform_images,
+            "labels": self.transform_labels,
+            "segmentation_masks": self.transform_segmentation_masks,
+        }
+        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
+        if is_flat:
+            outputs["segmentation_masks"] = jnp.squeeze(outputs["segmentation_masks"], self._channels)
+        if is_one:
+            outputs = {name: part[0] for name, part in outputs.items()}
+        return outputs if isinstance(data, Mapping) else outputs["images"]
+
+    def _arrays(self, data: PyTree) -> dict[str, jax.Array]:
+        """Return images, and what belongs to them, as arrays."""
         parts = data if isinstance(data, Mapping) else {"images": data}
         unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
         images = parts.get("images")
@@ -48,18 +69,16 @@ class ImageLayer(Layer):
                 expected="(batch, height, width, channels), one image, or a dict of images, labels, segmentation_masks",
                 fix="leave out what is not among them; bounding boxes are to be transformed where the data are read",
             )
-        is_one = jnp.ndim(images) == 3
-        parts = {name: jnp.asarray(part)[None] if is_one else jnp.asarray(part) for name, part in parts.items()}
-        transformation = self.get_random_transformation(parts["images"], training=training)
-        transforms = {
-            "images": self.transform_images,
-            "labels": self.transform_labels,
-            "segmentation_masks": self.transform_segmentation_masks,
-        }
-        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
-        if is_one:
-            outputs = {name: part[0] for name, part in outputs.items()}
-        return outputs if isinstance(data, Mapping) else outputs["images"]
+        arrays = {name: jnp.asarray(part) for name, part in parts.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if jnp.ndim(images) == 4 and len({shape[:1] for shape in shapes.values()}) > 1:
+            raise ModelError(
+                f"layer {self.name!r} gets batches of different sizes",
+                given=", ".join(f"{name} of shape {shape}" for name, shape in shapes.items()),
+                expected="the same first dim of all of them, the batch",
+                fix="batch images and what belongs to them together",
+            )
+        return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
         """Return what `transform_images` needs to know: the same for images, labels and masks.
@@ -87,8 +106,18 @@ class ImageLayer(Layer):
 
     def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
         """Return images whose channels are filtered by `kernel` (height, width), with zeros around them."""
-        axis = -1 if self.data_format == "channels_last" else -3
-        return jnp.moveaxis(filtered(jnp.moveaxis(images, axis, -1), kernel, "SAME"), -1, axis)
+        channels_last = jnp.moveaxis(images, self._channels, -1)
+        return jnp.moveaxis(filtered(channels_last, kernel, "SAME"), -1, self._channels)
+
+    def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
+        """Check that images have one of these numbers of channels."""
+        if images.shape[self._channels] not in counts:
+            raise ModelError(
+                f"layer {self.name!r} takes images of red, green and blue",
+                given=f"images of shape {images.shape} with data_format={self.data_format!r}",
+                expected=f"{' or '.join(map(str, counts))} channels",
+                fix="pass red, green and blue alone, as images[..., :3], or a gray channel three times",
+            )
 
     def _size(self, images: jax.Array) -> tuple[int, int]:
         return height_and_width(images, self.data_format)
@@ -96,6 +125,11 @@ class ImageLayer(Layer):
     @property
     def _axes(self) -> tuple[int, int]:
         return image_axes(self.data_format)
+
+    @property
+    def _channels(self) -> int:
+        """The dim of channels, counted from the end."""
+        return -1 if self.data_format == "channels_last" else -3
 
 
 class RandomImageLayer(ImageLayer):
@@ -195,8 +229,8 @@ def check_range(
 
 def check_value_range(value: Any, layer: str) -> tuple[float, float]:
     """Return the least and the largest value of pixels."""
-    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)):
+    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
         return float(min(value)), float(max(value))
     raise argument_error(
-        "value_range", value, "two numbers", wrong="is no range of values", layer=layer, example=(0, 255)
+        "value_range", value, "two different numbers", wrong="is no range of values", layer=layer, example=(0, 255)
     )

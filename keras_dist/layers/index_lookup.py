@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
@@ -55,6 +56,7 @@ class IndexLookup(HostLayer):
 
     kind: str
     """`"string"` or `"int64"`."""
+    encoding = "utf-8"
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class IndexLookup(HostLayer):
         if isinstance(vocabulary, str | pathlib.Path):
             vocabulary = self._tokens_of_file(vocabulary)
         given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
-        given = [as_token(token) for token in given]
+        given = [as_token(token, self.encoding) for token in given]
         with_special = len(special) > 0 and given[: len(special)] == special
         tokens = given[len(special) :] if with_special else given
         reserved = [self.mask_token] * (self.mask_token is not None)
@@ -206,7 +208,7 @@ class IndexLookup(HostLayer):
     def update_state(self, data: Any) -> None:
         """Count the tokens of a batch; of one dim they are those of one document."""
         rows = self._rows(data)
-        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), -1)
+        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), math.prod(rows.shape[1:]))
         self.count(rows.tolist())
 
     def count(self, documents: Iterable[Sequence[Token]]) -> None:
@@ -306,7 +308,7 @@ class IndexLookup(HostLayer):
             )
 
     def _rows(self, inputs: Any) -> np.ndarray:
-        rows = as_rows(inputs, self.name)
+        rows = as_rows(inputs, self.name, self.encoding)
         wanted = "int64" if self.invert else self.kind
         if wanted == "string" and rows.dtype == object:
             return rows

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._arguments import argument_error, check_number, is_number
+from keras_dist.errors import ModelError
 from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range
 from keras_dist.layers.random_colors import FactorLayer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -22,6 +23,13 @@ class MixLayer(RandomImageLayer):
         """Return labels, of which each row is mixed with that of the other image; they are vectors of classes."""
         if not training or transformation is None:
             return labels
+        if labels.ndim == 1 and jnp.issubdtype(labels.dtype, jnp.integer):
+            raise ModelError(
+                f"layer {self.name!r} cannot mix numbers of classes",
+                given=f"labels of shape {labels.shape}, dtype {labels.dtype}",
+                expected="vectors of classes, (batch, classes)",
+                fix="labels = keras_dist.utils.to_categorical(labels, num_classes)",
+            )
         labels = labels.astype(jnp.result_type(labels, "float32"))
         share = jnp.reshape(transformation["mix_weight"], (-1, *(1,) * (labels.ndim - 1)))
         return share * labels + (1.0 - share) * labels[jnp.asarray(transformation["permutation_order"])]
@@ -80,7 +88,7 @@ class BoxLayer(RandomImageLayer):
             (places >= start[:, None]) & (places < end[:, None])
             for places, (start, end) in zip(map(jnp.arange, self._size(images)), (rows, columns), strict=True)
         ]
-        return jnp.expand_dims(inside[0][:, :, None] & inside[1][:, None], -1 if self._axes[0] == -3 else 1)
+        return jnp.expand_dims(inside[0][:, :, None] & inside[1][:, None], self._channels)
 
 
 class CutMix(BoxLayer, MixLayer):
@@ -164,6 +172,8 @@ class RandomErasing(BoxLayer, FactorLayer):
         if self.fill_value is None:
             return random.normal(images.shape, dtype=self.compute_dtype, seed=seed) * self.value_range[1]
         values = jnp.asarray(self.fill_value, self.compute_dtype).reshape(-1)
+        if values.size > 1:
+            self._check_colors(images)
         return values if self.data_format == "channels_last" else values[:, None, None]
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:

@@ -23,6 +23,11 @@ class ColorLayer(RandomImageLayer):
         """Return the masks."""
         return segmentation_masks
 
+    def _gray(self, images: jax.Array) -> jax.Array:
+        """Return the brightness of images, with one channel."""
+        self._check_colors(images, (1, 3))
+        return rgb_to_grayscale(images, self.data_format)
+
 
 class RangeLayer(ColorLayer):
     """The base of those that need to know the range of values.
@@ -128,8 +133,7 @@ class RandomColorDegeneration(FactorLayer):
         return {"factor": self._uniform(images, self.factor, seed, 1, 1, 1)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        gray = rgb_to_grayscale(images, self.data_format)
-        return self._clipped(images + transformation["factor"] * (gray - images))
+        return self._clipped(images + transformation["factor"] * (self._gray(images) - images))
 
 
 class RandomGrayscale(ColorLayer):
@@ -154,7 +158,7 @@ class RandomGrayscale(ColorLayer):
         return self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) < self.factor
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        return jnp.where(transformation, rgb_to_grayscale(images, self.data_format), images)
+        return jnp.where(transformation, self._gray(images), images)
 
 
 class RandomInvert(FactorLayer):

@@ -66,8 +66,7 @@ class RandomElasticTransform(RandomImageLayer):
         return found if not training or transformation is None else jnp.clip(found, *self.value_range)
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        axis = -1 if self.data_format == "channels_last" else -3
-        rows = jnp.moveaxis(images, axis, -1)
+        rows = jnp.moveaxis(images, self._channels, -1)
         noise = random.normal(rows.shape[:3], dtype=self.compute_dtype, seed=transformation["seed"])
         height, width = self._size(images)
         alpha, sigma = 0.1 * max(height, width), 0.05 * min(height, width)
@@ -75,4 +74,5 @@ class RandomElasticTransform(RandomImageLayer):
         options = (interpolation, self.fill_mode, self.fill_value)
         reach = sigma * self.scale[1]
         moved = image_transforms.elastic_transform(rows, noise, alpha * strength, sigma * strength, reach, *options)
-        return jnp.where(transformation["apply_transform"][:, None, None, None], jnp.moveaxis(moved, -1, axis), images)
+        moved = jnp.moveaxis(moved, -1, self._channels)
+        return jnp.where(transformation["apply_transform"][:, None, None, None], moved, images)

@@ -20,10 +20,10 @@ class HueLayer(FactorLayer):
 
     def _in_hsv(self, images: jax.Array, change: Callable[..., Sequence[jax.Array]]) -> jax.Array:
         """Return images of red, green and blue whose `(hue, saturation, value)` a function has changed."""
-        axis = -1 if self.data_format == "channels_last" else -3
-        hsv = image_filters.rgb_to_hsv(jnp.moveaxis(images, axis, -1))
+        self._check_colors(images)
+        hsv = image_filters.rgb_to_hsv(jnp.moveaxis(images, self._channels, -1))
         changed = jnp.stack(change(*jnp.unstack(hsv, axis=-1)), -1)
-        return jnp.moveaxis(image_filters.hsv_to_rgb(changed), -1, axis)
+        return jnp.moveaxis(image_filters.hsv_to_rgb(changed), -1, self._channels)
 
 
 class RandomHue(HueLayer):
