@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from keras_dist import layers
+from keras_dist._arguments import check_number
 from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, divisible, padding_before
@@ -42,6 +43,7 @@ def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
     arguments = Arguments(
         include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
     )
+    alpha = check_number("alpha", alpha, above=0, example=1.0)
     x = arguments.start()
     rows = x.shape[1]
     x = layers.Conv2D(divisible(32 * alpha), 3, strides=2, padding="same", use_bias=False, name="Conv1")(x)
