@@ -41,16 +41,26 @@ def preprocess_input(
         mode: "caffe": blue first, less the mean of ImageNet; "tf": from -1 to 1; "torch": from 0 to 1, then less the
             mean of ImageNet, divided by its deviation.
 
+    Raises:
+        DataError: modes "caffe" and "torch" get images with other channels.
+
     Differs from Keras: arrays of numpy are not changed, a new one comes back.
     """
     mode = check_option("mode", mode, tuple(_SCALES), "")
     last = check_data_format(data_format, "") == "channels_last"
-    images: Any = x
-    if isinstance(x, np.ndarray | jax.Array) and not jnp.issubdtype(x.dtype, jnp.floating):
-        images = x.astype("float32")
+    images: Any = x if hasattr(x, "shape") else np.asarray(x)
+    if isinstance(images, np.ndarray | jax.Array) and not jnp.issubdtype(images.dtype, jnp.floating):
+        images = images.astype("float32")
     if mode == "tf":
         return images / 127.5 - 1.0
     rank = len(images.shape)
+    if rank < 3 or images.shape[-1 if last else -3] not in (3, None):
+        raise DataError(
+            "preprocess_input: these are no images of red, green and blue",
+            given=f"shape {tuple(images.shape)} with data_format={'channels_last' if last else 'channels_first'!r}",
+            expected="(batch, height, width, 3), or (batch, 3, height, width) with channels_first",
+            fix="images[..., :3], or np.repeat(images, 3, axis=-1) for gray ones",
+        )
     if mode == "caffe":
         images = images[..., ::-1] if last else images[(slice(None),) * (rank - 3) + (slice(None, None, -1),)]
     shape = (3,) if last else (3, 1, 1)

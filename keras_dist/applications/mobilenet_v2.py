@@ -6,10 +6,11 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._types import ArrayLike, Shape
-from keras_dist.applications import imagenet_utils
+from keras_dist._arguments import check_number
+from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, divisible, padding_before
+from keras_dist.applications.network import preprocess_tf as preprocess_input
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
 
@@ -42,6 +43,7 @@ def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
     arguments = Arguments(
         include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
     )
+    alpha = check_number("alpha", alpha, above=0, example=1.0)
     x = arguments.start()
     rows = x.shape[1]
     x = layers.Conv2D(divisible(32 * alpha), 3, strides=2, padding="same", use_bias=False, name="Conv1")(x)
@@ -75,15 +77,3 @@ def _block(x: KerasTensor, filters: int, strides: int, number: int) -> KerasTens
 
 def _normalised(x: KerasTensor, name: str) -> KerasTensor:
     return layers.BatchNormalization(epsilon=1e-3, momentum=0.999, name=name)(x)
-
-
-def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255 from -1 to 1.
-
-    Args:
-        x: the images.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-
-    Source: `keras.applications.mobilenet_v2.preprocess_input`.
-    """
-    return imagenet_utils.preprocess_input(x, data_format, mode="tf")

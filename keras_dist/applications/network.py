@@ -7,8 +7,10 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._arguments import check_option
-from keras_dist._types import Shape
+from keras_dist._arguments import check_option, is_int
+from keras_dist._types import ArrayLike, Shape
+from keras_dist.applications import imagenet_utils
+from keras_dist.config.settings import image_data_format
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.symbolic import KerasTensor, get_source_inputs
 from keras_dist.models import Model
@@ -63,6 +65,13 @@ class Arguments:
                 expected='"softmax" or None',
                 fix="classifier_activation=None for the logits",
             )
+        if image_data_format() != "channels_last":
+            raise ModelError(
+                "the networks take images with channels last",
+                given='keras_dist.config.image_data_format() is "channels_first"',
+                expected='"channels_last", (batch, height, width, channels)',
+                fix='keras_dist.config.set_image_data_format("channels_last")',
+            )
         check_option("pooling", self.pooling, (None, "avg", "max"), "")
 
     def start(self, size: int = DEFAULT_SIZE, smallest: int = _SMALLEST) -> KerasTensor:
@@ -75,16 +84,17 @@ class Arguments:
         if self.input_tensor is not None:
             return self.input_tensor
         default = (size, size, 3) if self.include_top else (None, None, 3)
-        shape = default if self.input_shape is None else tuple(self.input_shape)
-        sizes = [] if len(shape) != 3 else [one for one in shape[:2] if one is not None]
-        if len(shape) != 3 or any(one < smallest for one in sizes) or (self.include_top and len(sizes) < 2):
+        shape = default if self.input_shape is None else self.input_shape
+        is_shape = isinstance(shape, list | tuple) and len(shape) == 3
+        sizes = [size for size in shape[:2] if size is not None] if is_shape else []
+        if not is_shape or not all(is_int(size, smallest) for size in sizes) or (self.include_top and len(sizes) < 2):
             raise ModelError(
                 "`input_shape` is no shape of images that the network takes",
                 given=f"input_shape={shape}",
                 expected=f"(height, width, channels), both sizes at least {smallest}, and known with include_top=True",
                 fix=f"for example input_shape=({size}, {size}, 3)",
             )
-        return layers.Input(shape)
+        return layers.Input(tuple(shape))
 
     def finish(
         self,
@@ -154,3 +164,27 @@ def divisible(filters: float, divisor: int = 8) -> int:
     """The multiple of `divisor` that is nearest to a number of filters, and not below 90 % of it."""
     rounded = max(divisor, int(filters + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * filters else rounded
+
+
+def preprocess_caffe(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
+    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
+
+    Args:
+        x: the images.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Source: `preprocess_input` of `keras.applications.resnet`, `vgg16` and `vgg19`.
+    """
+    return imagenet_utils.preprocess_input(x, data_format, mode="caffe")
+
+
+def preprocess_tf(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
+    """Return images (..., height, width, 3) with values from 0 to 255, scaled to those from -1 to 1.
+
+    Args:
+        x: the images.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Source: `preprocess_input` of `keras.applications.mobilenet_v2` and `xception`.
+    """
+    return imagenet_utils.preprocess_input(x, data_format, mode="tf")

@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._types import ArrayLike, Shape
-from keras_dist.applications import imagenet_utils
+from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments
+from keras_dist.applications.network import preprocess_caffe as preprocess_input
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
 
@@ -66,15 +66,3 @@ def _convolution(x: KerasTensor, filters: int, size: int, name: str, **options: 
     """A convolution, normalised."""
     x = layers.Conv2D(filters, size, name=f"{name}_conv", **options)(x)
     return layers.BatchNormalization(epsilon=1.001e-5, name=f"{name}_bn")(x)
-
-
-def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
-
-    Args:
-        x: the images.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-
-    Source: `keras.applications.resnet.preprocess_input`.
-    """
-    return imagenet_utils.preprocess_input(x, data_format, mode="caffe")

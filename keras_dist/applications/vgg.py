@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._types import ArrayLike, Shape
-from keras_dist.applications import imagenet_utils
+from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments
+from keras_dist.applications.network import preprocess_caffe as preprocess_input
 from keras_dist.models import Model
 
 __all__ = ["VGG16", "VGG19", "decode_predictions", "preprocess_input"]
@@ -78,15 +78,3 @@ def _network(arguments: Arguments, convolutions: tuple[int, ...], name: str) -> 
     for name_of_layer in ("fc1", "fc2"):
         x = layers.Dense(4096, activation="relu", name=name_of_layer)(x)
     return arguments.model(arguments.classify(x), name)
-
-
-def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
-
-    Args:
-        x: the images.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-
-    Source: `keras.applications.vgg16.preprocess_input`, `keras.applications.vgg19.preprocess_input`.
-    """
-    return imagenet_utils.preprocess_input(x, data_format, mode="caffe")

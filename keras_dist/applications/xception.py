@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._types import ArrayLike, Shape
-from keras_dist.applications import imagenet_utils
+from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments
+from keras_dist.applications.network import preprocess_tf as preprocess_input
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
 
@@ -82,15 +82,3 @@ def _separable(x: KerasTensor, filters: int, name: str) -> KerasTensor:
 
 def _active(x: KerasTensor, name: str) -> KerasTensor:
     return layers.Activation("relu", name=f"{name}_act")(x)
-
-
-def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255 from -1 to 1.
-
-    Args:
-        x: the images.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-
-    Source: `keras.applications.xception.preprocess_input`.
-    """
-    return imagenet_utils.preprocess_input(x, data_format, mode="tf")

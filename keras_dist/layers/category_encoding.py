@@ -7,8 +7,10 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_option, check_size
-from keras_dist.errors import ModelError, shorten
+from keras_dist._arguments import check_size
+from keras_dist._types import ArrayLike
+from keras_dist.errors import ModelError
+from keras_dist.layers.host_layer import check_dense, check_output_mode
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -41,21 +43,11 @@ class CategoryEncoding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_tokens = check_size("num_tokens", num_tokens, self.name)
-        modes = ("multi_hot", "one_hot", "count")
-        self.output_mode = check_option(
-            "output_mode", "multi_hot" if output_mode == "binary" else output_mode, modes, self.name
-        )
-        if sparse:
-            raise ModelError(
-                f"layer {self.name!r} gives no sparse arrays",
-                given=f"sparse={shorten(sparse)}",
-                expected="sparse=False",
-                fix="leave it out; integers need no encoding before an Embedding",
-            )
-        self.sparse = False
+        self.output_mode = check_output_mode(output_mode, ("multi_hot", "one_hot", "count"), self.name)
+        self.sparse = check_dense(sparse, False, self.name)
         self.autocast = False
 
-    def call(self, inputs: jax.Array, count_weights: jax.Array | None = None) -> jax.Array:
+    def call(self, inputs: ArrayLike, count_weights: jax.Array | None = None) -> jax.Array:
         """Return the vectors.
 
         Args:
@@ -73,10 +65,10 @@ class CategoryEncoding(Layer):
 
 
 def encode_categories(
-    inputs: jax.Array, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
+    inputs: ArrayLike, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
 ) -> jax.Array:
     """Return integers as vectors of `depth` numbers; see `CategoryEncoding`."""
-    inputs = jnp.atleast_1d(inputs)
+    inputs = jnp.atleast_1d(jnp.asarray(inputs))
     if output_mode == "one_hot" and inputs.ndim > 1 and inputs.shape[-1] == 1:
         inputs = inputs[..., 0]
     vectors = jax.nn.one_hot(inputs.astype("int32"), depth, dtype=dtype)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import argument_error, check_int, check_number, check_optional, is_number
-from keras_dist.errors import ModelError, shorten
+from keras_dist._types import ArrayLike
+from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.category_encoding import encode_categories
 from keras_dist.layers.host_layer import OUTPUT_MODES, check_dense, check_output_mode
 from keras_dist.layers.layer import Layer
@@ -71,6 +72,7 @@ class Discretization(Layer):
 
         Raises:
             ModelError: the layer was given limits.
+            DataError: there are no data.
         """
         if self.num_bins is None:
             raise ModelError(
@@ -84,6 +86,13 @@ class Discretization(Layer):
             if steps is not None and number >= steps:
                 break
             self.update_state(batch)
+        if not self._summary.values.size:
+            raise DataError(
+                f"layer {self.name!r} cannot adapt to no data",
+                given=shorten(data),
+                expected="an array, or an iterable of arrays, with at least one number",
+                fix="pass the data themselves; a generator gives its arrays only once",
+            )
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
@@ -99,7 +108,7 @@ class Discretization(Layer):
         """Forget what was counted."""
         self._summary.forget()
 
-    def call(self, inputs: jax.Array) -> jax.Array:
+    def call(self, inputs: ArrayLike) -> jax.Array:
         """Return the bins of numbers, or vectors."""
         if self.bin_boundaries is None:
             raise ModelError(
@@ -108,7 +117,7 @@ class Discretization(Layer):
                 expected="limits, before the layer is called",
                 fix="layer.adapt(data) first, or bin_boundaries=[...]",
             )
-        bins = jnp.digitize(inputs, jnp.asarray(self.bin_boundaries, "float32")).astype("int32")
+        bins = jnp.digitize(jnp.asarray(inputs), jnp.asarray(self.bin_boundaries, "float32")).astype("int32")
         if self.output_mode == "int":
             return bins
         return encode_categories(bins, self.output_mode, len(self.bin_boundaries) + 1, self.compute_dtype)
@@ -128,10 +137,12 @@ class Discretization(Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Make a layer with the arguments and the limits that `get_config` gave."""
-        if config.get("num_bins") is None or config.get("bin_boundaries") is None:
+        limits = config.get("bin_boundaries")
+        if config.get("num_bins") is None or limits is None:
             return super().from_config(config)
         layer = super().from_config({**config, "bin_boundaries": None})
-        layer.bin_boundaries = _check_boundaries("bin_boundaries", config["bin_boundaries"], layer.name)
+        # data of one number have one bin, and no limits
+        layer.bin_boundaries = _check_boundaries("bin_boundaries", limits, layer.name) if limits else ()
         return layer
 
 

@@ -62,6 +62,13 @@ class Hashing(HostLayer):
     def transform(self, inputs: Any) -> np.ndarray:
         """Return the bins of words or integers, or vectors."""
         rows = as_rows(inputs, self.name)
+        if rows.dtype.kind not in "Oiub" and rows.size:
+            raise DataError(
+                f"layer {self.name!r} hashes neither text nor integers",
+                given=f"an array of {rows.dtype}",
+                expected="text or integers",
+                fix="round the numbers, or Discretization(num_bins=10) for those that are measured",
+            )
         has_mask = self.mask_value is not None and self.num_bins > 1
         values = rows.ravel().tolist() if rows.dtype == object else rows.ravel().astype("int64").tolist()
         bins = bins_of(map(str, values), self.num_bins - has_mask, self.salt)

@@ -90,8 +90,7 @@ class Equalization(_SpreadLayer):
         if not training:
             return images
         images = images.astype(self.compute_dtype)
-        axis = -1 if self.data_format == "channels_last" else -3
-        equalized = jax.vmap(self._equalized, axis, axis)(self._to_bytes(images))
+        equalized = jax.vmap(self._equalized, self._channels, self._channels)(self._to_bytes(images))
         return self._from_bytes(equalized).astype(self.compute_dtype)
 
     def _equalized(self, channel: jax.Array) -> jax.Array:
@@ -133,9 +132,8 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return the equalized images, in their own element type."""
-        axis = -1 if self.data_format == "channels_last" else -3
         values = self._to_bytes(images.astype("float32"))
-        each_channel = jax.vmap(jax.vmap(self._equalized), axis, axis)
+        each_channel = jax.vmap(jax.vmap(self._equalized), self._channels, self._channels)
         return self._from_bytes(each_channel(values)).astype(images.dtype)
 
     def _equalized(self, channel: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,15 @@ from keras_dist.layers.image_filters import filtered
 from keras_dist.layers.image_transforms import height_and_width, image_axes
 from keras_dist.layers.layer import Layer
 
+Factor = float | Sequence[float]
+"""Two limits, or a number that stands for both."""
+
 
 class ImageLayer(Layer):
     """The base of layers that transform images. Subclasses define `transform_images`.
 
     Inputs are a batch of images, one image, or a dict of `"images"`, `"labels"`, and `"segmentation_masks"`, which are
-    transformed as their images.
+    transformed as their images, and may lack the dim of channels.
 
     Args:
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
@@ -35,6 +38,27 @@ class ImageLayer(Layer):
 
     def call(self, data: PyTree, training: bool = True) -> PyTree:
         """Return the images, in training transformed."""
+        given = self._arrays(data)
+        is_one, masks = given["images"].ndim == 3, given.get("segmentation_masks")
+        is_flat = masks is not None and masks.ndim < given["images"].ndim
+        if masks is not None and is_flat:
+            given["segmentation_masks"] = jnp.expand_dims(masks, self._channels)
+        parts = {name: part[None] if is_one else part for name, part in given.items()}
+        transformation = self.get_random_transformation(parts["images"], training=training)
+        transforms = {
+            "images": self.transform_images,
+            "labels": self.transform_labels,
+            "segmentation_masks": self.transform_segmentation_masks,
+        }
+        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
+        if is_flat:
+            outputs["segmentation_masks"] = jnp.squeeze(outputs["segmentation_masks"], self._channels)
+        if is_one:
+            outputs = {name: part[0] for name, part in outputs.items()}
+        return outputs if isinstance(data, Mapping) else outputs["images"]
+
+    def _arrays(self, data: PyTree) -> dict[str, jax.Array]:
+        """Return images, and what belongs to them, as arrays."""
         parts = data if isinstance(data, Mapping) else {"images": data}
         unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
         images = parts.get("images")
@@ -45,18 +69,16 @@ class ImageLayer(Layer):
                 expected="(batch, height, width, channels), one image, or a dict of images, labels, segmentation_masks",
                 fix="leave out what is not among them; bounding boxes are to be transformed where the data are read",
             )
-        is_one = jnp.ndim(images) == 3
-        parts = {name: jnp.asarray(part)[None] if is_one else jnp.asarray(part) for name, part in parts.items()}
-        transformation = self.get_random_transformation(parts["images"], training=training)
-        transforms = {
-            "images": self.transform_images,
-            "labels": self.transform_labels,
-            "segmentation_masks": self.transform_segmentation_masks,
-        }
-        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
-        if is_one:
-            outputs = {name: part[0] for name, part in outputs.items()}
-        return outputs if isinstance(data, Mapping) else outputs["images"]
+        arrays = {name: jnp.asarray(part) for name, part in parts.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if jnp.ndim(images) == 4 and len({shape[:1] for shape in shapes.values()}) > 1:
+            raise ModelError(
+                f"layer {self.name!r} gets batches of different sizes",
+                given=", ".join(f"{name} of shape {shape}" for name, shape in shapes.items()),
+                expected="the same first dim of all of them, the batch",
+                fix="batch images and what belongs to them together",
+            )
+        return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
         """Return what `transform_images` needs to know: the same for images, labels and masks.
@@ -84,8 +106,18 @@ class ImageLayer(Layer):
 
     def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
         """Return images whose channels are filtered by `kernel` (height, width), with zeros around them."""
-        axis = -1 if self.data_format == "channels_last" else -3
-        return jnp.moveaxis(filtered(jnp.moveaxis(images, axis, -1), kernel, "SAME"), -1, axis)
+        channels_last = jnp.moveaxis(images, self._channels, -1)
+        return jnp.moveaxis(filtered(channels_last, kernel, "SAME"), -1, self._channels)
+
+    def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
+        """Check that images have one of these numbers of channels."""
+        if images.shape[self._channels] not in counts:
+            raise ModelError(
+                f"layer {self.name!r} takes images of red, green and blue",
+                given=f"images of shape {images.shape} with data_format={self.data_format!r}",
+                expected=f"{' or '.join(map(str, counts))} channels",
+                fix="pass red, green and blue alone, as images[..., :3], or a gray channel three times",
+            )
 
     def _size(self, images: jax.Array) -> tuple[int, int]:
         return height_and_width(images, self.data_format)
@@ -94,12 +126,17 @@ class ImageLayer(Layer):
     def _axes(self) -> tuple[int, int]:
         return image_axes(self.data_format)
 
+    @property
+    def _channels(self) -> int:
+        """The dim of channels, counted from the end."""
+        return -1 if self.data_format == "channels_last" else -3
+
 
 class RandomImageLayer(ImageLayer):
     """The base of layers that transform images by random numbers, in training; otherwise they return their inputs.
 
     The numbers of an image depend on the seed and its place in the global batch, on no mesh. Subclasses define
-    `get_random_transformation` with `_uniform`, and `_transform(images, transformation, interpolation)`.
+    `_draw(images, seed)` and `_transform(images, transformation, interpolation)`, both for a batch.
 
     Args:
         seed: fixes the numbers; by default they follow from the model's seed.
@@ -111,6 +148,19 @@ class RandomImageLayer(ImageLayer):
         super().__init__(**kwargs)
         self.seed = seed
         self.generator = random.SeedGenerator(seed)
+
+    def get_random_transformation(self, data: PyTree, training: bool = True, seed: Any = None) -> Any:
+        """Return what is drawn for images, for `transform_images`; None where the layer does not act.
+
+        Args:
+            data: a batch of images, one, or a dict with them.
+            training: whether the layer acts.
+            seed: as of `random.uniform`; by default the layer's own generator.
+        """
+        if not training:
+            return None
+        images = data["images"] if isinstance(data, Mapping) else data
+        return self._draw(images[None] if images.ndim == 3 else images, self.generator if seed is None else seed)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return the images in the layer's element type, in training transformed."""
@@ -133,13 +183,20 @@ class RandomImageLayer(ImageLayer):
             return self._transform(images[None], transformation, interpolation)[0]
         return self._transform(images, transformation, interpolation)
 
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        raise NotImplementedError
+
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         raise NotImplementedError
 
     def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
         """Draw numbers for each image, (images, *sizes)."""
-        rows = 1 if jnp.ndim(images) == 3 else jnp.shape(images)[0]
-        return random.uniform((rows, *sizes), *limits, seed=self.generator if seed is None else seed)
+        return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
+
+    def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
+        """Draw which images change, (images,), each with a probability that lies between two."""
+        probability = self._uniform(images, probabilities, seed)
+        return self._uniform(images, (0.0, 1.0), seed) < probability
 
 
 def check_range(
@@ -172,8 +229,8 @@ def check_range(
 
 def check_value_range(value: Any, layer: str) -> tuple[float, float]:
     """Return the least and the largest value of pixels."""
-    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)):
+    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
         return float(min(value)), float(max(value))
     raise argument_error(
-        "value_range", value, "two numbers", wrong="is no range of values", layer=layer, example=(0, 255)
+        "value_range", value, "two different numbers", wrong="is no range of values", layer=layer, example=(0, 255)
     )

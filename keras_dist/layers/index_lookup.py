@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Self
@@ -38,13 +39,24 @@ class IndexLookup(HostLayer):
     """The base of the layers that look up the index of tokens in a vocabulary.
 
     Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        mask_token: the token of index 0, for masks; None for none.
+        oov_token: what stands for unknown tokens in the vocabulary.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        sparse: False; arrays are dense.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        name: as of `Layer`.
         has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
         vocabulary_size: how many tokens a file is to bring; None for any.
-        **kwargs: as of `Layer`; all other arguments are those of `StringLookup` and `IntegerLookup`.
+        **kwargs: as of `Layer`.
     """
 
     kind: str
     """`"string"` or `"int64"`."""
+    encoding = "utf-8"
 
     def __init__(
         self,
@@ -161,7 +173,7 @@ class IndexLookup(HostLayer):
         if isinstance(vocabulary, str | pathlib.Path):
             vocabulary = self._tokens_of_file(vocabulary)
         given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
-        given = [as_token(token) for token in given]
+        given = [as_token(token, self.encoding) for token in given]
         with_special = len(special) > 0 and given[: len(special)] == special
         tokens = given[len(special) :] if with_special else given
         reserved = [self.mask_token] * (self.mask_token is not None)
@@ -196,7 +208,7 @@ class IndexLookup(HostLayer):
     def update_state(self, data: Any) -> None:
         """Count the tokens of a batch; of one dim they are those of one document."""
         rows = self._rows(data)
-        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), -1)
+        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), math.prod(rows.shape[1:]))
         self.count(rows.tolist())
 
     def count(self, documents: Iterable[Sequence[Token]]) -> None:
@@ -296,7 +308,7 @@ class IndexLookup(HostLayer):
             )
 
     def _rows(self, inputs: Any) -> np.ndarray:
-        rows = as_rows(inputs, self.name)
+        rows = as_rows(inputs, self.name, self.encoding)
         wanted = "int64" if self.invert else self.kind
         if wanted == "string" and rows.dtype == object:
             return rows

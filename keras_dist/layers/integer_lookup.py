@@ -13,23 +13,12 @@ class IntegerLookup(IndexLookup):
     """The index of integers in a vocabulary, or vectors of them; runs on the host, where integers have 64 bits.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
         num_oov_indices: how many indices there are for integers that are not in the vocabulary; 0 to refuse them.
-        mask_token: the integer of index 0, for masks; None for none.
-        oov_token: what stands for unknown integers in the vocabulary.
         vocabulary: integers, or a file with one in each line; by default those that `adapt` finds.
         vocabulary_dtype: `"int64"`.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each integer of `vocabulary`.
-        invert: whether indices are turned back to integers.
-        output_mode: `"int"`, the index of each; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the integers of the last dim.
-        sparse: False; arrays are dense.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
         oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
             `"farmhash"`.
         salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
-        name: as of `Layer`.
-        **kwargs: as of `Layer`.
 
     Example:
         >>> from keras_dist import layers
@@ -57,18 +46,7 @@ class IntegerLookup(IndexLookup):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            oov_method=oov_method,
-            **options,
-        )
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
+        encoding = (invert, output_mode, sparse, pad_to_max_tokens, oov_method, salt)
+        super().__init__(*tokens, *encoding, name=name, **kwargs)
         self.vocabulary_dtype = check_option("vocabulary_dtype", vocabulary_dtype, ("int64",), self.name)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._arguments import argument_error, check_number, is_number
-from keras_dist.layers.image_layer import RandomImageLayer, check_range
-from keras_dist.layers.random_colors import Factor, RangeLayer
+from keras_dist.errors import ModelError
+from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range
+from keras_dist.layers.random_colors import FactorLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
 
@@ -22,6 +23,13 @@ class MixLayer(RandomImageLayer):
         """Return labels, of which each row is mixed with that of the other image; they are vectors of classes."""
         if not training or transformation is None:
             return labels
+        if labels.ndim == 1 and jnp.issubdtype(labels.dtype, jnp.integer):
+            raise ModelError(
+                f"layer {self.name!r} cannot mix numbers of classes",
+                given=f"labels of shape {labels.shape}, dtype {labels.dtype}",
+                expected="vectors of classes, (batch, classes)",
+                fix="labels = keras_dist.utils.to_categorical(labels, num_classes)",
+            )
         labels = labels.astype(jnp.result_type(labels, "float32"))
         share = jnp.reshape(transformation["mix_weight"], (-1, *(1,) * (labels.ndim - 1)))
         return share * labels + (1.0 - share) * labels[jnp.asarray(transformation["permutation_order"])]
@@ -48,12 +56,9 @@ class MixUp(MixLayer):
         super().__init__(seed, data_format=data_format, **kwargs)
         self.alpha = check_number("alpha", alpha, above=0, layer=self.name, example=0.2)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the other images and the shares of the first ones, `{"permutation_order": ..., "mix_weight": ...}`."""
-        if not training:
-            return None
-        rows = 1 if jnp.ndim(data) == 3 else jnp.shape(data)[0]
-        seed = self.generator if seed is None else seed
+        rows = images.shape[0]
         order = random.shuffle(jnp.arange(rows), seed=seed)
         return {"permutation_order": order, "mix_weight": random.beta((rows,), self.alpha, self.alpha, seed=seed)}
 
@@ -83,7 +88,7 @@ class BoxLayer(RandomImageLayer):
             (places >= start[:, None]) & (places < end[:, None])
             for places, (start, end) in zip(map(jnp.arange, self._size(images)), (rows, columns), strict=True)
         ]
-        return jnp.expand_dims(inside[0][:, :, None] & inside[1][:, None], -1 if self._axes[0] == -3 else 1)
+        return jnp.expand_dims(inside[0][:, :, None] & inside[1][:, None], self._channels)
 
 
 class CutMix(BoxLayer, MixLayer):
@@ -108,19 +113,17 @@ class CutMix(BoxLayer, MixLayer):
         super().__init__(seed, data_format=data_format, **kwargs)
         self.factor = check_range("factor", factor, (0, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the other images, the rectangles, and the shares that stay."""
-        if not training or jnp.ndim(data) == 3:
-            return None
-        seed, rows = self.generator if seed is None else seed, jnp.shape(data)[0]
+        rows = images.shape[0]
         alpha = random.uniform((), *self.factor, dtype=self.compute_dtype, seed=seed) + 1e-6
         ratio = jnp.sqrt(1.0 - random.beta((rows,), alpha, alpha, dtype=self.compute_dtype, seed=seed))
-        height, width = self._size(data)
+        height, width = self._size(images)
         (left, right), (top, bottom) = self._span(width, ratio, seed), self._span(height, ratio, seed)
         share = 1.0 - (right - left) * (bottom - top) / (width * height)
         return {
             "permutation_order": random.shuffle(jnp.arange(rows), seed=seed),
-            "batch_masks": self._inside(data, (left, right), (top, bottom)),
+            "batch_masks": self._inside(images, (left, right), (top, bottom)),
             "mix_weight": share[:, None, None, None],
         }
 
@@ -128,7 +131,7 @@ class CutMix(BoxLayer, MixLayer):
         return jnp.where(transformation["batch_masks"], images[transformation["permutation_order"]], images)
 
 
-class RandomErasing(BoxLayer, RangeLayer):
+class RandomErasing(BoxLayer, FactorLayer):
     """Erase a rectangle of some images in training.
 
     Args:
@@ -147,25 +150,20 @@ class RandomErasing(BoxLayer, RangeLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
         self.scale = check_range("scale", scale, (0, 1), self.name)
         numbers = fill_value if isinstance(fill_value, list | tuple) else (fill_value,)
         if fill_value is not None and (len(numbers) not in (1, 3) or not all(map(is_number, numbers))):
             raise argument_error("fill_value", fill_value, "a number, three, or None", layer=self.name, example=0)
         self.fill_value = fill_value
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images are erased, where, and what takes the place."""
-        if not training:
-            return None
-        images = data if jnp.ndim(data) == 4 else data[None]
-        seed, (height, width) = self.generator if seed is None else seed, self._size(images)
-        ratio = random.uniform((len(images), 2), *self.scale, dtype=self.compute_dtype, seed=seed) ** 0.5
+        height, width = self._size(images)
+        ratio = random.uniform((images.shape[0], 2), *self.scale, dtype=self.compute_dtype, seed=seed) ** 0.5
         columns, rows = self._span(width, ratio[:, 0], seed), self._span(height, ratio[:, 1], seed)
-        probability = self._uniform(images, self.factor, seed)
         return {
-            "apply_erasing": self._uniform(images, (0.0, 1.0), seed) < probability,
+            "apply_erasing": self._chosen(images, self.factor, seed),
             "batch_masks": self._inside(images, columns, rows),
             "fill_value": self._clipped(self._filling(images, seed)),
         }
@@ -174,6 +172,8 @@ class RandomErasing(BoxLayer, RangeLayer):
         if self.fill_value is None:
             return random.normal(images.shape, dtype=self.compute_dtype, seed=seed) * self.value_range[1]
         values = jnp.asarray(self.fill_value, self.compute_dtype).reshape(-1)
+        if values.size > 1:
+            self._check_colors(images)
         return values if self.data_format == "channels_last" else values[:, None, None]
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:

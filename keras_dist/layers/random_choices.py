@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from keras_dist import random
 from keras_dist._arguments import check_int, check_number, check_size
 from keras_dist.layers.histograms import AutoContrast, Equalization
-from keras_dist.layers.image_layer import ImageLayer, check_range
+from keras_dist.layers.image_layer import Factor, ImageLayer, check_range
 from keras_dist.layers.random_colors import (
-    Factor,
     RandomBrightness,
     RandomColorDegeneration,
     RandomContrast,
@@ -22,8 +21,9 @@ from keras_dist.layers.random_colors import (
     Solarization,
 )
 from keras_dist.layers.random_filters import RandomPosterization, RandomSharpness
-from keras_dist.layers.random_geometry import RandomRotation, RandomShear, RandomTranslation
+from keras_dist.layers.random_geometry import AffineLayer, RandomRotation, RandomShear, RandomTranslation
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.random.seeds import key_of
 
 
 class ChoiceLayer(RangeLayer):
@@ -56,21 +56,27 @@ class ChoiceLayer(RangeLayer):
             Equalization(**fixed),
         ]
 
-    def _numbers(self, data: Any, seed: Any) -> list[Any]:
-        return [choice.get_random_transformation(data, seed=seed) for choice in self.choices]
+    def _numbers(self, images: Any, seed: Any) -> list[Any]:
+        return [choice.get_random_transformation(images, seed=seed) for choice in self.choices]
 
     def _applied(self, images: jax.Array, numbers: Sequence[Any], chosen: jax.Array, of_masks: bool) -> jax.Array:
         """Return images after the layers of these places, one after the other; places beyond the last do nothing."""
+        movers = [choice for choice in self.choices if isinstance(choice, AffineLayer)]
+        matrices = jnp.stack([mover._matrices(images, own) for mover, own in zip(movers, numbers, strict=False)])
 
-        def branch(choice: ImageLayer, own: Any) -> Callable[[jax.Array], jax.Array]:
+        def move(images: jax.Array, place: jax.Array) -> jax.Array:
+            interpolation = "nearest" if of_masks else self.interpolation
+            return movers[0]._moved(images, matrices[place], interpolation).astype(images.dtype)
+
+        def branch(choice: ImageLayer, own: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
             transform = choice.transform_segmentation_masks if of_masks else choice.transform_images
-            return lambda images: transform(images, own).astype(images.dtype)
+            return lambda images, _: transform(images, own).astype(images.dtype)
 
-        branches = [branch(*pair) for pair in zip(self.choices, numbers, strict=True)]
-        branches.append(lambda images: images)
+        # the first layers differ in their matrices alone: they share a branch, which is most of what is compiled
+        branches = [move, *map(branch, self.choices[len(movers) :], numbers[len(movers) :]), lambda images, _: images]
 
         def step(images: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
-            return jax.lax.switch(place, branches, images), None
+            return jax.lax.switch(jnp.maximum(place - len(movers) + 1, 0), branches, images, place), None
 
         return jax.lax.scan(step, images, chosen)[0]
 
@@ -112,13 +118,10 @@ class RandAugment(ChoiceLayer):
         self.num_ops = check_int("num_ops", num_ops, 0, layer=self.name, example=2)
         self._set_options(factor, interpolation, seed)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which layers are chosen and what each needs, `{"layer_idxes": (num_ops,), "transforms": [...]}`."""
-        if not training:
-            return None
-        seed = self.generator if seed is None else seed
         chosen = random.randint((self.num_ops,), 0, len(self.choices), seed=seed)
-        return {"layer_idxes": chosen, "transforms": self._numbers(data, seed)}
+        return {"layer_idxes": chosen, "transforms": self._numbers(images, seed)}
 
     def _augmented(self, images: jax.Array, transformation: Any, of_masks: bool) -> jax.Array:
         return self._applied(images, transformation["transforms"], transformation["layer_idxes"], of_masks)
@@ -159,19 +162,20 @@ class AugMix(ChoiceLayer):
         if not all_ops:
             del self.choices[3:7]
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the proportions, and for each copy which layers are chosen and what each needs."""
-        if not training:
-            return None
-        seed = self.generator if seed is None else seed
-        weights = random.gamma((self.num_chains,), self.alpha, seed=seed)
-        share = random.beta((), self.alpha, self.alpha, seed=seed)
-        places = random.randint((self.num_chains, self.chain_depth), 0, len(self.choices) + 1, seed=seed)
-        chains = [self._numbers(data, seed) for _ in range(self.num_chains)]
+        chains, (rows, *dims) = self.num_chains, images.shape
+        # Dirichlet and Beta are normalized Gamma numbers, in one draw: each one takes seconds to compile
+        logarithms = jax.random.loggamma(key_of(seed), self.alpha, (chains + 2,))
+        places = random.randint((chains, self.chain_depth), 0, len(self.choices) + 1, seed=seed)
+        numbers = self._numbers(jax.ShapeDtypeStruct((rows * chains, *dims), images.dtype), seed)
         return {
-            "chain_mixing_weights": weights / jnp.sum(weights),
-            "weight_sample": share,
-            "chain_transforms": (jax.tree.map(lambda *parts: jnp.stack(parts), *chains), places),
+            "chain_mixing_weights": jax.nn.softmax(logarithms[:chains]),
+            "weight_sample": jax.nn.softmax(logarithms[chains:])[0],
+            "chain_transforms": (
+                jax.tree.map(lambda part: part.reshape(rows, chains, *part.shape[1:]).swapaxes(0, 1), numbers),
+                places,
+            ),
         }
 
     def _augmented(self, images: jax.Array, transformation: Any, of_masks: bool) -> jax.Array:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_fraction
-from keras_dist.layers.image_layer import RandomImageLayer, check_range, check_value_range
+from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range, check_value_range
 from keras_dist.layers.image_transforms import rgb_to_grayscale
 from keras_dist.layers.weight_arguments import LayerArguments
-
-Factor = float | Sequence[float]
 
 
 class ColorLayer(RandomImageLayer):
@@ -24,6 +22,11 @@ class ColorLayer(RandomImageLayer):
     ) -> jax.Array:
         """Return the masks."""
         return segmentation_masks
+
+    def _gray(self, images: jax.Array) -> jax.Array:
+        """Return the brightness of images, with one channel."""
+        self._check_colors(images, (1, 3))
+        return rgb_to_grayscale(images, self.data_format)
 
 
 class RangeLayer(ColorLayer):
@@ -41,13 +44,32 @@ class RangeLayer(ColorLayer):
         return jnp.clip(images, *self.value_range)
 
 
-class RandomBrightness(RangeLayer):
+class FactorLayer(RangeLayer):
+    """The base of those that draw a factor. Subclasses say between which numbers it lies."""
+
+    factor_bounds: ClassVar[tuple[float, float]] = (0, 1)
+
+    def __init__(
+        self,
+        factor: Factor,
+        value_range: Sequence[float] = (0, 255),
+        data_format: str | None = None,
+        seed: int | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.factor = check_range("factor", factor, self.factor_bounds, self.name)
+
+
+class RandomBrightness(FactorLayer):
     """Add a random number to the pixels of each image in training.
 
     Args:
         factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
             its negative and itself.
     """
+
+    factor_bounds = (-1, 1)
 
     def __init__(
         self,
@@ -58,19 +80,18 @@ class RandomBrightness(RangeLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (-1, 1), self.name)
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return what is added, `{"rgb_delta": (images, 1, 1, 1)}`."""
         low, high = self.value_range
-        return {"rgb_delta": self._uniform(data, self.factor, seed, 1, 1, 1) * (high - low)} if training else None
+        return {"rgb_delta": self._uniform(images, self.factor, seed, 1, 1, 1) * (high - low)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         return self._clipped(images + transformation["rgb_delta"].astype(images.dtype))
 
 
-class RandomContrast(RangeLayer):
+class RandomContrast(FactorLayer):
     """Move the pixels of each image away from their mean, or towards it, by a random factor in training.
 
     Args:
@@ -86,44 +107,33 @@ class RandomContrast(RangeLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the factors, `{"contrast_factor": (images, 1, 1, 1)}`."""
         low, high = self.factor
-        return {"contrast_factor": self._uniform(data, (1.0 - low, 1.0 + high), seed, 1, 1, 1)} if training else None
+        return {"contrast_factor": self._uniform(images, (1.0 - low, 1.0 + high), seed, 1, 1, 1)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         mean = jnp.mean(images, self._axes, keepdims=True)
         return self._clipped((images - mean) * transformation["contrast_factor"] + mean)
 
 
-class RandomColorDegeneration(RangeLayer):
+class RandomColorDegeneration(FactorLayer):
     """Take a random part of the colours from each image in training.
 
     Args:
         factor: the least and the largest part; 1 leaves gray images.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (-1, 1), self.name)
+    factor_bounds = (-1, 1)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the parts, `{"factor": (images, 1, 1, 1)}`."""
-        return {"factor": self._uniform(data, self.factor, seed, 1, 1, 1)} if training else None
+        return {"factor": self._uniform(images, self.factor, seed, 1, 1, 1)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        gray = rgb_to_grayscale(images, self.data_format)
-        return self._clipped(images + transformation["factor"] * (gray - images))
+        return self._clipped(images + transformation["factor"] * (self._gray(images) - images))
 
 
 class RandomGrayscale(ColorLayer):
@@ -143,15 +153,15 @@ class RandomGrayscale(ColorLayer):
         super().__init__(seed, data_format=data_format, **kwargs)
         self.factor = check_fraction("factor", factor, self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images become gray, (images, 1, 1, 1)."""
-        return self._uniform(data, (0.0, 1.0), seed, 1, 1, 1) < self.factor if training else None
+        return self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) < self.factor
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        return jnp.where(transformation, rgb_to_grayscale(images, self.data_format), images)
+        return jnp.where(transformation, self._gray(images), images)
 
 
-class RandomInvert(RangeLayer):
+class RandomInvert(FactorLayer):
     """Invert some images in training: the largest value minus each pixel.
 
     Args:
@@ -166,15 +176,11 @@ class RandomInvert(RangeLayer):
         data_format: str | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images are inverted, `{"apply_inversion": (images,)}`."""
-        if not training:
-            return None
-        probability = self._uniform(data, self.factor, seed)
-        return {"apply_inversion": self._uniform(data, (0.0, 1.0), seed) < probability}
+        return {"apply_inversion": self._chosen(images, self.factor, seed)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         inverted = transformation["apply_inversion"][:, None, None, None]
@@ -204,13 +210,11 @@ class Solarization(RangeLayer):
         self.addition_factor = check_range("addition_factor", addition_factor, (0, 1), self.name)
         self.threshold_factor = check_range("threshold_factor", threshold_factor, (0, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return what is added, and where inversion begins, `{"additions": ..., "thresholds": ...}`."""
-        if not training:
-            return None
         # the lower limits count as pixels, as in Keras
         limits = {"additions": self.addition_factor, "thresholds": self.threshold_factor}
-        return {name: self._uniform(data, (low, high * 255), seed, 1, 1, 1) for name, (low, high) in limits.items()}
+        return {name: self._uniform(images, (low, high * 255), seed, 1, 1, 1) for name, (low, high) in limits.items()}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         low, high = self.value_range

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from keras_dist import random
 from keras_dist._arguments import check_number, check_option
 from keras_dist.layers import image_transforms
-from keras_dist.layers.image_layer import RandomImageLayer, check_range, check_value_range
-from keras_dist.layers.random_geometry import Factor
+from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range, check_value_range
 from keras_dist.layers.weight_arguments import LayerArguments
 
 
@@ -52,13 +51,11 @@ class RandomElasticTransform(RandomImageLayer):
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
         self.value_range = check_value_range(value_range, self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images change, how strongly, and the seed of the ways of pixels; None, if none can change."""
-        if not training or 0 in (self.scale[1], self.factor[1]):
+        if 0 in (self.scale[1], self.factor[1]):
             return None
-        probability = self._uniform(data, self.factor, seed)
-        chosen = self._uniform(data, (0.0, 1.0), seed) < probability
-        seed = self.generator if seed is None else seed
+        chosen = self._chosen(images, self.factor, seed)
         strength = random.uniform((), *self.scale, dtype=self.compute_dtype, seed=seed)
         key = seed.next() if isinstance(seed, random.SeedGenerator) else seed  # one for images and their masks
         return {"apply_transform": chosen, "distortion_factor": strength, "seed": key}
@@ -69,8 +66,7 @@ class RandomElasticTransform(RandomImageLayer):
         return found if not training or transformation is None else jnp.clip(found, *self.value_range)
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        axis = -1 if self.data_format == "channels_last" else -3
-        rows = jnp.moveaxis(images, axis, -1)
+        rows = jnp.moveaxis(images, self._channels, -1)
         noise = random.normal(rows.shape[:3], dtype=self.compute_dtype, seed=transformation["seed"])
         height, width = self._size(images)
         alpha, sigma = 0.1 * max(height, width), 0.05 * min(height, width)
@@ -78,4 +74,5 @@ class RandomElasticTransform(RandomImageLayer):
         options = (interpolation, self.fill_mode, self.fill_value)
         reach = sigma * self.scale[1]
         moved = image_transforms.elastic_transform(rows, noise, alpha * strength, sigma * strength, reach, *options)
-        return jnp.where(transformation["apply_transform"][:, None, None, None], jnp.moveaxis(moved, -1, axis), images)
+        moved = jnp.moveaxis(moved, -1, self._channels)
+        return jnp.where(transformation["apply_transform"][:, None, None, None], moved, images)

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from keras_dist import random
 from keras_dist._arguments import argument_error
 from keras_dist.layers import image_filters
-from keras_dist.layers.image_layer import check_range
-from keras_dist.layers.random_colors import Factor, RangeLayer
+from keras_dist.layers.image_layer import Factor, check_range
+from keras_dist.layers.random_colors import FactorLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
 
-class RandomSharpness(RangeLayer):
+class RandomSharpness(FactorLayer):
     """Sharpen or blur each image by a random factor in training.
 
     Args:
@@ -24,20 +24,9 @@ class RandomSharpness(RangeLayer):
             they are, 0 blurs them, 1 sharpens them.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
-
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the factors, `{"factor": (images,)}`."""
-        return {"factor": self._uniform(data, self.factor, seed)} if training else None
+        return {"factor": self._uniform(images, self.factor, seed)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         kernel = jnp.full((3, 3), 1 / 13, images.dtype).at[1, 1].set(5 / 13)
@@ -45,7 +34,7 @@ class RandomSharpness(RangeLayer):
         return self._clipped(images + (1 - factor) * (self._filtered(images, kernel) - images))
 
 
-class RandomGaussianBlur(RangeLayer):
+class RandomGaussianBlur(FactorLayer):
     """Blur some images by a Gaussian in training.
 
     Args:
@@ -64,8 +53,7 @@ class RandomGaussianBlur(RangeLayer):
         seed: int | None = None,
         **kwargs: Unpack[LayerArguments],
     ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
         sizes: tuple[Any, ...] = (
             tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size, kernel_size)
         )
@@ -74,13 +62,9 @@ class RandomGaussianBlur(RangeLayer):
         self.kernel_size = sizes
         self.sigma = check_range("sigma", sigma, (0, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images are blurred and how, `{"should_apply_blur": (images,), "blur_factor": (2,)}`."""
-        if not training:
-            return None
-        probability = self._uniform(data, self.factor, seed)
-        chosen = self._uniform(data, (0.0, 1.0), seed) < probability
-        seed = self.generator if seed is None else seed
+        chosen = self._chosen(images, self.factor, seed)
         sigma = random.uniform((2,), *self.sigma, dtype=self.compute_dtype, seed=seed) + 1e-6
         return {"should_apply_blur": chosen, "blur_factor": sigma}
 
@@ -93,7 +77,7 @@ class RandomGaussianBlur(RangeLayer):
         return self._clipped(jnp.where(transformation["should_apply_blur"][:, None, None, None], blurred, images))
 
 
-class RandomPosterization(RangeLayer):
+class RandomPosterization(FactorLayer):
     """Keep a random number of bits of the pixels of each image in training, of eight.
 
     Args:
@@ -102,25 +86,12 @@ class RandomPosterization(RangeLayer):
         value_range: the least and the largest value of pixels, which become 0 and 255 and back.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        pair = (1, factor) if not isinstance(factor, list | tuple) else factor
-        self.factor = check_range("factor", pair, (1, 8), self.name)
+    factor_bounds = (1, 8)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return how many bits are dropped, `{"shift_factor": (images,)}`."""
-        if not training:
-            return None
-        rows = 1 if jnp.ndim(data) == 3 else jnp.shape(data)[0]
+        rows = images.shape[0]
         low, high = (int(limit) for limit in self.factor)
-        seed = self.generator if seed is None else seed
         same = jnp.full((rows,), low, "uint8")
         return {"shift_factor": 8 - (same if low == high else random.randint((rows,), low, high, "uint8", seed))}
 

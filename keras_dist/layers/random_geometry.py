@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -12,10 +11,8 @@ import jax.numpy as jnp
 from keras_dist import random
 from keras_dist._arguments import check_number, check_option, check_optional, check_size
 from keras_dist.layers import image_transforms
-from keras_dist.layers.image_layer import RandomImageLayer, check_range
+from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range
 from keras_dist.layers.weight_arguments import LayerArguments
-
-Factor = float | Sequence[float]
 
 
 class RandomFlip(RandomImageLayer):
@@ -37,9 +34,9 @@ class RandomFlip(RandomImageLayer):
         super().__init__(seed, data_format=data_format, **kwargs)
         self.mode = check_option("mode", mode, ("horizontal", "vertical", "horizontal_and_vertical"), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images are flipped, `{"flips": (images, 1, 1, 1)}`."""
-        return {"flips": self._uniform(data, (0.0, 1.0), seed, 1, 1, 1) <= 0.5} if training else None
+        return {"flips": self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) <= 0.5}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         names = ("vertical", "horizontal")
@@ -77,7 +74,9 @@ class AffineLayer(RandomImageLayer):
         raise NotImplementedError
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        matrices = self._matrices(images, transformation)
+        return self._moved(images, self._matrices(images, transformation), interpolation)
+
+    def _moved(self, images: jax.Array, matrices: jax.Array, interpolation: str) -> jax.Array:
         options = (interpolation, self.fill_mode, self.fill_value, self.data_format)
         return image_transforms.affine_transform(images, matrices, *options)
 
@@ -110,10 +109,10 @@ class RandomRotation(AffineLayer):
         super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
         self.factor = check_range("factor", factor, (-1, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the angles [degrees], `{"angle": (images,)}`."""
         low, high = self.factor
-        return {"angle": self._uniform(data, (low * 360.0, high * 360.0), seed)} if training else None
+        return {"angle": self._uniform(images, (low * 360.0, high * 360.0), seed)}
 
     def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
         return image_transforms.rotation(transformation["angle"] * (math.pi / 180.0), *self._size(images))
@@ -144,15 +143,13 @@ class RandomZoom(AffineLayer):
         self.height_factor = check_range("height_factor", height_factor, **options)
         self.width_factor = check_optional(check_range, "width_factor", width_factor, **options)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the factors, `{"height_zoom": (images, 1), "width_zoom": (images, 1)}`."""
-        if not training:
-            return None
         low, high = self.height_factor
-        height = width = self._uniform(data, (1.0 + low, 1.0 + high), seed, 1)
+        height = width = self._uniform(images, (1.0 + low, 1.0 + high), seed, 1)
         if self.width_factor is not None:
             low, high = self.width_factor
-            width = self._uniform(data, (1.0 + low, 1.0 + high), seed, 1)
+            width = self._uniform(images, (1.0 + low, 1.0 + high), seed, 1)
         return {"height_zoom": height, "width_zoom": width}
 
     def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
@@ -184,13 +181,11 @@ class RandomTranslation(AffineLayer):
         self.height_factor = check_range("height_factor", height_factor, (-1, 1), self.name)
         self.width_factor = check_range("width_factor", width_factor, (-1, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the ways to the right and down [pixels], `{"translations": (images, 2)}`."""
-        if not training:
-            return None
-        height, width = self._size(data)
-        down = self._uniform(data, self.height_factor, seed, 1) * height
-        right = self._uniform(data, self.width_factor, seed, 1) * width
+        height, width = self._size(images)
+        down = self._uniform(images, self.height_factor, seed, 1) * height
+        right = self._uniform(images, self.width_factor, seed, 1) * width
         return {"translations": jnp.concatenate([right, down], axis=1)}
 
     def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
@@ -221,12 +216,10 @@ class RandomShear(AffineLayer):
         self.x_factor = check_range("x_factor", x_factor, (-1, 1), self.name)
         self.y_factor = check_range("y_factor", y_factor, (-1, 1), self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the factors of x and y, `{"shear_factor": (images, 2)}`."""
-        if not training:
-            return None
-        sign = jnp.where(self._uniform(data, (0.0, 1.0), seed, 1) > 0.5, -1.0, 1.0)
-        y, x = (self._uniform(data, limits, seed, 1) for limits in (self.y_factor, self.x_factor))
+        sign = jnp.where(self._uniform(images, (0.0, 1.0), seed, 1) > 0.5, -1.0, 1.0)
+        y, x = (self._uniform(images, limits, seed, 1) for limits in (self.y_factor, self.x_factor))
         return {"shear_factor": jnp.concatenate([x, y], axis=1) * sign}
 
     def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
@@ -258,12 +251,11 @@ class RandomCrop(RandomImageLayer):
         self.height = check_size("height", height, self.name)
         self.width = check_size("width", width, self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return where the part begins: top and left."""
-        height, width = self._size(data)
-        if not (training and height > self.height and width > self.width):
+        height, width = self._size(images)
+        if not (height > self.height and width > self.width):
             return image_transforms.largest_like(height, width, (self.height, self.width))[:2]
-        seed = self.generator if seed is None else seed
         larger = (height - self.height + 1, width - self.width + 1)
         return tuple(random.uniform((), 0.0, float(high), seed=seed).astype("int32") for high in larger)
 

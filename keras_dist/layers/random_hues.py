@@ -10,20 +10,20 @@ import jax.numpy as jnp
 
 from keras_dist.config.settings import epsilon
 from keras_dist.layers import image_filters
-from keras_dist.layers.image_layer import RandomImageLayer, check_range
-from keras_dist.layers.random_colors import Factor, RandomBrightness, RandomContrast, RangeLayer
+from keras_dist.layers.image_layer import Factor, RandomImageLayer
+from keras_dist.layers.random_colors import FactorLayer, RandomBrightness, RandomContrast, RangeLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
 
-class HueLayer(RangeLayer):
+class HueLayer(FactorLayer):
     """The base of layers that change images as hue, saturation and value."""
 
     def _in_hsv(self, images: jax.Array, change: Callable[..., Sequence[jax.Array]]) -> jax.Array:
         """Return images of red, green and blue whose `(hue, saturation, value)` a function has changed."""
-        axis = -1 if self.data_format == "channels_last" else -3
-        hsv = image_filters.rgb_to_hsv(jnp.moveaxis(images, axis, -1))
+        self._check_colors(images)
+        hsv = image_filters.rgb_to_hsv(jnp.moveaxis(images, self._channels, -1))
         changed = jnp.stack(change(*jnp.unstack(hsv, axis=-1)), -1)
-        return jnp.moveaxis(image_filters.hsv_to_rgb(changed), -1, axis)
+        return jnp.moveaxis(image_filters.hsv_to_rgb(changed), -1, self._channels)
 
 
 class RandomHue(HueLayer):
@@ -34,23 +34,10 @@ class RandomHue(HueLayer):
             direction is random.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (0, 1), self.name)
-
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the turns, `{"factor": (images,)}`."""
-        if not training:
-            return None
-        sign = jnp.where(self._uniform(data, (0.0, 1.0), seed) > 0.5, -1.0, 1.0)
-        return {"factor": sign * self._uniform(data, self.factor, seed) * 0.5}
+        sign = jnp.where(self._uniform(images, (0.0, 1.0), seed) > 0.5, -1.0, 1.0)
+        return {"factor": sign * self._uniform(images, self.factor, seed) * 0.5}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         low, high = self.value_range
@@ -73,22 +60,11 @@ class RandomSaturation(HueLayer):
         value_range: the least and the largest value of pixels; saturations are cut to it, as in Keras.
     """
 
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        data_format: str | None = None,
-        seed: int | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, seed, data_format=data_format, **kwargs)
-        self.factor = check_range("factor", factor, (-1, 1), self.name)
+    factor_bounds = (-1, 1)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return what saturations are multiplied by, `{"factor": (images,)}`."""
-        if not training:
-            return None
-        share = self._uniform(data, self.factor, seed)
+        share = self._uniform(images, self.factor, seed)
         return {"factor": share / (1 - share + epsilon())}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -130,10 +106,9 @@ class RandomColorJitter(RangeLayer):
         ]
         self.steps = [kind(factor, value_range, **options) for factor, kind in kinds if factor is not None]
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return what each step needs, a list."""
-        seed = self.generator if seed is None else seed
-        return [step.get_random_transformation(data, seed=seed) for step in self.steps] if training else None
+        return [step.get_random_transformation(images, seed=seed) for step in self.steps]
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         for step, numbers in zip(self.steps, transformation, strict=True):

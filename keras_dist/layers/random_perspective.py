@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from keras_dist import random
 from keras_dist._arguments import check_fraction, check_number, check_option
 from keras_dist.layers import image_transforms
-from keras_dist.layers.image_layer import RandomImageLayer, check_range
-from keras_dist.layers.random_geometry import Factor
+from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range
 from keras_dist.layers.weight_arguments import LayerArguments
 
 
@@ -42,16 +41,12 @@ class RandomPerspective(RandomImageLayer):
         self.interpolation = check_option("interpolation", interpolation, options, self.name)
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
 
-    def get_random_transformation(self, data: Any, training: bool = True, seed: Any = None) -> Any:
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return which images change, and where their corners are before and afterwards, (images, 4, 2)."""
-        if not training:
-            return None
-        probability = self._uniform(data, self.factor, seed)
-        chosen = self._uniform(data, (0.0, 1.0), seed) < probability
+        chosen = self._chosen(images, self.factor, seed)
         limits = (-0.5 * self.scale, 0.5 * self.scale)
-        seed = self.generator if seed is None else seed
         moved = random.uniform((*chosen.shape, 4, 2), *limits, dtype=self.compute_dtype, seed=seed)
-        bottom, right = (size - 1.0 for size in self._size(data))
+        bottom, right = (size - 1.0 for size in self._size(images))
         start = jnp.asarray([[0, 0], [right, 0], [0, bottom], [right, bottom]], moved.dtype)
         return {
             "apply_perspective": chosen,

@@ -53,6 +53,8 @@ class RematScope:
             raise argument_error("mode", mode, f"None, or one of {', '.join(map(repr, MODES))}", example="full")
         self.mode = mode
         self.output_size_threshold = check_size("output_size_threshold", output_size_threshold, "RematScope")
+        if isinstance(layer_names, str):
+            raise argument_error("layer_names", layer_names, "a list of names", example=[layer_names])
         self.layer_names = list(layer_names or ())
 
     def __enter__(self) -> RematScope:

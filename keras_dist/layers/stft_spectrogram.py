@@ -13,7 +13,7 @@ from keras_dist import initializers
 from keras_dist._arguments import argument_error, check_option, check_optional, check_size
 from keras_dist._types import PyTree
 from keras_dist.config.settings import check_data_format, epsilon
-from keras_dist.errors import ArgumentTypeError
+from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
@@ -95,6 +95,13 @@ class STFTSpectrogram(Layer):
                 "inputs", inputs.dtype, "floating-point numbers", layer=self.name, error=ArgumentTypeError
             )
         signals = jnp.swapaxes(inputs, 1, 2) if self.data_format == "channels_last" else inputs
+        if self.padding == "valid" and signals.shape[-1] < self.frame_length:
+            raise ModelError(
+                f"layer {self.name!r} finds no frame in signals",
+                given=f"{signals.shape[-1]} numbers in signals of shape {inputs.shape}",
+                expected=f"at least frame_length={self.frame_length}, with data_format={self.data_format!r}",
+                fix='padding="same", a smaller frame_length, or the other data_format',
+            )
         found = self._spectra(signals)  # (batch, channels, frames, frequencies)
         if self.data_format == "channels_first":
             return found if self.expand_dims else _joined(jnp.swapaxes(found, 2, 3), 1)

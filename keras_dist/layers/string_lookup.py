@@ -12,22 +12,11 @@ class StringLookup(IndexLookup):
     """The index of words in a vocabulary, or vectors of them; runs on the host.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
         num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
             refuse them.
-        mask_token: the word of index 0, for masks; None for none.
-        oov_token: what stands for unknown words in the vocabulary.
         vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each word of `vocabulary`.
-        invert: whether indices are turned back to words.
-        output_mode: `"int"`, the index of each word; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the words of the last dim.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        sparse: False; arrays are dense.
         encoding: of bytes.
-        name: as of `Layer`.
         salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
-        **kwargs: as of `Layer`.
 
     Example:
         >>> from keras_dist import layers
@@ -56,16 +45,5 @@ class StringLookup(IndexLookup):
         **kwargs: Any,
     ) -> None:
         self.encoding = encoding
-        options: dict[str, Any] = {"pad_to_max_tokens": pad_to_max_tokens, "salt": salt, "name": name, **kwargs}
-        super().__init__(
-            max_tokens,
-            num_oov_indices,
-            mask_token,
-            oov_token,
-            vocabulary,
-            idf_weights,
-            invert,
-            output_mode,
-            sparse,
-            **options,
-        )
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
+        super().__init__(*tokens, invert, output_mode, sparse, pad_to_max_tokens, salt=salt, name=name, **kwargs)

@@ -61,10 +61,10 @@ def _sortable(token: Token) -> Any:
     return token.encode("utf-8", "surrogateescape") if isinstance(token, str) else token
 
 
-def as_token(token: Any) -> Any:
+def as_token(token: Any, encoding: str) -> Any:
     """Return text for bytes, and a number of Python for one of numpy."""
     if isinstance(token, bytes):
-        return token.decode("utf-8", "surrogateescape")
+        return token.decode(encoding, "surrogateescape")
     return token.item() if isinstance(token, np.generic) else token
 
 

@@ -63,6 +63,64 @@ def test_dicts_and_single_images():
         layers.RandomFlip()(IMAGES[0, 0])
 
 
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+def test_masks_need_no_channels(data_format):
+    images = IMAGES if data_format == "channels_last" else np.moveaxis(IMAGES, -1, 1)
+    masks = (IMAGES[..., 0] > 100).astype("int32")
+    flipped = layers.RandomFlip("horizontal", seed=1, data_format=data_format)
+    found = flipped({"images": images, "segmentation_masks": masks})
+    is_flipped = (np.asarray(found["images"]) != images).any((1, 2, 3))
+    assert 0 < is_flipped.sum() < len(images)
+    expected = np.where(is_flipped[:, None, None], masks[:, :, ::-1], masks)
+    np.testing.assert_array_equal(found["segmentation_masks"], expected)
+    resized = layers.Resizing(3, 4, data_format=data_format)
+    for rows in (slice(None), 0):
+        data = {"images": images[rows], "segmentation_masks": masks[rows]}
+        assert resized(data)["segmentation_masks"].shape == (*masks[rows].shape[:-2], 3, 4)
+    with pytest.raises(kd.errors.ModelError, match="batches of different sizes"):
+        resized({"images": images, "segmentation_masks": masks[:5]})
+
+
+def test_classes_are_mixed_as_vectors():
+    with pytest.raises(kd.errors.ModelError, match="to_categorical"):
+        layers.MixUp()({"images": IMAGES, "labels": LABELS})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.RandomHue(0.5),
+        layers.RandomSaturation(0.5),
+        layers.RandomGrayscale(),
+        layers.RandomColorDegeneration(0.5),
+        layers.RandomErasing(fill_value=(1.0, 2.0, 3.0)),
+    ],
+)
+def test_colours_are_red_green_and_blue(layer):
+    for channels in (2, 4):
+        with pytest.raises(kd.errors.ModelError, match="red, green and blue"):
+            layer(np.ones((2, 4, 4, channels), "float32"))
+    with pytest.raises(kd.errors.ModelError, match="red, green and blue"):
+        layers.RandomErasing(fill_value=(1.0, 2.0, 3.0))(np.ones((2, 4, 4, 1), "float32"))
+
+
+def test_numbers_are_drawn_for_dicts_and_single_images():
+    for data in (IMAGES[0], {"images": IMAGES[:1], "labels": LABELS[:1]}):
+        found = layers.RandomFlip().get_random_transformation(data, seed=3)
+        assert found["flips"].shape == (1, 1, 1, 1)
+        assert layers.RandomFlip().get_random_transformation(data, training=False) is None
+
+
+def test_proportions_of_small_alpha_are_numbers():
+    found = layers.AugMix(alpha=1e-3, seed=1).get_random_transformation(IMAGES[:2])
+    weights, (numbers, places) = found["chain_mixing_weights"], found["chain_transforms"]
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+    assert 0 <= found["weight_sample"] <= 1
+    assert places.shape == (3, 3)
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(numbers)} == {(3, 2)}  # copies, images
+    assert len(np.unique(numbers[2]["angle"])) == 6
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -71,6 +129,8 @@ def test_dicts_and_single_images():
         lambda: layers.RandomZoom((0.1, 2.0)),
         lambda: layers.RandomContrast(-0.1),
         lambda: layers.RandomBrightness(0.1, value_range=(0,)),
+        lambda: layers.AutoContrast(value_range=(5, 5)),
+        lambda: layers.RandomPosterization(9),
         lambda: layers.RandomFlip("sideways"),
         lambda: layers.RandomTranslation(0.1, 0.1, fill_mode="mirror"),
         lambda: layers.Resizing(3, 3, crop_to_aspect_ratio=True, pad_to_aspect_ratio=True),

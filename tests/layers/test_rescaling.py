@@ -133,3 +133,8 @@ def test_a_py_dataset_is_adapted_to():
 def test_the_number_of_bins_tells_shapes_before_limits_are_known():
     layer = kd.layers.Discretization(num_bins=4, output_mode="one_hot")
     assert layer.compute_output_shape((None, 3, 2)) == (None, 3, 2, 4)
+
+
+def test_lists_of_integers_are_encoded() -> None:
+    assert layers.CategoryEncoding(3, "one_hot")([2, 0]).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert layers.CategoryEncoding(3, "count")([[0, 2, 2]]).tolist() == [[1, 0, 2]]

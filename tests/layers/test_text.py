@@ -65,6 +65,20 @@ def test_words_are_learned_the_most_frequent_first():
     np.testing.assert_allclose(again([["b", "?"]]), weighted([["b", "?"]]))
 
 
+def test_bytes_are_read_in_their_encoding():
+    layer = layers.StringLookup(vocabulary=["é", "ü".encode("latin-1")], encoding="latin-1")
+    assert layer(["ü".encode("latin-1"), "é", b"a"]).tolist() == [2, 1, 0]
+    learned = layers.StringLookup.from_config(layers.StringLookup(encoding="latin-1").get_config())
+    learned.adapt(["é".encode("latin-1")])
+    assert learned.get_vocabulary() == ["[UNK]", "é"]
+
+
+def test_nothing_is_learned_of_no_words():
+    layer = layers.StringLookup()
+    layer.adapt(iter([np.zeros((0, 2), str), np.array([["a", "b"]])]))
+    assert sorted(layer.get_vocabulary()) == ["[UNK]", "a", "b"]
+
+
 def test_vocabularies_in_files(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("a\nb\nc\n", "utf-8")
@@ -116,6 +130,7 @@ def test_wrong_data():
         (layers.StringLookup(vocabulary=WORDS), [["a"], ["a", "b"]]),
         (layers.TextVectorization(), np.array([["a", "b"]])),
         (layers.TextVectorization(), [None]),
+        (layers.Hashing(5), np.array([1.5])),
         (layers.HashedCrossing(5), np.array(["a"])),
         (layers.HashedCrossing(5), (np.array(["a"]), np.array([0.5]))),
     ):
@@ -202,6 +217,15 @@ def test_bins():
     assert layers.Discretization([0.0, 1.0], output_mode="one_hot")(x.T).shape == (4, 3)
     model = kd.Sequential([kd.Input((4,)), layers.Discretization([0.0, 1.0]), layers.Embedding(3, 2)])
     assert model.predict(x, verbose=0).shape == (1, 4, 2)
+
+
+def test_bins_of_data_with_one_number():
+    layer = layers.Discretization(num_bins=3)
+    with pytest.raises(DataError, match="no data"):
+        layer.adapt(np.zeros(0))
+    layer.adapt(np.ones(1))
+    again = layers.Discretization.from_config(layer.get_config())
+    assert again(np.array([0.0, 5.0])).tolist() == layer([0.0, 5.0]).tolist() == [0, 0]
 
 
 def test_symbolic_outputs_of_host_layers_are_told():

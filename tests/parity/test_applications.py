@@ -170,6 +170,15 @@ def test_images_are_prepared_as_by_keras(keras, module):
         np.testing.assert_allclose(ours.preprocess_input(first, "channels_first", **options), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("module", ["vgg16", "resnet"])
+def test_images_without_colours_are_refused(module):
+    prepare = getattr(applications, module).preprocess_input
+    for shape in ((2, 4, 4, 1), (4, 4), (2, 3, 4, 4)):
+        with pytest.raises(DataError, match="red, green and blue"):
+            prepare(np.ones(shape, "float32"))
+    assert prepare([[[1, 2, 3]]]).shape == (1, 1, 3)
+
+
 def test_predictions_have_names(tmp_path):
     names = {str(number): [f"n{number}", f"thing {number}"] for number in range(10)}
     path = tmp_path / "classes.json"
@@ -195,6 +204,16 @@ def test_nothing_is_downloaded():
         applications.VGG16()
     with pytest.raises(ModelError, match="`input_shape` is no shape"):
         applications.ResNet50(weights=None, input_shape=(16, 16, 3))
+    with pytest.raises(ModelError, match="`input_shape` is no shape"):
+        applications.VGG16(weights=None, input_shape=64)
+    with pytest.raises(ModelError, match="`alpha`"):
+        applications.MobileNetV2(weights=None, alpha=0)
+    with pytest.raises(ModelError, match="channels last"):
+        try:
+            kd.config.set_image_data_format("channels_first")
+            applications.VGG16(weights=None, include_top=False)
+        finally:
+            kd.config.set_image_data_format("channels_last")
     with pytest.raises(ModelError, match="both sizes at least 71"):
         applications.Xception(weights=None, input_shape=(70, 80, 3))
     with pytest.raises(ModelError, match="another activation"):

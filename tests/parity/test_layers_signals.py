@@ -63,3 +63,11 @@ def test_frames_that_do_not_fit() -> None:
         layer = layers.STFTSpectrogram(fft_length=300)
     with pytest.raises(TypeError, match="floating-point"):
         layer(np.ones((2, 400, 1), "int32"))
+
+
+def test_signals_that_are_too_short(keras: types.ModuleType) -> None:
+    signals = SIGNALS[..., None]
+    for package in (keras.layers, layers):
+        with pytest.raises(ValueError, match=r"empty output|no frame"):
+            package.STFTSpectrogram(frame_length=601)(signals)
+    assert layers.STFTSpectrogram(frame_length=601, padding="same")(signals).shape == (2, 2, 513)
