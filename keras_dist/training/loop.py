@@ -36,8 +36,8 @@ class Hooks(Protocol):
         """Before a group of steps is dispatched, whose first batch this is."""
         ...
 
-    def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """After a group of steps was dispatched, whose last batch this is; they may still be running."""
+    def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
+        """After a group of steps was dispatched, with its last batch, and that of a full group; they may still run."""
         ...
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -107,8 +107,8 @@ def run_steps(
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
         batch: the number of the first batch.
-        group: how many steps are a group; None for those of an execution. As in Keras, the last batch of a group has
-            the same number where the data ends before it.
+        group: how many steps are a group; None for those of an execution. Hooks are told the last
+            batch of a full group, too, which Keras gives where the data ends before it.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
@@ -126,7 +126,7 @@ def run_steps(
     result, group, end = None, group or 1, batch
 
     def end_group() -> None:
-        hooks.batch_end(mode, end - 1, functools.partial(as_logs, rows, result))
+        hooks.batch_end(mode, batch - 1, end - 1, functools.partial(as_logs, rows, result))
 
     timer.begin()
     for execution in executions:
