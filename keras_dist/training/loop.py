@@ -86,7 +86,7 @@ def run_steps(
     check_interrupt: Callable[[], None],
     timer: StepTimer,
     *,
-    as_logs: Callable[[int, PyTree], Mapping[str, Any]],
+    as_logs: Callable[[list[tuple[int, PyTree]]], Mapping[str, Any]],
     collect: Callable[[int, PyTree], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
@@ -102,8 +102,9 @@ def run_steps(
         hooks: called around each group of steps.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
         timer: told of what happens.
-        as_logs: what the hooks get to see of the real rows of a batch, and the arrays that `dispatch` returned.
-        collect: called with the same for each finished execution, in order.
+        as_logs: what the hooks get to see of a group: of each execution the real rows of a batch, and the arrays that
+            `dispatch` returned.
+        collect: called with both for each finished execution, in order.
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
         batch: the number of the first batch.
@@ -124,9 +125,10 @@ def run_steps(
             collect(rows, result)
 
     result, group, end = None, group or 1, batch
+    results: list[tuple[int, PyTree]] = []  # of the group
 
     def end_group() -> None:
-        hooks.batch_end(mode, batch - 1, end - 1, functools.partial(as_logs, rows, result))
+        hooks.batch_end(mode, batch - 1, end - 1, functools.partial(as_logs, results))
 
     timer.begin()
     for execution in executions:
@@ -134,11 +136,12 @@ def run_steps(
             finish_oldest()
         if batch >= end:
             hooks.batch_begin(mode, batch)
-            end = batch + group
+            results, end = [], batch + group
         began = timer.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
         steps, rows = execution.steps, execution.rows
+        results.append((rows, result))
         if mode == "train":
             liveness.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))

@@ -144,6 +144,13 @@ class TestHooks:
         begun, ended = ([0, 2], [1, 3]) if eagerly else ([0, 5, 10], [4, 9, 14])
         assert seen == {name: begun if name.endswith("begin") else ended for name in names}
 
+    def test_predictions_show_the_outputs_of_all_batches_of_a_group(self, five):
+        seen: list[np.ndarray] = []
+        watch = kd.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+        outputs = five.trained.model.predict(X, batch_size=8, callbacks=[watch], verbose=0)
+        assert [len(one) for one in seen] == [40, 40, 27]
+        np.testing.assert_array_equal(np.concatenate(seen), outputs)
+
     @pytest.mark.parametrize("is_known", [True, False])
     def test_callbacks_that_count_batches_count_those_that_there_are(self, five, is_known, tmp_path):
         """Also where nobody knew how many there would be: steps of logs, saves, the bar."""
