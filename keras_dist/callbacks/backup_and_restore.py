@@ -7,7 +7,7 @@ import signal
 import warnings
 
 from keras_dist._arguments import check_path
-from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode, batches_over
+from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
@@ -62,6 +62,7 @@ class BackupAndRestore(Callback):
     """
 
     EXIT_CODE = os.EX_TEMPFAIL
+    counts_batches = True
     in_every_process = True
     comes_last = True
 
@@ -120,7 +121,6 @@ class BackupAndRestore(Callback):
         """Save after every `save_freq` batches, or whenever that time has passed."""
         manager = self._open()
         manager.check()
-        batch = batches_over(self, batch) - 1
         steps, self._last_batch = batch - self._last_batch, batch
         self._batches += steps
         if isinstance(self.save_freq, int):

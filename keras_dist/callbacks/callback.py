@@ -25,8 +25,8 @@ class Callback:
 
     An execution is one step, or several that the loop groups: `on_train_batch_begin` gets the index of its first batch,
     `on_train_batch_end` that of its last. With a fixed `steps_per_execution` that is always so many further, as in
-    Keras, also where the data ends before. Between executions `model.variables` have their current values, and may be
-    assigned.
+    Keras, also where the data ends before; set `counts_batches = True` in a class that is to get the last batch there
+    was. Between executions `model.variables` have their current values, and may be assigned.
 
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
     execution has been dispatched, which may be before it has run; reading `logs` waits for it.
@@ -61,6 +61,9 @@ class Callback:
 
     comes_last = False
     """Whether it is called after all others, wherever it stands among them: it looks at what they have done."""
+
+    counts_batches = False
+    """Whether `on_*_batch_end` gets the index of the last batch there was; else that of the last of a full group."""
 
     in_every_process = False
     """Whether each process of a job must have it, with the same settings: it acts on training, or it saves."""
@@ -149,12 +152,6 @@ class Callback:
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """After an execution of a prediction was dispatched, with its last batch."""
-
-
-def batches_over(callback: Callback, batch: int) -> int:
-    """How many batches of an epoch are over when a hook is told of the last of a group, which the data may not fill."""
-    steps = callback.params.get("steps")
-    return batch + 1 if steps is None else min(batch + 1, steps)
 
 
 def watches(callback: Callback, mode: Mode) -> bool:

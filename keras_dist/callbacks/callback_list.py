@@ -43,7 +43,7 @@ class CallbackList(Callback):
         **params: Any,
     ) -> None:
         super().__init__()
-        self._batch_hooks: dict[tuple[Mode, str], list[Callable[..., None]]] = {}
+        self._batch_hooks: dict[tuple[Mode, str], list[tuple[Callable[..., None], bool]]] = {}
         self.callbacks: list[Callback] = []
         for callback in () if callbacks is None else callbacks if isinstance(callbacks, Iterable) else (callbacks,):
             self.append(callback)
@@ -103,9 +103,10 @@ class CallbackList(Callback):
         """Call `on_train_begin` or its counterpart for the mode."""
         getattr(self, f"on_{mode}_begin")({})
         for when in ("begin", "end"):
-            hooks = [getattr(callback, f"on_{mode}_batch_{when}") for callback in self.callbacks]
             self._batch_hooks[mode, when] = [
-                hook for hook, callback in zip(hooks, self.callbacks, strict=True) if watches(callback, mode)
+                (getattr(callback, f"on_{mode}_batch_{when}"), getattr(callback, "counts_batches", False))
+                for callback in self.callbacks
+                if watches(callback, mode)
             ]
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
@@ -114,15 +115,15 @@ class CallbackList(Callback):
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
         """Call `on_train_batch_begin` or its counterpart, of the callbacks that had one when the run began."""
-        for hook in self._batch_hooks[mode, "begin"]:
+        for hook, _ in self._batch_hooks[mode, "begin"]:
             hook(batch, {})
 
-    def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Logs]) -> None:
+    def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Logs]) -> None:
         """Call `on_train_batch_end` or its counterpart, of the callbacks that had one when the run began."""
         hooks = self._batch_hooks[mode, "end"]
         logs = make_logs() if hooks else {}
-        for hook in hooks:
-            hook(batch, logs)
+        for hook, counts in hooks:
+            hook(batch if counts else full, logs)
 
     @property
     def handles_interrupts(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist._arguments import check_number
-from keras_dist.callbacks.callback import Logs, Mode, batches_over
+from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.distribution.job import print_message
@@ -68,6 +68,7 @@ class ModelCheckpoint(MonitorCallback):
     Differs from Keras: NaN is never the best value.
     """
 
+    counts_batches = True
     state_names = ("best", "_epoch", "_last_batch", "_batches_since_save")
 
     def __init__(
@@ -116,7 +117,6 @@ class ModelCheckpoint(MonitorCallback):
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save after every `save_freq` batches, or whenever that time has passed."""
-        batch = batches_over(self, batch) - 1
         steps, self._last_batch = batch - self._last_batch, batch
         self._batches_since_save += steps
         if isinstance(self.save_freq, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-from keras_dist.callbacks.callback import Callback, Logs, Mode, batches_over
+from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.progbar import Drawing, console_of
 from keras_dist.distribution.job import is_chief
 
@@ -22,6 +22,8 @@ class ProgbarLogger(Callback):
     Args:
         file: where to write; standard output by default.
     """
+
+    counts_batches = True
 
     def __init__(self, file: TextIO | None = None) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class ProgbarLogger(Callback):
         self._drawing = Drawing(self._console, steps, _BAR_WIDTH, self._verbose, _SECONDS_BETWEEN_UPDATES)
 
     def _advance(self, batch: int, logs: Logs | None) -> None:
-        self._seen = batches_over(self, batch)
+        self._seen = batch + 1
         if self._drawing is not None:
             # the logs of the execution before: waiting for the newest would hold up the next
             self._drawing.advance(self._seen, lambda: self._last)

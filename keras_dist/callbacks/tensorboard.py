@@ -15,7 +15,7 @@ import numpy as np
 from keras_dist._arguments import argument_error, check_int, check_path
 from keras_dist._extras import import_extra
 from keras_dist._types import ArrayLike
-from keras_dist.callbacks.callback import Callback, Logs, Mode, batches_over
+from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError
@@ -50,6 +50,7 @@ class TensorBoard(Callback):
     are counted in steps of training that the callback has seen.
     """
 
+    counts_batches = True
     in_every_process = True
     state_names = ("_epoch", "_steps", "_steps_before_epoch")
 
@@ -141,7 +142,7 @@ class TensorBoard(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Write the logs if they are due, and end the profile after its last step."""
-        before, self._steps = self._steps, self._steps_before_epoch + batches_over(self, batch)
+        before, self._steps = self._steps, self._steps_before_epoch + batch + 1
         is_time = self.update_freq and before // self.update_freq < self._steps // self.update_freq
         if is_time and is_chief():
             self._write(_TRAIN, "batch_{}", logs or {}, self._steps)

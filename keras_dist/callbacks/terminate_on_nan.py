@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from keras_dist.callbacks.callback import Callback, Logs, batches_over
+from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.distribution.job import print_message
 from keras_dist.training.state_cell import StateCell
 
@@ -63,6 +63,7 @@ class TerminateOnNaN(Callback):
         Batch 0: Invalid loss, terminating training. All variables were finite before that: look at the rows.
     """
 
+    counts_batches = True
     in_every_process = True
 
     def __init__(self, raise_error: bool = False) -> None:
@@ -87,7 +88,7 @@ class TerminateOnNaN(Callback):
         first, flags = self._begun
         self._read()
         if self._finite is not None and logs is not None and "loss" in logs:
-            self._unread = _Execution(first, batches_over(self, batch) - 1, flags, logs)
+            self._unread = _Execution(first, batch, flags, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Read the last loss."""

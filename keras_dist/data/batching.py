@@ -239,14 +239,17 @@ class Streaming:
     def check_passes(self, count: int) -> None:
         """Check that the batches can be iterated `count` times, without reading one."""
         if self.source.is_once and self.steps is None and count > 1:
-            raise self._needs_steps(f"an iterator, which can be gone through once, for {count} times")
+            raise self._needs_steps(
+                f"an iterator, which can be gone through once, for {count} times",
+                "; for all batches each time a PyDataset, or an object whose __iter__ begins anew",
+            )
 
-    def _needs_steps(self, given: str) -> DataError:
+    def _needs_steps(self, given: str, otherwise: str = "") -> DataError:
         return DataError(
             f"`{self.steps_argument}` is missing",
             given=f"{self.source.title}: {given}, and {self.steps_argument}=None",
             expected="how many batches make an epoch",
-            fix=f"for example {self.steps_argument}=100",
+            fix=f"for example {self.steps_argument}=100{otherwise}",
         )
 
 

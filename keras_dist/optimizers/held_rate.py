@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist._signatures import takes
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.held_state import HeldState, has_rate, is_variable
 from keras_dist.optimizers.learning_rate import (
@@ -16,6 +17,7 @@ from keras_dist.optimizers.learning_rate import (
     ScheduledRateState,
     check_rate,
     checked_rate,
+    rate_after,
 )
 
 
@@ -33,7 +35,11 @@ class HeldRate(HeldState):
                 to something that is not a finite number.
         """
         if self._state is not None:
-            return LearningRate(self._rated().learning_rate.numpy(), self)
+            node = self._rated()
+            rate = node.learning_rate.numpy()
+            if callable(self._rate) and takes(self._rate, 0):  # `iterations` may have been set
+                rate = rate_after(self._rate, node.inner.iterations.value)
+            return LearningRate(rate, self)
         rate = next((inner.learning_rate for inner in self._inner().values()), self._rate)
         return rate if callable(rate) else LearningRate(rate, self)
 

@@ -131,6 +131,16 @@ class LossScaleOptimizer(Optimizer):
         return loss * value_of((self._state if state is None else state).dynamic_scale)
 
     @property
+    def dynamic_scale(self) -> Any:
+        """The scale of the next step's loss, as a variable; there is none before the optimizer is built.
+
+        Raises:
+            ModelError: it is not built.
+        """
+        self._check_built("dynamic_scale")
+        return self._state.dynamic_scale
+
+    @property
     def scales_loss(self) -> bool:
         """Whether it divides gradients: always."""
         return True

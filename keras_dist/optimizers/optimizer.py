@@ -192,6 +192,8 @@ class Optimizer(WeightDecay, Configurable):
         """
         self._check_params(params)
         rate, before = state
+        if callable(self._rate):
+            rate = rate_after(self._rate, before.iterations)  # which may have been set
         extra["learning_rate"] = rate
         weight = extra.pop("batch_weight", 1.0)
         if self.loss_scale_factor is not None:

@@ -73,26 +73,30 @@ class LazyLogs(MutableMapping[str, Any]):
 
 
 class LazyOutputs(Mapping[str, Any]):
-    """What callbacks get of a prediction: the `outputs` for its batch. Reading them waits for the step.
+    """What callbacks get of a prediction: the `outputs` for the batches of a group. Reading them waits for its steps.
 
     Args:
-        rows: how many of the rows are real.
-        outputs: on the device.
+        results: of each batch how many rows are real, and the outputs on the device.
     """
 
-    def __init__(self, rows: int, outputs: PyTree) -> None:
-        self._rows, self._outputs = rows, outputs
+    def __init__(self, results: list[tuple[int, PyTree]]) -> None:
+        self._results = results
 
     def __getitem__(self, name: str) -> Any:
         if name != "outputs":
             raise KeyError(name)
-        return real_outputs(self._rows, self._outputs)
+        return joined([real_outputs(rows, outputs) for rows, outputs in self._results])
 
     def __iter__(self) -> Iterator[str]:
         return iter(["outputs"])
 
     def __len__(self) -> int:
         return 1
+
+
+def joined(outputs: list[PyTree]) -> PyTree:
+    """The outputs for the rows of all batches, of those for each."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
 
 
 def real_outputs(rows: int, outputs: PyTree) -> PyTree:

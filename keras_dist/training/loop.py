@@ -36,8 +36,8 @@ class Hooks(Protocol):
         """Before a group of steps is dispatched, whose first batch this is."""
         ...
 
-    def batch_end(self, mode: Mode, batch: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """After a group of steps was dispatched, whose last batch this is; they may still be running."""
+    def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
+        """After a group of steps was dispatched, with its last batch, and that of a full group; they may still run."""
         ...
 
     def sees_every_batch(self, mode: Mode) -> bool:
@@ -86,7 +86,7 @@ def run_steps(
     check_interrupt: Callable[[], None],
     timer: StepTimer,
     *,
-    as_logs: Callable[[int, PyTree], Mapping[str, Any]],
+    as_logs: Callable[[list[tuple[int, PyTree]]], Mapping[str, Any]],
     collect: Callable[[int, PyTree], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     in_flight: int = MAX_IN_FLIGHT,
@@ -102,13 +102,14 @@ def run_steps(
         hooks: called around each group of steps.
         check_interrupt: raises after an execution when Ctrl-C was pressed in it.
         timer: told of what happens.
-        as_logs: what the hooks get to see of the real rows of a batch, and the arrays that `dispatch` returned.
-        collect: called with the same for each finished execution, in order.
+        as_logs: what the hooks get to see of a group: of each execution the real rows of a batch, and the arrays that
+            `dispatch` returned.
+        collect: called with both for each finished execution, in order.
         should_stop: asked after each execution.
         in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
         batch: the number of the first batch.
-        group: how many steps are a group; None for those of an execution. As in Keras, the last batch of a group has
-            the same number where the data ends before it.
+        group: how many steps are a group; None for those of an execution. Hooks are told the last
+            batch of a full group, too, which Keras gives where the data ends before it.
 
     Returns:
         The arrays that the last `dispatch` returned; None without executions.
@@ -124,9 +125,10 @@ def run_steps(
             collect(rows, result)
 
     result, group, end = None, group or 1, batch
+    results: list[tuple[int, PyTree]] = []  # of the group
 
     def end_group() -> None:
-        hooks.batch_end(mode, end - 1, functools.partial(as_logs, rows, result))
+        hooks.batch_end(mode, batch - 1, end - 1, functools.partial(as_logs, results))
 
     timer.begin()
     for execution in executions:
@@ -134,11 +136,12 @@ def run_steps(
             finish_oldest()
         if batch >= end:
             hooks.batch_begin(mode, batch)
-            end = batch + group
+            results, end = [], batch + group
         began = timer.look()
         result, compiled = dispatch(execution)
         signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
         steps, rows = execution.steps, execution.rows
+        results.append((rows, result))
         if mode == "train":
             liveness.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))

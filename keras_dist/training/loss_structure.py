@@ -32,7 +32,9 @@ class Part:
 def is_structured(losses: PyTree) -> bool:
     """Whether there are lists in what is given for the outputs: those are losses of a part, or one for each of it."""
     if isinstance(losses, list | tuple):
-        return any(isinstance(item, list | tuple | Mapping) and _size(item) != 1 for item in losses)
+        return any(_size(item) != 1 for item in losses if isinstance(item, list | tuple)) or any(
+            isinstance(item, Mapping) for item in losses
+        )
     if isinstance(losses, Mapping):
         return any(
             (isinstance(item, list | tuple) and len(item) != 1) or is_structured(item) for item in losses.values()
@@ -47,7 +49,7 @@ def parts_of(losses: PyTree, weights: PyTree, outputs: PyTree, labels: Mapping[s
     list than the outputs are, or where they are none, all are of this part.
 
     Args:
-        losses: of outputs, or of parts of them; None in there for those without a loss.
+        losses: of outputs, or of parts of them; None in there for those without a loss. A single one is of each output.
         weights: one for each, in the same order; a number for all, or None.
         outputs: the names of the outputs, in the structure in which the model returns these.
         labels: what outputs in lists are called, by their names.
@@ -57,6 +59,8 @@ def parts_of(losses: PyTree, weights: PyTree, outputs: PyTree, labels: Mapping[s
         if set(by_label) != set(losses):
             return None
         outputs = by_label
+    if isinstance(losses, Loss):
+        losses = jax.tree.map(lambda name: losses, outputs)
     leaves, structure = jax.tree.flatten(losses, is_leaf=_is_none)
     factors = [weights] * len(leaves) if weights is None or isinstance(weights, float) else _leaves(weights)
     if len(factors) != len(leaves):
@@ -102,7 +106,7 @@ def _placed(numbers: PyTree, outputs: PyTree, path: tuple[Any, ...]) -> Iterator
 def _name(place: PyTree, path: Sequence[Any], loss: Loss, labels: Mapping[str, str]) -> str:
     if isinstance(place, str):
         if not path or isinstance(path[-1], int):
-            path = [*path[:-1], labels[place] or loss.name]
+            path = [*path[:-1], labels[place].rpartition("/")[2] or loss.name]
     elif not path:
         path = ["_".join(place if isinstance(place, Mapping) else (labels[name] for name in _leaves(place)))]
     return "/".join(map(str, path))

@@ -271,7 +271,7 @@ def resolve_objective(
         _resolved_metrics(metrics),
         _resolved_metrics(weighted_metrics),
         output_names,
-        (losses, factors) if is_structured(losses) else None,
+        (losses, factors) if layer_names is not None or is_structured(losses) else None,
         layer_names,
     )
     if loss is not None and not jax.tree.leaves(objective.loss):
@@ -332,14 +332,13 @@ def _flat(resolved: PyTree) -> PyTree:
     found = dict(_items(None, resolved))
     if isinstance(resolved, list | tuple):
         return list(found.values())
-    return found if _is_by_output(resolved) else found[None]
+    return found if isinstance(resolved, Mapping) else found[None]
 
 
-def _items(path: Any, given: PyTree, in_list: bool = False) -> Iterator[tuple[Any, Any]]:
-    if isinstance(given, list | tuple) or (_is_by_output(given) and not in_list):
-        is_list = isinstance(given, list | tuple)
-        for name, item in enumerate(given) if is_list else given.items():
-            yield from _items(name if path is None else f"{path}/{name}", item, is_list)
+def _items(path: Any, given: PyTree) -> Iterator[tuple[Any, Any]]:
+    if isinstance(given, list | tuple | Mapping):
+        for name, item in given.items() if isinstance(given, Mapping) else enumerate(given):
+            yield from _items(name if path is None else f"{path}/{name}", item)
     else:
         yield path, given
 

@@ -267,7 +267,7 @@ class ProtocolStep:
                     given=f"the optimizer {optimizer.name!r}, which divides gradients by its loss scale",
                     expected="gradients of self.optimizer.scale_loss(loss)",
                     fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it; "
-                    "or compile(..., auto_scale_loss=False)",
+                    "or compile(..., auto_scale_loss=False) with an optimizer without `loss_scale_factor`",
                 )
 
 

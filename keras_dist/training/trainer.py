@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
@@ -27,7 +26,7 @@ from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logs import LazyLogs, LazyOutputs, real_outputs
+from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
@@ -285,7 +284,7 @@ class Trainer:
             )
             hooks.end("predict")
         self._compiled.forget_shapes("predict")
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
+        return joined(outputs)
 
     def train_batch(self, source: ArraySource) -> dict[str, float]:
         """One step on all rows of `source`; its logs."""
@@ -294,7 +293,7 @@ class Trainer:
         program = self._logged_step("train", lambda: batch)
         with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
             states, _ = self._train_dispatch(program)(Single(batch))
-        return dict(self._watched(program, batch.rows, states))
+        return dict(self._watched(program, [(batch.rows, states)]))
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
@@ -302,7 +301,7 @@ class Trainer:
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
         states, _ = self._test_dispatch(program)(Single(batch))
-        return dict(self._watched(program, batch.rows, states))
+        return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
@@ -414,9 +413,9 @@ class Trainer:
             with self._cell.lock:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
-    def _watched(self, program: LoggedStep, rows: int, states: Logs) -> LazyLogs:
+    def _watched(self, program: LoggedStep, results: Sequence[tuple[int, Logs]]) -> LazyLogs:
         """What callbacks get to see between batches; the metric objects of the model tell the same."""
-        del rows
+        _, states = results[-1]
         self._hold(program, states)
         return LazyLogs(states, program.accumulators)
 

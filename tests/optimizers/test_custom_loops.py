@@ -86,7 +86,11 @@ class TestStatelessApply:
         np.testing.assert_allclose(new, [[0.75, 0.75], [1.0, 1.0]])
 
     def test_keeps_its_scale_of_the_loss(self) -> None:
-        optimizer = built(LossScaleOptimizer(SGD(0.5), initial_scale=8.0))
+        optimizer = LossScaleOptimizer(SGD(0.5), initial_scale=8.0)
+        with pytest.raises(ModelError, match="holds no variables"):
+            _ = optimizer.dynamic_scale
+        built(optimizer)
+        assert float(optimizer.dynamic_scale) == 8.0
         (weights,), state = jax.jit(optimizer.stateless_apply)(
             [variable.value for variable in optimizer.variables], [8 * ONES], [ONES]
         )

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import keras_dist as kd
 from keras_dist import errors, optimizers, saving
 from keras_dist.optimizers import schedules
 
@@ -61,6 +62,19 @@ def test_the_rate_of_the_next_step_is_in_the_state() -> None:
     assert state.learning_rate.dtype == jnp.float32
     _, after = optimizer.update(jnp.ones(()), state)
     assert (float(state.learning_rate), float(after.learning_rate)) == (0.5, 0.25)
+
+
+def test_a_schedule_begins_anew_where_the_iterations_are_set() -> None:
+    model = kd.Sequential([kd.Input((1,)), kd.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(optimizers.SGD(Halving(0.5)), "mse")
+    x = np.ones((1, 1), "f4")
+    model.fit(x, x, epochs=3, verbose=0)
+    assert float(model.optimizer.learning_rate) == 0.5 / 2**3
+    model.optimizer.iterations.assign(0)
+    assert float(model.optimizer.learning_rate) == 0.5
+    model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
+    model.train_on_batch(x, x)
+    assert model.get_weights()[0].item() == 1.0  # a gradient of -2
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: type(schedule).__name__)

@@ -108,6 +108,7 @@ class TestMistakes:
         with pytest.raises(DataError, match="`validation_steps` is missing") as caught:
             model.fit(X, Y, epochs=2, validation_data=batches, verbose=0)
         assert "validation <list_iterator" in caught.value.given
+        assert "a PyDataset, or an object whose __iter__ begins anew" in caught.value.fix
         assert len(list(batches)) == len(cut((X, Y), 8))
         validation = iter(cut((X, Y), 8))
         model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import io
 from typing import Any
 
 import jax
@@ -12,7 +13,6 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import _programs
-from keras_dist.callbacks.callback import batches_over
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import compiled, executions, placement
@@ -144,12 +144,25 @@ class TestHooks:
         begun, ended = ([0, 2], [1, 3]) if eagerly else ([0, 5, 10], [4, 9, 14])
         assert seen == {name: begun if name.endswith("begin") else ended for name in names}
 
-    def test_callbacks_that_count_batches_count_those_that_there_are(self):
-        callback = kd.callbacks.Callback()
-        callback.set_params({"steps": 14})
-        assert [batches_over(callback, batch) for batch in (4, 14)] == [5, 14]
-        callback.set_params({"steps": None})
-        assert batches_over(callback, 14) == 15
+    def test_predictions_show_the_outputs_of_all_batches_of_a_group(self, five):
+        seen: list[np.ndarray] = []
+        watch = kd.callbacks.LambdaCallback(on_predict_batch_end=lambda batch, logs: seen.append(logs["outputs"]))
+        outputs = five.trained.model.predict(X, batch_size=8, callbacks=[watch], verbose=0)
+        assert [len(one) for one in seen] == [40, 40, 27]
+        np.testing.assert_array_equal(np.concatenate(seen), outputs)
+
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_callbacks_that_count_batches_count_those_that_there_are(self, five, is_known, tmp_path):
+        """Also where nobody knew how many there would be: steps of logs, saves, the bar."""
+        text, board = io.StringIO(), kd.callbacks.TensorBoard(tmp_path / "logs", update_freq=3)
+        path = tmp_path / "{batch}.weights.safetensors"
+        save = kd.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=12)
+        data = {"x": X, "y": Y, "batch_size": 8} if is_known else {"x": iter(cut((X, Y), 8))}
+        callbacks = [board, save, kd.callbacks.ProgbarLogger(text)]
+        five.trained.fresh().fit(**data, callbacks=callbacks, verbose=2)
+        assert board._steps == 14
+        assert [path.name for path in tmp_path.glob("*.safetensors")] == ["14.weights.safetensors"]
+        assert text.getvalue().startswith("14/14")
 
     def test_a_callback_assigns_between_executions(self, five):
         class Seven(kd.callbacks.Callback):

@@ -69,6 +69,20 @@ def test_parts_deep_in_dicts_are_named_by_their_paths_and_layers():
     np.testing.assert_allclose([found[name] for name in expected], [*expected.values()], rtol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["mse", ["mse", "mse"], [{"u": "mse"}, ["mse"]]])
+def test_outputs_deep_in_lists_are_named_by_their_paths_and_layers(loss):
+    """However the losses are given; a dict in a list is no loss."""
+    y, y_pred = ([{"u": A_TRUE}, [B_TRUE]], [{"u": A_PRED}, [B_PRED]])
+    found = logged(y, y_pred, names=["a", "b"], layer_names=["a", "b"], loss=loss)
+    expected = {"0/u_loss": np.mean((A_TRUE - A_PRED) ** 2), "1/b_loss": MSE}
+    assert found == pytest.approx({"loss": sum(expected.values()), **expected}, rel=1e-6)
+
+
+def test_outputs_deep_in_dicts_of_no_layers_are_named_by_their_paths():
+    y, y_pred = ({"n": [A_TRUE, B_TRUE]}, {"n": [A_PRED, B_PRED]})
+    assert [*logged(y, y_pred, loss={"n": ["mae", "mse"]})] == ["loss", "n/0_loss", "n/1_loss"]
+
+
 def test_several_losses_of_one_output_are_logged_as_their_sum():
     found = logged([A_TRUE, B_TRUE], [A_PRED, B_PRED], names=["a", "b"], loss=["mae", ["mse", "mse"]])
     assert found == pytest.approx({"loss": MAE + 2 * MSE, "a_loss": MAE, "b_loss": 2 * MSE}, rel=1e-6)
@@ -81,7 +95,14 @@ def test_weights_of_examples_count_for_parts():
     assert found["loss"] == pytest.approx(2 * np.mean(np.abs(A_TRUE - A_PRED)[0]) / 6, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", [["mae", ["mse", "mse", "mse"], "mse"], {"a": ["mae", "mse"], "c": "mse"}])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ["mae", ["mse", "mse", "mse"], "mse"],
+        {"a": ["mae", "mse"], "c": "mse"},
+        [{"u": "mse", "v": "mse"}, {"w": "mse"}],
+    ],
+)
 def test_losses_of_what_is_no_output_are_refused(loss):
     with pytest.raises(errors.ModelError, match="`loss` does not match the outputs"):
         logged([A_TRUE, B_TRUE], [A_PRED, B_PRED], names=["a", "b"], loss=loss)

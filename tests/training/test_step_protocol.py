@@ -128,8 +128,9 @@ class Unscaled(kd.Model):
 def test_gradients_that_would_be_scaled_back_for_nothing_are_refused() -> None:
     model = tagging(Unscaled)
     model.compile(kd.optimizers.SGD(0.1, loss_scale_factor=8.0))
-    with pytest.raises(ModelError, match="gradients of a loss that is not scaled"):
+    with pytest.raises(ModelError, match="gradients of a loss that is not scaled") as caught:
         model.fit(X, Y, verbose=0)
+    assert "without `loss_scale_factor`" in caught.value.fix
     model.compile(kd.optimizers.SGD(0.1))
     # the variables of the optimizer are those of the step while it runs; the last step logs
     assert model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history == {"steps": [2.0, 5.0]}
