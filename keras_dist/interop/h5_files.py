@@ -46,6 +46,7 @@ class H5Reader:
         opened: what is read in the place of `path`, if that is an archive.
 
     Attributes:
+        caller: name of the caller in error messages.
         path: what is read.
         shapes: the shape of each array, by names such as `layers/dense/vars/0`.
 
@@ -55,7 +56,7 @@ class H5Reader:
     """
 
     def __init__(self, caller: str, path: pathlib.Path, opened: Any = None) -> None:
-        self.path, self._caller = path, caller
+        self.caller, self.path = caller, path
         self._h5py = import_extra("h5py", "h5", "reading a file of HDF5")
         self._files: list[Any] = []
         self._arrays: dict[str, Any] = {}
@@ -131,7 +132,7 @@ class H5Reader:
     def damaged(self, given: str) -> ModelError:
         """Return the error for a file that cannot be used."""
         return ModelError(
-            f"{self._caller}: {str(self.path)!r} cannot be read",
+            f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that Keras or keras_dist wrote",
             fix="check that all was copied whole, or write it again",
