@@ -72,7 +72,7 @@ class H5Reader:
         except (FileNotFoundError, KerasDistError):
             self.close()
             raise
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             self.close()
             raise self.damaged(f"{type(error).__name__}: {error}") from error
         self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
@@ -105,7 +105,7 @@ class H5Reader:
             raise self.damaged(f"{name!r} has {array.nbytes} bytes, of which the file holds {held} at most")
         try:
             found = np.asarray(array[index])
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
         return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
 
@@ -126,7 +126,7 @@ class H5Reader:
             while f"{name}{len(found)}" in attributes:
                 found.append(attributes[f"{name}{len(found)}"])
             return np.concatenate(found) if found else None
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             raise self.damaged(f"{name!r} of {group!r}: {type(error).__name__}: {error}") from error
 
     def damaged(self, given: str) -> ModelError:

@@ -17,7 +17,7 @@ _VERSIONS = {"keras_version": "3.15.1", "backend": "jax"}
 
 
 def is_legacy(reader: H5Reader) -> bool:
-    """Return whether a file tells its layers by attributes."""
+    """Return whether a file lists its layers in attributes, as Keras 2 does."""
     return any(reader.attribute(group, _LAYERS) is not None for group in ("/", _WHOLE))
 
 

@@ -65,12 +65,12 @@ def load_model(
         trainable: for a model of `from_nnx` which variables are trained.
 
     Raises:
-        ModelError: it is another file; or one of Keras that is damaged, or whose arrays are not those of its config.
-        CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
-            round; or its variables are not those that the factory makes, or that the config describes, which are not
-            made then.
-        ConfigError: it mentions what is not known, or a lambda in `safe_mode`; or a file of Keras describes a model
-            that is far larger than the arrays in it.
+        ModelError: the file is not a model; or it is a file of Keras that is damaged, or whose arrays do not match its
+            config.
+        CheckpointError: the folder is damaged, or not a model; `factory` is missing for a model of `from_nnx`, or given
+            for another; or its variables do not match the factory or the config. No variables are created then.
+        ConfigError: it names a class or function that is not registered, or holds a lambda in `safe_mode`; or a file of
+            Keras describes a model that is far larger than the arrays in it.
         LayoutError: the layout rules cannot be applied to it.
     """
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -188,7 +188,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         custom_objects: classes and functions by name, beside the registered ones.
 
     Raises:
-        ConfigError: it is no JSON, is damaged, or mentions what is not known.
+        ConfigError: it is not JSON, is damaged, or names a class or function that is not registered.
     """
     try:
         config = json.loads(json_string)
