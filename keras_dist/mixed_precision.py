@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -104,6 +105,17 @@ def set_dtype_policy(policy: Any) -> None:
     if policy is None:
         raise argument_error("policy", policy, "a `DTypePolicy`, or its name", example="mixed_bfloat16")
     _current = get(policy)
+
+
+@contextlib.contextmanager
+def under_policy(policy: Any) -> Generator[None]:
+    """Layers that are made without a dtype inside follow this policy; None for the current one."""
+    before = dtype_policy()
+    try:
+        set_dtype_policy(before if policy is None else policy)
+        yield
+    finally:
+        set_dtype_policy(before)
 
 
 def floatx() -> str:

@@ -244,10 +244,7 @@ def _objects() -> dict[str, Any]:
 @contextlib.contextmanager
 def _under_policy(name: str | None) -> Generator[None]:
     """Make layers under a dtype policy; None for the current one."""
-    before = mixed_precision.dtype_policy()
-    with told_of("training.dtype_policy"):
-        mixed_precision.set_dtype_policy(before if name is None else name)
-    try:
+    with contextlib.ExitStack() as stack:
+        with told_of("training.dtype_policy"):
+            stack.enter_context(mixed_precision.under_policy(name))
         yield
-    finally:
-        mixed_precision.set_dtype_policy(before)

@@ -46,6 +46,7 @@ class H5Reader:
         opened: what is read in the place of `path`, if that is an archive.
 
     Attributes:
+        caller: name of the caller in error messages.
         path: what is read.
         shapes: the shape of each array, by names such as `layers/dense/vars/0`.
 
@@ -55,7 +56,7 @@ class H5Reader:
     """
 
     def __init__(self, caller: str, path: pathlib.Path, opened: Any = None) -> None:
-        self.path, self._caller = path, caller
+        self.caller, self.path = caller, path
         self._h5py = import_extra("h5py", "h5", "reading a file of HDF5")
         self._files: list[Any] = []
         self._arrays: dict[str, Any] = {}
@@ -71,7 +72,7 @@ class H5Reader:
         except (FileNotFoundError, KerasDistError):
             self.close()
             raise
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             self.close()
             raise self.damaged(f"{type(error).__name__}: {error}") from error
         self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
@@ -104,7 +105,7 @@ class H5Reader:
             raise self.damaged(f"{name!r} has {array.nbytes} bytes, of which the file holds {held} at most")
         try:
             found = np.asarray(array[index])
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
         return found.view(jnp.bfloat16) if _is_bfloat16(array) else found
 
@@ -125,13 +126,13 @@ class H5Reader:
             while f"{name}{len(found)}" in attributes:
                 found.append(attributes[f"{name}{len(found)}"])
             return np.concatenate(found) if found else None
-        except Exception as error:  # h5py raises whatever it likes about damaged files
+        except Exception as error:  # h5py raises many kinds of errors for damaged files
             raise self.damaged(f"{name!r} of {group!r}: {type(error).__name__}: {error}") from error
 
     def damaged(self, given: str) -> ModelError:
         """Return the error for a file that cannot be used."""
         return ModelError(
-            f"{self._caller}: {str(self.path)!r} cannot be read",
+            f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that Keras or keras_dist wrote",
             fix="check that all was copied whole, or write it again",

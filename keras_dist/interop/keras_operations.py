@@ -1,4 +1,4 @@
-"""Operations of functional models in configs: Keras has a class for each, whose config holds what is no tensor."""
+"""Operations in configs of functional models: a class each in Keras, whose config holds the non-tensor arguments."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def operation_to_keras(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an operation in a config of Keras as it is written here; None for what is none that is known."""
+    """Convert an operation in a config of Keras to the form of keras_dist; None if it is not known."""
     if not str(entry.get("module")).startswith(_OPS) or not isinstance(entry.get("config"), Mapping):
         return None
     class_name = str(entry.get("class_name"))

@@ -1,4 +1,4 @@
-"""Under which names Keras keeps the variables of a module: the attributes that lead to them, and numbers."""
+"""The names under which Keras stores the variables of a module: attribute names and numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER = "optimizer"
 
 @dataclasses.dataclass
 class Hooks:
-    """The layers that say themselves what of them is in a file.
+    """The layers that define themselves what is stored of them (`save_own_variables`, `save_assets`).
 
     Attributes:
         live: what may be called, by the paths of layers.
@@ -45,7 +45,7 @@ def stored_variables(
     Args:
         module: the model as it was built, without arrays.
         order: the places of the paths in `model.weights`; others are not kept.
-        hooks: is told of layers that say themselves what is kept of them.
+        hooks: collects the layers that define `save_own_variables` themselves.
         stored: the names of the arrays in a file. What is not there under its first name goes by the next that leads to
             it: attributes get other names, and older versions did not look into containers of containers.
     """

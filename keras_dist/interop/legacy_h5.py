@@ -17,7 +17,7 @@ _VERSIONS = {"keras_version": "3.15.1", "backend": "jax"}
 
 
 def is_legacy(reader: H5Reader) -> bool:
-    """Return whether a file tells its layers by attributes."""
+    """Return whether a file lists its layers in attributes, as Keras 2 does."""
     return any(reader.attribute(group, _LAYERS) is not None for group in ("/", _WHOLE))
 
 
@@ -129,7 +129,7 @@ def _joined(prefix: str, name: str) -> str:
 
 def _misfit(reader: H5Reader, model: str, given: str, expected: Any) -> ModelError:
     return ModelError(
-        f"load_weights: {str(reader.path)!r} does not fit model {model!r}",
+        f"{reader.caller}: {str(reader.path)!r} does not fit model {model!r}",
         given=given,
         expected=str(expected),
         fix="load it into a model made like the one it was saved from: in this format layers and weights go by order",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._types import PyTree
-from keras_dist.errors import ConfigError, shorten
+from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.symbolic import KerasTensor, Node, Operation
 from keras_dist.models.functional import Graph, Step
@@ -73,8 +73,20 @@ def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
     return others | {"name": model.name, "trainable": model.trainable}
 
 
+def check_not_of_keras(model: Saveable) -> None:
+    """Check that a model was not made by `from_keras`: Keras itself saves those."""
+    if model._outside.keras_model is not None:
+        raise ModelError(
+            "a model that from_keras made is saved by Keras",
+            given=f"model {model.name!r}, which wraps a keras.Model",
+            expected="a file of Keras; or the training state, with slots, in a directory",
+            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
+        )
+
+
 def check_described(model: Saveable) -> None:
     """Check that a model is made of layers, which a config describes."""
+    check_not_of_keras(model)
     if not model._may_add_losses:
         raise ConfigError(
             "a model of a flax.nnx module cannot be written down in a config",

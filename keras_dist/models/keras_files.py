@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import _jax
@@ -23,6 +23,7 @@ from keras_dist.errors import (
     DeviceError,
     DistributionError,
     FileAbsentError,
+    KerasDistError,
     LayoutError,
     MissingExtraError,
     ModelError,
@@ -38,7 +39,7 @@ from keras_dist.interop.keras_archives import (
     write_archive,
 )
 from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
-from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
 from keras_dist.models.keras_weights import (
@@ -50,7 +51,7 @@ from keras_dist.models.keras_weights import (
     stored_optimizer,
     write_arrays,
 )
-from keras_dist.models.saving import OVERWRITE, check_free, written_compile
+from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import draft_of, writing_to
@@ -74,7 +75,9 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
 def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: bool = True) -> None:
     """Write a model to a file that Keras reads, or to a folder of what is in such a file; see `Model.save`."""
     job = Rendezvous("a save")
-    if not overwrite:
+    if zipped:
+        check_file_path("save", path, overwrite, CheckpointError)
+    elif not overwrite:
         job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
     check_described(model)
     session = model._with_weights()
@@ -135,7 +138,8 @@ def load_keras(
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
         reader = archive.arrays()
-        with reading(path), _policy(own.get("policy")), weights_checked(functools.partial(check_bytes, reader)):
+        policy = own["policy"] if isinstance(own.get("policy"), str) else None
+        with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
             model = made_of(config, model_class)
             session = model._with_weights()
             if compile and compiled:
@@ -181,40 +185,41 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         )
 
 
-def made_of(config: Any, model_class: type) -> Any:
+def made_of(config: Any, model_class: type, safe_mode: bool = True) -> Any:
     """The model of a config."""
-    model = deserialize_keras_object(config, {"Functional": model_class})
+    model = deserialize_keras_object(config, {"Functional": model_class}, safe_mode=safe_mode)
     if not isinstance(model, model_class):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
 
 
-@contextlib.contextmanager
-def _policy(name: Any) -> Iterator[None]:
-    """Layers that are made without a dtype follow this policy, as when the model was made."""
-    before = dtype_policy()
-    if isinstance(name, str):
-        set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        set_dtype_policy(before)
-
-
-@contextlib.contextmanager
-def reading(path: pathlib.Path) -> Iterator[None]:
-    """What a constructor or `compile` says of odd values in a config is the error of that file."""
-    try:
-        yield
-    except (DeviceError, DistributionError, LayoutError, MissingExtraError):
-        raise  # of other things than the file
-    except ConfigError as error:
-        error.add_note(f"in {str(path)!r}")
-        raise
-    except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
-        raise ModelError(
+def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Make what a constructor or `compile` says of odd values in a config the error of this file."""
+    return config_read(
+        f"in {str(path)!r}",
+        lambda given: ModelError(
             f"load_model: the config in {str(path)!r} cannot be read",
-            given=f"{type(error).__name__}: {error}",
+            given=given,
             expected="the config of a model, as Keras 3 or keras_dist writes it",
             fix="check that all was copied whole; make the model in code, and then model.load_weights(path)",
-        ) from error
+        ),
+    )
+
+
+@contextlib.contextmanager
+def config_read(place: str, unreadable: Callable[[str], KerasDistError]) -> Iterator[None]:
+    """Make what a constructor or `compile` says of odd values in a config the error of the file that it is in.
+
+    Args:
+        place: what is noted of errors that tell of the config themselves.
+        unreadable: gives the error for others from a description.
+    """
+    try:
+        yield
+    except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):
+        raise  # of other things than the file
+    except ConfigError as error:
+        error.add_note(place)
+        raise
+    except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
+        raise unreadable(f"{type(error).__name__}: {error}") from error

@@ -28,7 +28,7 @@ from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_va
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
 from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
-from keras_dist.models.saving import OVERWRITE, check_free, names_of
+from keras_dist.models.saving import check_file_path, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weights_files import LoadReport, misfit, warn_of_parts
@@ -149,8 +149,7 @@ def save_h5_weights(
 ) -> None:
     """Write the weights of a model, and what its optimizer keeps, in a `.weights.h5`, or in several and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
-    if not overwrite:
-        Rendezvous("a save of weights").first(lambda: check_free("save_weights", path, ModelError, OVERWRITE))
+    check_file_path("save_weights", path, overwrite, ModelError)
     slots = [*_but(contents_of(model, session), skipped).written(), *stored_optimizer(session)]
     is_index = path.suffix == ".json"
     groups = [slots]
@@ -239,7 +238,8 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
     hooked = tuple(f"{group}/" for group in contents.hooked)
     extra = tuple(name for name in there if name not in names and not _is_beside(name) and not name.startswith(hooked))
     if strict and (missing or extra or unfit):
-        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), ()), len(slots))
+        problems = (missing.values(), extra, unfit.values(), ())
+        raise misfit(model, str(reader.path), problems, len(slots), reader.caller)
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
     Rendezvous("a load of weights").each(lambda: None)
     for slot in fitting:

@@ -22,7 +22,7 @@ from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
 from keras_dist.models.keras_files import check_bytes, made_of, reading
 from keras_dist.models.keras_weights import Contents, set_contents, set_optimizer, stored_optimizer, write_arrays
-from keras_dist.models.saving import OVERWRITE, check_free, written_compile
+from keras_dist.models.saving import check_file_path, written_compile
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 from keras_dist.saving.drafts import draft_of, writing_to
 
@@ -31,21 +31,20 @@ if TYPE_CHECKING:
 
 
 def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file in the form of Keras 2, which need not exist; None for others, and for folders."""
+    """The path of a file in the format of Keras 2, which need not exist; None for other paths and for folders."""
     is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
     return pathlib.Path(filepath) if is_path and not os.path.isdir(filepath) else None
 
 
 def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_optimizer: bool) -> None:
     """Write a model to an `.h5` file that Keras reads; see `Model.save`."""
+    check_described(model)
     warnings.warn(
         f"save: {str(path)!r} is a file in the form of Keras 2, in which layouts, dtype policies and random streams "
         "have no place; 'model.keras' keeps them",
         stacklevel=lint.frames_inside(),
     )
-    job = Rendezvous("a save")
-    if not overwrite:
-        job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
+    check_file_path("save", path, overwrite, CheckpointError)
     session = model._with_weights()
     if model._graph is None:
         raise ModelError(
@@ -54,7 +53,6 @@ def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_op
             expected="a functional model, or a Sequential whose input is known",
             fix='model.save("model.keras")',
         )
-    check_described(model)
     config = to_keras(serialize_keras_object(model))
     documents = {"model_config": {name: config[name] for name in ("class_name", "config")}}
     compiled = compile_to_keras(written_compile(model)) if include_optimizer else None
@@ -75,6 +73,7 @@ def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_op
                     note_legacy(writer, documents, groups, optimizer)
                 write_arrays("save", session, slots, {}, writer)
 
+        job = Rendezvous("a save")
         job.each(write)
         job.first(lambda: os.replace(drafts[0], path))
 

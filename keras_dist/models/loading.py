@@ -7,28 +7,19 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
 
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution, check_distribution
-from keras_dist.errors import (
-    CheckpointError,
-    ConfigError,
-    DeviceError,
-    DistributionError,
-    LayoutError,
-    MissingExtraError,
-    ModelError,
-    shorten,
-)
+from keras_dist.errors import CheckpointError, ConfigError, ModelError, shorten
 from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.interop.keras_configs import from_keras
-from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
+from keras_dist.mixed_precision import under_policy
 from keras_dist.models.initialization import weights_checked
-from keras_dist.models.keras_files import archive_path, load_keras
+from keras_dist.models.keras_files import archive_path, config_read, load_keras, made_of
 from keras_dist.models.legacy_files import legacy_path, load_legacy
 from keras_dist.models.model import Model
 from keras_dist.models.saving import (
@@ -74,46 +65,53 @@ def load_model(
         trainable: for a model of `from_nnx` which variables are trained.
 
     Raises:
-        ModelError: it is another file; or one of Keras that is damaged, or whose arrays are not those of its config.
-        CheckpointError: it is damaged, or no model; it is one of `from_nnx` and there is no `factory`, or the other way
-            round; or its variables are not those that the factory makes, or that the config describes, which are not
-            made then.
-        ConfigError: it mentions what is not known, or a lambda in `safe_mode`; or a file of Keras describes a model
-            that is far larger than the arrays in it.
+        ModelError: the file is not a model; or it is a file of Keras that is damaged, or whose arrays do not match its
+            config.
+        CheckpointError: the folder is damaged, or not a model; `factory` is missing for a model of `from_nnx`, or given
+            for another; or its variables do not match the factory or the config. No variables are created then.
+        ConfigError: it names a class or function that is not registered, or holds a lambda in `safe_mode`; or a file of
+            Keras describes a model that is far larger than the arrays in it.
         LayoutError: the layout rules cannot be applied to it.
     """
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if distribution is not None:
         check_distribution("distribution", distribution)
-    path = _path_of_keras(filepath)
-    if path is not None:
-        if factory is not None:
-            raise _needs_no_factory(path)
-        with distribution.scope() if distribution is not None else contextlib.nullcontext():
+        scope = distribution.scope()
+    path, legacy = _path_of_keras(filepath), legacy_path(filepath)
+    file = path or legacy
+    if file is not None and factory is not None:
+        raise _needs_no_factory(file)
+    with scope:
+        if path is not None:
             return load_keras(path, custom_objects, compile, Model)
-    path = legacy_path(filepath)
-    if path is not None:
-        with distribution.scope() if distribution is not None else contextlib.nullcontext():
-            return load_legacy(path, custom_objects, compile, Model)
-    _check_is_folder(filepath)
-    stored = Stored.of_job(model_path("load_model", filepath))
-    if not stored.has(COMPILE) or stored.has(CONFIG) == (factory is not None):
+        if legacy is not None:
+            return load_legacy(legacy, custom_objects, compile, Model)
+        _check_is_folder(filepath)
+        stored = Stored.of_job(model_path("load_model", filepath))
+        with custom_object_scope(custom_objects):
+            if factory is not None:
+                make = functools.partial(Model.from_nnx, factory, call, trainable=trainable)
+                return _load_stored(stored, compile, safe_mode, make)
+            return _load_stored(stored, compile, safe_mode)
+
+
+def _load_stored(stored: Stored, compile: bool, safe_mode: bool, make: Callable[..., Model] | None = None) -> Model:
+    """Make the model in a folder; with `make`, which takes its seed, one of `from_nnx`."""
+    if not stored.has(COMPILE) or stored.has(CONFIG) == (make is not None):
         raise _no_model(stored)
-    config, compiled = stored.document(CONFIG), stored.document(COMPILE)
+    compiled = stored.document(COMPILE)
     if not isinstance(compiled, dict):
         raise stored.unreadable(COMPILE, shorten(compiled))
-    with (
-        distribution.scope() if distribution is not None else contextlib.nullcontext(),
-        custom_object_scope(custom_objects),
-        _policy(stored),
-        weights_checked(functools.partial(check_shapes, stored)) if factory is None else contextlib.nullcontext(),
-    ):
-        if factory is not None:
-            model = Model.from_nnx(factory, call, trainable=trainable, seed=noted_of(stored)[0])
+    with contextlib.ExitStack() as stack:
+        with _reading(stored, POLICY):
+            stack.enter_context(under_policy(_policy_of(stored)))
+        if make is not None:
+            model = make(seed=noted_of(stored)[0])
         else:
+            stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
+            config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
-                model = deserialize_keras_object(config, {"Functional": Model}, safe_mode=safe_mode)
-                if not isinstance(model, Model):
-                    raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+                model = made_of(config, Model, safe_mode)
                 model._with_weights()
         is_compiled = compile and bool(compiled)
         if is_compiled:
@@ -190,7 +188,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         custom_objects: classes and functions by name, beside the registered ones.
 
     Raises:
-        ConfigError: it is no JSON, is damaged, or mentions what is not known.
+        ConfigError: it is not JSON, is damaged, or names a class or function that is not registered.
     """
     try:
         config = json.loads(json_string)
@@ -213,34 +211,17 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     return model
 
 
-@contextlib.contextmanager
-def _policy(stored: Stored) -> Iterator[None]:
-    """Layers that are made without a dtype follow the policy of a model that is stored."""
-    before = dtype_policy()
-    if stored.has(POLICY):
-        name = stored.document(POLICY)
-        if not isinstance(name, str):
-            raise stored.unreadable(POLICY, shorten(name))
-        with _reading(stored, POLICY):
-            set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        set_dtype_policy(before)
+def _policy_of(stored: Stored) -> str | None:
+    """The dtype policy under which a model that is stored was made; None if nothing is noted of it."""
+    name = stored.document(POLICY) if stored.has(POLICY) else None
+    if name is not None and not isinstance(name, str):
+        raise stored.unreadable(POLICY, shorten(name))
+    return name
 
 
-@contextlib.contextmanager
-def _reading(stored: Stored, document: str) -> Iterator[None]:
-    """What a constructor or `compile` says of odd values in a document is the error of that document."""
-    try:
-        yield
-    except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):
-        raise  # of other things than the document
-    except ConfigError as error:
-        error.add_note(f"in {document}.json in {str(stored.folder)!r}")
-        raise
-    except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
-        raise stored.unreadable(document, f"{type(error).__name__}: {error}") from error
+def _reading(stored: Stored, document: str) -> contextlib.AbstractContextManager[None]:
+    """Make what a constructor or `compile` says of odd values in a document the error of that document."""
+    return config_read(f"in {document}.json in {str(stored.folder)!r}", functools.partial(stored.unreadable, document))
 
 
 def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:

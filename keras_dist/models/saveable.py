@@ -259,7 +259,7 @@ class Saveable(Trainer):
             custom_objects: classes and functions by name, beside the registered ones.
 
         Raises:
-            ConfigError: the config is damaged, or mentions what is not known.
+            ConfigError: the config is damaged, or names a class or function that is not registered.
 
         Source: `keras.Model.from_config`.
         """
@@ -310,7 +310,7 @@ class Saveable(Trainer):
         """Compile the model with what `get_compile_config` returned.
 
         Raises:
-            ConfigError: the config mentions what is not known.
+            ConfigError: the config names a class or function that is not registered.
 
         Source: `keras.Model.compile_from_config`.
         """
@@ -333,11 +333,11 @@ class Saveable(Trainer):
         any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
         given to `load_model` again.
 
-        A path that ends in `.keras` makes a file instead, which Keras reads, too, with the state of the optimizer if
-        it has such a one. What only keras_dist has, such as layouts and random streams, stands where Keras does not
-        look. The first process writes it, one array after the other. It needs the extra `h5`. One that ends in `.h5`
-        or `.hdf5` makes a file in the form of Keras 2, of functional models and of Sequentials whose input is known,
-        with a warning: it keeps nothing of what only keras_dist has.
+        A path that ends in `.keras` makes a file instead, which Keras reads too, with the state of the optimizer if
+        Keras has that optimizer. What only keras_dist has, such as layouts and random streams, is kept in parts of the
+        file that Keras ignores. The first process writes it, one array after the other. It needs the extra `h5`. A path
+        that ends in `.h5` or `.hdf5` makes a file in the legacy format of Keras 2, of functional models and Sequential
+        models with known inputs; it warns that layouts, dtype policies and random streams are not saved.
 
         Args:
             filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
@@ -347,7 +347,7 @@ class Saveable(Trainer):
             zipped: False for a folder with the files that a `.keras` file has in it, which Keras reads, too; the path
                 must not end in `.keras`.
             include_optimizer: whether an `.h5` file keeps how the model was compiled, and the state of its optimizer.
-            save_format: says nothing: the path tells.
+            save_format: ignored with a warning: the path determines the format.
             **unknown: none.
 
         Raises:

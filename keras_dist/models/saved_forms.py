@@ -1,4 +1,4 @@
-"""In which form a model is saved: its path tells, and `zipped`."""
+"""The format in which a model is saved: determined by its path and `zipped`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
 
 _SUFFIX = re.compile(r"\.[A-Za-z]+\d?")
-"""What a path ends in that its user takes for a file: in a folder `run.2` or `lr-.01` there is a number."""
+"""The endings of paths that look like files; folders such as `run.2` or `lr-.01` end in numbers."""
 
 
 def save_in_form(
@@ -32,7 +32,7 @@ def save_in_form(
     save_format: str | None,
     unknown: Mapping[str, Any],
 ) -> None:
-    """Write a model in the form that its path says; see `Model.save`."""
+    """Write a model in the format that its path determines; see `Model.save`."""
     if unknown:
         raise ModelError(
             f"save: there are no arguments {', '.join(map(repr, unknown))}",
@@ -79,7 +79,7 @@ def _check_format(filepath: str | os.PathLike[str], save_format: str, is_file: b
 
 
 def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
-    """Check that a path is not called as a file of another form would be."""
+    """Check that a path for a folder does not look like a file of another format."""
     if os.path.isdir(filepath):
         return
     suffix = pathlib.PurePath(filepath).suffix

@@ -34,8 +34,8 @@ from keras_dist.errors import (
     ModelError,
     shorten,
 )
-from keras_dist.mixed_precision import dtype_policy, set_dtype_policy
-from keras_dist.models.config import check_described
+from keras_dist.mixed_precision import under_policy
+from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.session import Session
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
@@ -76,13 +76,7 @@ def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> 
 
 def documents_of(model: Saveable) -> dict[str, Any]:
     """What a folder needs beside arrays so that `load_model` makes the model of it."""
-    if model._outside.keras_model is not None:
-        raise ModelError(
-            "save: a model that was made of a model of Keras is saved by Keras",
-            given="a model that from_keras made",
-            expected="a file of Keras; or the training state, with slots, in a directory",
-            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
-        )
+    check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
     if model._outside.binding is not None:
         documents = {CONFIG: serialize_keras_object(model), **documents}
@@ -148,6 +142,24 @@ def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix
             expected="a path where there is nothing",
             fix=fix,
         )
+
+
+def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: type[KerasDistError]) -> None:
+    """Check, in the first process of a job, that a file can be written at a path; all processes call."""
+
+    def check() -> None:
+        is_folder = path.is_dir()
+        if is_folder or "\0" in str(path):
+            raise error(
+                f"{caller}: no file can be written at {str(path)!r}",
+                given="a folder is there" if is_folder else "a path with a null character",
+                expected="the path of a file",
+                fix="choose another path" + (", or move the folder away" if is_folder else ""),
+            )
+        if not overwrite:
+            check_free(caller, path, error, OVERWRITE)
+
+    Rendezvous(f"a check of {caller}").first(check)
 
 
 def noted_of(stored: Stored) -> tuple[int, int]:
@@ -354,15 +366,11 @@ def copied(model: Saveable) -> Any:
 
 
 def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: str, state: Any) -> Any:
-    before = dtype_policy()
-    set_dtype_policy(policy)
-    try:
+    with under_policy(policy):
         # not in safe mode: whoever unpickles runs what code it brings
         model = deserialize_keras_object(config, custom_objects, safe_mode=False)
         if compiled:
             model.compile_from_config(compiled)
-    finally:
-        set_dtype_policy(before)
     if state is not None:
         seed, fits, values = state
         session = model._with_weights()

@@ -169,7 +169,7 @@ class Sequential(Model):
             custom_objects: classes and functions by name, beside the registered ones.
 
         Raises:
-            ConfigError: the config is damaged, or mentions what is not known.
+            ConfigError: the config is damaged, or names a class or function that is not registered.
 
         Source: `keras.Sequential.from_config`.
         """

@@ -215,7 +215,9 @@ def _compared(
     return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
 
 
-def misfit(model: str, path: str, problems: Sequence[Iterable[str]], count: int) -> ModelError:
+def misfit(
+    model: str, path: str, problems: Sequence[Iterable[str]], count: int, caller: str = "load_weights"
+) -> ModelError:
     """The error for a file whose names or shapes are not those of the weights of a model.
 
     Args:
@@ -223,14 +225,23 @@ def misfit(model: str, path: str, problems: Sequence[Iterable[str]], count: int)
         path: of the file.
         problems: what is wrong, in the order of `_PROBLEMS`.
         count: how many weights the model has.
+        caller: `load_weights`, or `load_model`, whose config of the model is in the file.
     """
+    fix = (
+        "load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
+        "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`"
+    )
+    if caller == "load_model":
+        fix = (
+            "classes of yours must be those that were saved, with the same class and attribute names; or make the "
+            "model in code, and then model.load_weights(path, strict=False) for what fits"
+        )
     listed = zip(_PROBLEMS, map(tuple, problems), strict=True)
     return ModelError(
-        f"load_weights: {path!r} does not fit model {model!r}",
+        f"{caller}: {path!r} does not fit model {model!r}",
         given="; ".join(f"{kind}: {_listed(names)}" for kind, names in listed if names),
         expected=f"the names and shapes of its {count} weights",
-        fix="load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
-        "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`",
+        fix=fix,
     )
 
 
@@ -285,7 +296,7 @@ OF_KERAS = {
 
 
 def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file of Keras; None for others."""
+    """The path of a file of Keras; None for others, and for a folder of such a name, which is not read as one."""
     if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
         return None
     path = folder_path(os.fspath(filepath))
@@ -296,7 +307,7 @@ def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path
             expected="a path of this system, or a folder in a bucket, which ends in '.orbax'",
             fix="copy the file, or choose a folder",
         )
-    return None if path.is_dir() else path
+    return None if caller == "load_weights" and path.is_dir() else path
 
 
 def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, objects_to_skip: object) -> None:

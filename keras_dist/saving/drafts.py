@@ -114,6 +114,9 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
             folder.mkdir(mode)
         except FileExistsError:
             continue  # another draft of this process
+        except (FileNotFoundError, NotADirectoryError) as error:
+            missing = f"there is no folder {str(place.parent)!r}: make it, or choose another path"
+            raise type(error)(error.errno, missing, str(place)) from None
         try:
             lock = lock_folder(folder)
         except (FileNotFoundError, BlockingIOError):

@@ -1,10 +1,12 @@
 """In which form a model is saved; what is left out of files of weights."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import ModelError
+from keras_dist.errors import KerasDistError, ModelError
 
 X = np.ones((2, 3), "float32")
 
@@ -37,6 +39,57 @@ def test_what_is_no_path_of_unzipped_files(path):
     with pytest.raises(ModelError, match=r"no folder of a model|has a name") as caught:
         dense().save(path, zipped=False)
     assert caught.value.given and caught.value.expected and caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
+def test_no_file_is_written_over_a_folder(tmp_path, name):
+    (tmp_path / name).mkdir()
+    model = dense()
+    with pytest.raises(KerasDistError, match=f"no file can be written at .*{name}") as caught:
+        (model.save_weights if "weights" in name else model.save)(tmp_path / name)
+    assert "folder is there" in caught.value.given and caught.value.fix
+    assert [*tmp_path.rglob("*")] == [tmp_path / name]
+
+
+@pytest.mark.parametrize("name", ["m\0.keras", "m\0.h5", "m\0.weights.h5"])
+@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+def test_null_characters_in_paths(tmp_path, name):
+    model = dense()
+    with pytest.raises(KerasDistError, match="no file can be written at") as caught:
+        (model.save_weights if "weights" in name else model.save)(tmp_path / name)
+    assert "null character" in caught.value.given
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors"])
+def test_a_folder_that_is_not_there_is_named(tmp_path, name):
+    model, path = dense(), tmp_path / "none" / name
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*none'") as caught:
+        (model.save if "keras" in name else model.save_weights)(path)
+    assert caught.value.filename == str(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+@pytest.mark.parametrize("name", ["m.keras", "m.h5"])
+def test_files_of_keras_need_no_factory(tmp_path, name):
+    dense().save(tmp_path / name)
+    with pytest.raises(ModelError, match="holds a model of layers"):
+        kd.models.load_model(tmp_path / name, factory=lambda rngs: None)
+
+
+def test_the_error_of_load_model_says_what_helps_there(tmp_path):
+    first, second = tmp_path / "first.keras", tmp_path / "second.keras"
+    dense().save(first)
+    kd.Sequential([kd.Input((3,)), kd.layers.Dense(5, name="a")]).save(second)
+    with (
+        zipfile.ZipFile(first) as one,
+        zipfile.ZipFile(second) as other,
+        zipfile.ZipFile(tmp_path / "m.keras", "w") as m,
+    ):
+        for archive, name in ((one, "config.json"), (one, "metadata.json"), (other, "model.weights.h5")):
+            m.writestr(name, archive.read(name))
+    with pytest.raises(ModelError, match=r"^load_model: .* does not fit") as caught:
+        kd.models.load_model(tmp_path / "m.keras")
+    assert "model.load_weights(path, strict=False)" in caught.value.fix
 
 
 def test_folders_may_have_points_in_their_names(tmp_path):
