@@ -163,6 +163,13 @@ def multi_hot(
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 
+def _of_one_type(target: ArrayLike, output: ArrayLike) -> list[jax.Array]:
+    """Losses take the element type of the output, these operations that of both."""
+    arrays = [as_array(target), as_array(output)]
+    dtype = jnp.result_type(*arrays)
+    return [array.astype(dtype) for array in arrays]
+
+
 @operation
 def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool = False) -> jax.Array:
     """Return `-target * log(output) - (1 - target) * log(1 - output)` for each element.
@@ -175,7 +182,8 @@ def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool 
     Raises:
         ModelError: the shapes differ.
     """
-    return losses.binary_crossentropy(as_array(target)[..., None], as_array(output)[..., None], from_logits)
+    targets, outputs = _of_one_type(target, output)
+    return losses.binary_crossentropy(targets[..., None], outputs[..., None], from_logits)
 
 
 @operation
@@ -193,14 +201,14 @@ def categorical_crossentropy(
     Raises:
         ModelError: the shapes differ.
     """
-    return losses.categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    return losses.categorical_crossentropy(*_of_one_type(target, output), from_logits, axis=axis)
 
 
 @operation
 def sparse_categorical_crossentropy(
     target: ArrayLike, output: ArrayLike, from_logits: bool = False, axis: int = -1
 ) -> jax.Array:
-    """Return `-log(output[target])`.
+    """Return `-log(output[target])`, at least in the element type of weights.
 
     Args:
         target: class indices, of the shape of `output` without `axis`, or with a dim of 1 there.
@@ -212,7 +220,8 @@ def sparse_categorical_crossentropy(
         ModelError: the shapes do not fit.
         DataError: an index is no class; in compiled steps the result is NaN then.
     """
-    return losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    values = losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    return values.astype(jnp.result_type(values, numpy_arguments.element_type_or_floatx(None)))
 
 
 @operation
