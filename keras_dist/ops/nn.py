@@ -163,11 +163,11 @@ def multi_hot(
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 
-def _of_one_type(target: ArrayLike, output: ArrayLike) -> list[jax.Array]:
+def _of_one_type(target: ArrayLike, output: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Losses take the element type of the output, these operations that of both."""
-    arrays = [as_array(target), as_array(output)]
-    dtype = jnp.result_type(*arrays)
-    return [array.astype(dtype) for array in arrays]
+    targets, outputs = as_array(target), as_array(output)
+    dtype = jnp.result_type(targets, outputs)
+    return targets.astype(dtype), outputs.astype(dtype)
 
 
 @operation
