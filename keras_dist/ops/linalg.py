@@ -14,6 +14,7 @@ from keras_dist import _jax
 from keras_dist._arguments import check_option
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
+from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 
@@ -99,9 +100,7 @@ def norm(
         axis: of vectors, or the two of matrices; None for the whole array.
         keepdims: whether these dims stay, as 1.
     """
-    array = as_array(x)
-    axes: Any = tuple(axis) if isinstance(axis, list) else axis
-    return jnp.linalg.norm(floating(array), ord=ord, axis=axes, keepdims=keepdims)
+    return jnp.linalg.norm(floating(as_array(x)), ord=ord, axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation

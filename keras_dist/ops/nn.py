@@ -111,7 +111,7 @@ def _check_dense(name: str, sparse: bool) -> None:
 def one_hot(
     x: ArrayLike, num_classes: int, axis: int = -1, dtype: DTypeLike | None = None, sparse: bool = False
 ) -> jax.Array:
-    """Return 1 at the index that `x` holds, else 0; all 0 for indices that are no class.
+    """Return one-hot vectors: 1 at the index that `x` holds, else 0; all 0 for an index that is no class.
 
     Args:
         x: class indices.
@@ -136,7 +136,7 @@ def multi_hot(
     sparse: bool = False,
     **kwargs: Any,
 ) -> jax.Array:
-    """Return 1 at each index that a row of `inputs` holds, else 0.
+    """Return multi-hot vectors: 1 at each index that a row of `inputs` holds, else 0.
 
     Args:
         inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.

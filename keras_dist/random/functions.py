@@ -75,7 +75,7 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
 
     Args:
         shape: of the result.
-        alpha: the parameter of its form, a number or numbers that broadcast to `shape`.
+        alpha: the shape parameter, a number or numbers that broadcast to `shape`.
         dtype: as of `normal`.
         seed: as of `normal`.
 
