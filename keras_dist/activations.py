@@ -99,7 +99,7 @@ def soft_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
 def hard_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
     """`x` where it is farther from 0 than `threshold`, else 0."""
     x = jnp.asarray(x)
-    return jnp.where(jnp.abs(x) > threshold, x, 0)
+    return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
 
 def tanh_shrink(x: ArrayLike) -> jax.Array:

@@ -95,9 +95,12 @@ def standardize_dtype(dtype: DTypeLike | None) -> str:
     if dtype is None:
         return floatx()
     try:
-        return _OF_PYTHON.get(dtype) or jnp.dtype(dtype).name
+        found = _OF_PYTHON.get(dtype) or jnp.dtype(dtype).name
     except TypeError:
-        raise argument_error("dtype", dtype, "the name of an element type", example="float32") from None
+        found = "object"
+    if found == "object":
+        raise argument_error("dtype", dtype, "the name of an element type", example="float32")
+    return found
 
 
 def is_float_dtype(dtype: DTypeLike | None) -> bool:

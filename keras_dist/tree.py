@@ -38,7 +38,7 @@ def is_nested(structure: PyTree) -> bool:
 
 
 def flatten(structure: PyTree) -> list[Any]:
-    """Return the leaves as a list; those of dicts in the order of their keys.
+    """Return the leaves as a list; those of dicts in the order of their keys, keys of different types by type.
 
     Example:
         >>> from keras_dist import tree
@@ -173,8 +173,15 @@ def assert_same_paths(a: PyTree, b: PyTree) -> None:
 def _steps(part: PyTree) -> list[Any] | None:
     """The indices or keys of what is in a structure, in the order of `flatten`; None for a leaf."""
     if isinstance(part, dict):
-        return [*part] if isinstance(part, OrderedDict) else sorted(part)
+        return [*part] if isinstance(part, OrderedDict) else _sorted(part)
     return [*range(len(part))] if isinstance(part, list | tuple | deque) else None
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:  # keys of different types
+        return sorted(keys, key=lambda key: (type(key).__qualname__, key))
 
 
 def _made_like(structure: PyTree, parts: list[Any]) -> PyTree:

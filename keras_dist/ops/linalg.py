@@ -14,7 +14,8 @@ from keras_dist import _jax
 from keras_dist._arguments import check_option
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops import numpy_arguments
+from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 
 @operation
@@ -83,7 +84,7 @@ def eigh(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
 @operation
 def lu_factor(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Return the LU decomposition of matrices: both triangles in one (..., m, n), and the pivots (..., min(m, n))."""
-    triangles, pivots, _ = jax.lax.linalg.lu(_matrices("lu_factor", x))
+    triangles, pivots, _ = jax.lax.linalg.lu(floating(_matrices("lu_factor", x)))
     return triangles, pivots
 
 
@@ -99,9 +100,7 @@ def norm(
         axis: of vectors, or the two of matrices; None for the whole array.
         keepdims: whether these dims stay, as 1.
     """
-    array = as_array(x)
-    axes: Any = tuple(axis) if isinstance(axis, list) else axis
-    return jnp.linalg.norm(array.astype(jnp.result_type(array, 0.0)), ord=ord, axis=axes, keepdims=keepdims)
+    return jnp.linalg.norm(floating(as_array(x)), ord=ord, axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation

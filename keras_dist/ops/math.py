@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
 from keras_dist.ops.spectra import extract_sequences as extract_sequences
 from keras_dist.ops.spectra import fft as fft
@@ -39,11 +40,10 @@ def logsumexp(x: ArrayLike, axis: int | Sequence[int] | None = None, keepdims: b
 
     Args:
         x: an array.
-        axis: over which dims; None for all.
-        keepdims: whether they stay, as 1.
+        axis: the dims that are reduced; None for all.
+        keepdims: whether the reduced dims stay, with size 1.
     """
-    axes = tuple(axis) if isinstance(axis, list) else axis
-    return jax.nn.logsumexp(as_array(x), axis=axes, keepdims=keepdims)  # type: ignore[arg-type]
+    return jax.nn.logsumexp(as_array(x), axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation

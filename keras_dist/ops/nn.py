@@ -111,7 +111,7 @@ def _check_dense(name: str, sparse: bool) -> None:
 def one_hot(
     x: ArrayLike, num_classes: int, axis: int = -1, dtype: DTypeLike | None = None, sparse: bool = False
 ) -> jax.Array:
-    """Return 1 at the index that `x` holds, else 0; all 0 for indices that are no class.
+    """Return one-hot vectors: 1 at the index that `x` holds, else 0; all 0 for an index that is no class.
 
     Args:
         x: class indices.
@@ -136,7 +136,7 @@ def multi_hot(
     sparse: bool = False,
     **kwargs: Any,
 ) -> jax.Array:
-    """Return 1 at each index that a row of `inputs` holds, else 0.
+    """Return multi-hot vectors: 1 at each index that a row of `inputs` holds, else 0.
 
     Args:
         inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.
@@ -163,6 +163,13 @@ def multi_hot(
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
 
+def _of_one_type(target: ArrayLike, output: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Losses take the element type of the output, these operations that of both."""
+    targets, outputs = as_array(target), as_array(output)
+    dtype = jnp.result_type(targets, outputs)
+    return targets.astype(dtype), outputs.astype(dtype)
+
+
 @operation
 def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool = False) -> jax.Array:
     """Return `-target * log(output) - (1 - target) * log(1 - output)` for each element.
@@ -175,7 +182,8 @@ def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool 
     Raises:
         ModelError: the shapes differ.
     """
-    return losses.binary_crossentropy(as_array(target)[..., None], as_array(output)[..., None], from_logits)
+    targets, outputs = _of_one_type(target, output)
+    return losses.binary_crossentropy(targets[..., None], outputs[..., None], from_logits)
 
 
 @operation
@@ -193,14 +201,14 @@ def categorical_crossentropy(
     Raises:
         ModelError: the shapes differ.
     """
-    return losses.categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    return losses.categorical_crossentropy(*_of_one_type(target, output), from_logits, axis=axis)
 
 
 @operation
 def sparse_categorical_crossentropy(
     target: ArrayLike, output: ArrayLike, from_logits: bool = False, axis: int = -1
 ) -> jax.Array:
-    """Return `-log(output[target])`.
+    """Return `-log(output[target])`, at least in the element type of weights.
 
     Args:
         target: class indices, of the shape of `output` without `axis`, or with a dim of 1 there.
@@ -212,7 +220,8 @@ def sparse_categorical_crossentropy(
         ModelError: the shapes do not fit.
         DataError: an index is no class; in compiled steps the result is NaN then.
     """
-    return losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    values = losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
+    return values.astype(jnp.result_type(values, numpy_arguments.element_type_or_floatx(None)))
 
 
 @operation

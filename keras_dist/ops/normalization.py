@@ -15,6 +15,7 @@ from keras_dist._types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.layers.normalization import wide
+from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 
 
@@ -154,7 +155,7 @@ def rms_normalization(
     """
     array = as_array(x)
     values: Any = jnp.atleast_1d(wide(array))
-    axes = tuple(axis) if isinstance(axis, list | tuple) else axis
+    axes = numpy_arguments.axes(axis)
     squares: Any = jnp.mean(jnp.square(values), axes, keepdims=True)
     normalized = values * jax.lax.rsqrt(squares + _or_default(epsilon))
     if scale is not None:
@@ -174,7 +175,7 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
     """
     check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
-    axes: Any = tuple(axis) if isinstance(axis, list | tuple) else axis
+    axes = numpy_arguments.axes(axis)
     least = _or_default(epsilon)
     if order == 2:
         squares = jnp.sum(jnp.square(values), axes, keepdims=True)

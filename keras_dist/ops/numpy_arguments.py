@@ -21,12 +21,12 @@ Axes: TypeAlias = int | Sequence[int] | None
 
 
 def axes(axis: Axes) -> Any:
-    """Return dims as JAX takes them: hashable."""
+    """Return a list of dims as a tuple, which JAX can hash; anything else as it is."""
     return tuple(axis) if isinstance(axis, list) else axis
 
 
 def static(counts: Any) -> Any:
-    """Return a list of integers as JAX takes them: of numpy; anything else as it is."""
+    """Return a list of integers as an array of NumPy, which JAX takes; anything else as it is."""
     return np.asarray(counts) if isinstance(counts, list | tuple) else counts
 
 
@@ -52,7 +52,7 @@ def known(x: Any, name: str, fix: str) -> Any:
 
 
 def known_number(x: Any, name: str, fix: str) -> Any:
-    """Return `x`, a number or an array of one, as a number of Python, if it has a value: see `known`.
+    """Return `x`, a number or an array of one element, as a number of Python, if its value is known: see `known`.
 
     Numbers do not become arrays on the way, which have no values inside of compiled functions.
     """

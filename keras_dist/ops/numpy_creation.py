@@ -157,7 +157,7 @@ def full_like(x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike | None = Non
 def arange(
     start: ArrayLike, stop: ArrayLike | None = None, step: ArrayLike | None = None, dtype: DTypeLike | None = None
 ) -> jax.Array:
-    """Return numbers at equal distances: from `start` up to `stop`, without that.
+    """Return evenly spaced numbers from `start` up to `stop`, which is not among them.
 
     Args:
         start: the first; without `stop` the end, and 0 is the first.
@@ -188,7 +188,7 @@ def linspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> Any:
-    """Return `num` numbers at equal distances from `start` to `stop`; with `retstep` also the distance.
+    """Return `num` evenly spaced numbers from `start` to `stop`; with `retstep` also their distance.
 
     Args:
         start: the first, or an array of first ones.
@@ -213,7 +213,7 @@ def logspace(
     dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> jax.Array:
-    """Return `num` numbers from `base ** start` to `base ** stop`, whose logarithms have equal distances.
+    """Return `num` numbers from `base ** start` to `base ** stop`, whose logarithms are evenly spaced.
 
     Args:
         start: the logarithm of the first, or an array of first ones.

@@ -34,7 +34,7 @@ def take(x: ArrayLike, indices: ArrayLike, axis: int | None = None) -> jax.Array
     Args:
         x: an array.
         indices: integers in any shape, which takes the place of the dim; those below 0 count from the end.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     return jnp.take(as_array(x), as_array(indices), axis)
 
@@ -46,7 +46,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, axis: int | None = None) -
     Args:
         x: an array.
         indices: integers, with as many dims as `x`; as `argsort` and `argmax(..., keepdims=True)` give them.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     return jnp.take_along_axis(as_array(x), as_array(indices), axis)
 
@@ -68,7 +68,7 @@ def sort(x: ArrayLike, axis: int | None = -1) -> jax.Array:
 
     Args:
         x: an array.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     return jnp.sort(as_array(x), axis)
 
@@ -79,7 +79,7 @@ def argsort(x: ArrayLike, axis: int | None = -1) -> jax.Array:
 
     Args:
         x: an array.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     x = as_array(x)
     return jnp.argsort(x, None if x.ndim == 0 else axis)
@@ -92,7 +92,7 @@ def argpartition(x: ArrayLike, kth: int, axis: int | None = -1) -> jax.Array:
     Args:
         x: an array.
         kth: a place.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     x = as_array(x)
     return jnp.argpartition(x.ravel() if axis is None else x, kth, 0 if axis is None else axis)

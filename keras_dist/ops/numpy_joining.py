@@ -17,23 +17,23 @@ from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 
 @operation
 def append(x1: ArrayLike, x2: ArrayLike, axis: int | None = None) -> jax.Array:
-    """Return two arrays, one behind the other.
+    """Return two arrays, joined along a dim.
 
     Args:
         x1: the first.
         x2: the second.
-        axis: the dim along which they are put; None for all elements in one row.
+        axis: the dim along which they are joined; None to flatten them first.
     """
     return jnp.append(as_array(x1), as_array(x2), axis)
 
 
 @operation
 def concatenate(xs: Sequence[ArrayLike], axis: int | None = 0) -> jax.Array:
-    """Return arrays one behind the other.
+    """Return arrays, joined along a dim.
 
     Args:
         xs: the arrays, which differ in no other dim.
-        axis: the dim along which they are put; None for all elements in one row.
+        axis: the dim along which they are joined; None to flatten them first.
     """
     return jnp.concatenate(_arrays(xs), axis)
 
@@ -51,19 +51,19 @@ def stack(x: Sequence[ArrayLike], axis: int = 0) -> jax.Array:
 
 @operation
 def hstack(xs: Sequence[ArrayLike]) -> jax.Array:
-    """Return arrays one behind the other along the second dim; rows along their only one."""
+    """Return arrays, joined along the second dim; those of one dim along that."""
     return jnp.hstack(_arrays(xs))
 
 
 @operation
 def vstack(xs: Sequence[ArrayLike]) -> jax.Array:
-    """Return arrays one behind the other along the first dim; rows as those of a matrix."""
+    """Return arrays, joined along the first dim; those of one dim as the rows of a matrix."""
     return jnp.vstack(_arrays(xs))
 
 
 @operation
 def dstack(xs: Sequence[ArrayLike]) -> jax.Array:
-    """Return arrays one behind the other along the third dim, which they need not have."""
+    """Return arrays, joined along the third dim, which is added where it is missing."""
     return jnp.dstack(_arrays(xs))
 
 

@@ -28,13 +28,13 @@ def _slogdet(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return sign, logabsdet
 
 
-dot = binary("dot", jnp.dot, "The products of the rows of `x1` and the columns of `x2`.")
-inner = binary("inner", jnp.inner, "The products of the last dims of both.")
+dot = binary("dot", jnp.dot, "The dot products of the rows of `x1` and the columns of `x2`.")
+inner = binary("inner", jnp.inner, "The dot products of both along their last dims.")
 kron = binary("kron", jnp.kron, "The Kronecker product: `x2` times each element of `x1`.")
 matmul = binary("matmul", _matmul, "The products of matrices `(..., m, n)` and `(..., n, p)`; int32 for int8.")
 outer = binary("outer", jnp.outer, "The products of each element of `x1` and each of `x2`, as a matrix.")
 slogdet = unary("slogdet", _slogdet, "The sign, and the logarithm of the absolute value, of each determinant.")
-vdot = binary("vdot", jnp.vdot, "The product of all elements of both, as rows; of conjugates of the first.")
+vdot = binary("vdot", jnp.vdot, "The dot product of both, flattened; complex `x1` is conjugated.")
 
 
 @operation

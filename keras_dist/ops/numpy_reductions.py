@@ -19,14 +19,14 @@ _ARGUMENTS = """
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
-        keepdims: whether they stay, with size 1.
+        axis: the dims that are reduced; None for all.
+        keepdims: whether the reduced dims stay, with size 1.
     """
 _ALONG = """
 
     Args:
         x: an array.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
         dtype: element type of the result; by default that of `x`, `int32` for bools.
     """
 
@@ -92,8 +92,8 @@ def max(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayL
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
-        keepdims: whether they stay, with size 1.
+        axis: the dims that are reduced; None for all.
+        keepdims: whether the reduced dims stay, with size 1.
         initial: the least that is returned; needed where there are no elements.
     """
     return jnp.max(as_array(x), axis=arguments.axes(axis), keepdims=keepdims, initial=initial)
@@ -105,8 +105,8 @@ def min(x: ArrayLike, axis: Axes = None, keepdims: bool = False, initial: ArrayL
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
-        keepdims: whether they stay, with size 1.
+        axis: the dims that are reduced; None for all.
+        keepdims: whether the reduced dims stay, with size 1.
         initial: the most that is returned; needed where there are no elements.
     """
     return jnp.min(as_array(x), axis=arguments.axes(axis), keepdims=keepdims, initial=initial)
@@ -118,8 +118,8 @@ def prod(x: ArrayLike, axis: Axes = None, keepdims: bool = False, dtype: DTypeLi
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
-        keepdims: whether they stay, with size 1.
+        axis: the dims that are reduced; None for all.
+        keepdims: whether the reduced dims stay, with size 1.
         dtype: element type of the result; by default that of `x`, in at least 32 bits for bools and integers.
     """
     dtype = arguments.element_type(dtype)
@@ -132,7 +132,7 @@ def average(x: ArrayLike, axis: Axes = None, weights: ArrayLike | None = None) -
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
+        axis: the dims that are reduced; None for all.
         weights: an array like `x`, or a row along the one axis; None for equal ones.
     """
     weights = None if weights is None else as_array(weights)
@@ -145,14 +145,14 @@ def count_nonzero(x: ArrayLike, axis: Axes = None) -> jax.Array:
 
     Args:
         x: an array.
-        axis: dims over which it goes; None for all.
+        axis: the dims that are reduced; None for all.
     """
     return jnp.count_nonzero(as_array(x), axis=arguments.axes(axis)).astype("int32")
 
 
 @operation
 def diff(a: ArrayLike, n: int = 1, axis: int = -1) -> jax.Array:
-    """Return the differences of neighbours.
+    """Return the differences of neighbouring elements.
 
     Args:
         a: an array.

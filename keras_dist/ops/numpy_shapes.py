@@ -20,7 +20,7 @@ from keras_dist.ops.operation import as_array, names_in, operation, unary
 fliplr = unary("fliplr", jnp.fliplr, "The second dim, columns of a matrix, in reverse order.")
 flipud = unary("flipud", jnp.flipud, "The first dim, rows of a matrix, in reverse order.")
 ndim = unary("ndim", jnp.ndim, "The number of dims.")
-ravel = unary("ravel", jnp.ravel, "All elements in one row.")
+ravel = unary("ravel", jnp.ravel, "The array, flattened to one dim.")
 size = unary("size", jnp.size, "The number of elements.")
 
 
@@ -101,7 +101,7 @@ def repeat(x: ArrayLike, repeats: ArrayLike | Sequence[int], axis: int | None = 
     Args:
         x: an array.
         repeats: how often; a number for all, or one for each.
-        axis: the dim along which it goes; None for all elements in one row.
+        axis: the dim along which it goes; None to flatten the array first.
     """
     return jnp.repeat(as_array(x), arguments.static(repeats), axis)
 
@@ -130,7 +130,7 @@ def roll(x: ArrayLike, shift: ArrayLike | Sequence[int], axis: Axes = None) -> j
     Args:
         x: an array.
         shift: by how much; a number for all dims, or one for each.
-        axis: dims along which it goes; None for all elements in one row, whose shape stays.
+        axis: the dims that are rolled; None to roll the flattened array, which then gets its shape back.
     """
     return jnp.roll(as_array(x), arguments.static(shift), arguments.axes(axis))
 

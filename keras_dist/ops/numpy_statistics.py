@@ -37,7 +37,7 @@ _ARGUMENTS = """
     Args:
         x: an array.
         q: a number, or a row of them, which becomes the first dim.
-        axis: dims over which it goes; None for all.
+        axis: the dims that are reduced; None for all.
         method: what lies between two elements: "linear", "lower", "higher", "midpoint" or "nearest".
         keepdims: whether the dims stay, with size 1.
     """
@@ -45,8 +45,8 @@ _ARGUMENTS = """
 corrcoef = unary("corrcoef", jnp.corrcoef, "The correlations `(n, n)` of `n` rows of observations.")
 nanpercentile = _quantile("nanpercentile", jnp.nanpercentile, "`percentile` without NaNs.")
 nanquantile = _quantile("nanquantile", jnp.nanquantile, "`quantile` without NaNs.")
-percentile = _quantile("percentile", jnp.percentile, "What so many elements of 100 are at most.")
-quantile = _quantile("quantile", jnp.quantile, "What a share `q` of the elements, between 0 and 1, are at most.")
+percentile = _quantile("percentile", jnp.percentile, "The `q`-th percentiles, `q` from 0 to 100.")
+quantile = _quantile("quantile", jnp.quantile, "The `q`-quantiles, `q` from 0 to 1.")
 
 
 @operation
@@ -76,7 +76,7 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
 
 @operation
 def correlate(x1: ArrayLike, x2: ArrayLike, mode: str = "valid") -> jax.Array:
-    """Return the sums of products of one row and another, which is moved along it.
+    """Return the cross-correlation of two arrays of one dim.
 
     Args:
         x1: a row.

@@ -50,7 +50,7 @@ def _is_one(leaf: Any) -> bool:
 
 
 def floating(x: jax.Array) -> jax.Array:
-    """Return `x`, integers and booleans as floats."""
+    """Return `x`; integers and booleans become floats."""
     return x.astype(jnp.result_type(x, 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.ops import channel_order
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 Pair: TypeAlias = int | Sequence[int]
 
@@ -37,7 +38,7 @@ def unfold(x: ArrayLike, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 
         [(size, size) for size in zeros],
         rhs_dilation=check_sizes("dilation", dilation, 2),
     )
-    return patches.reshape(*patches.shape[:2], -1)
+    return patches.reshape(*patches.shape[:2], math.prod(patches.shape[2:]))
 
 
 @operation
@@ -65,7 +66,8 @@ def fold(
     def unfolded(images: jax.Array) -> jax.Array:
         return unfold(images, kernel_size, dilation, padding, stride)
 
-    blank = jax.ShapeDtypeStruct(shape, columns.dtype)
+    floats = floating(columns)  # of integers JAX knows no transpose
+    blank = jax.ShapeDtypeStruct(shape, floats.dtype)
     if jax.eval_shape(unfolded, blank).shape != columns.shape:
         raise ModelError(
             "fold: the columns are not the windows of such images",
@@ -73,8 +75,8 @@ def fold(
             expected=f"x of shape {jax.eval_shape(unfolded, blank).shape}",
             fix="pass the arguments that unfold was called with",
         )
-    (images,) = jax.linear_transpose(unfolded, blank)(columns)
-    return images
+    (images,) = jax.linear_transpose(unfolded, blank)(floats)
+    return images.astype(columns.dtype)
 
 
 @operation
@@ -91,10 +93,10 @@ def depth_to_space(x: ArrayLike, block_size: int, data_format: str | None = "cha
     """
     images, is_last = _images("depth_to_space", x, block_size, data_format)
     batch, height, width, depth = images.shape
-    blocks = images.reshape(batch, height, width, block_size, block_size, -1)
-    if not is_last:  # channels are the slowest there
-        blocks = jnp.moveaxis(images.reshape(batch, height, width, -1, block_size, block_size), 3, 5)
     channels = depth // block_size**2
+    blocks = images.reshape(batch, height, width, block_size, block_size, channels)
+    if not is_last:  # channels are the slowest there
+        blocks = jnp.moveaxis(images.reshape(batch, height, width, channels, block_size, block_size), 3, 5)
     pixels = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height * block_size, width * block_size, channels)
     return pixels if is_last else jnp.moveaxis(pixels, -1, 1)
 
@@ -117,7 +119,7 @@ def space_to_depth(x: ArrayLike, block_size: int, data_format: str | None = "cha
     blocks = blocks.transpose(0, 1, 3, 2, 4, 5)
     if not is_last:
         blocks = jnp.moveaxis(blocks, 5, 3)
-    depths = blocks.reshape(*blocks.shape[:3], -1)
+    depths = blocks.reshape(*blocks.shape[:3], block_size**2 * channels)
     return depths if is_last else jnp.moveaxis(depths, -1, 1)
 
 
@@ -161,7 +163,8 @@ def extract_patches(
         check_option("padding", padding, ("valid", "same")).upper(),
         rhs_dilation=check_sizes("dilation_rate", dilation_rate, rank),
     )
-    of_pixels = patches.reshape(len(batch), batch.shape[1], -1, *patches.shape[2:])  # channels are the slowest in it
+    shape = (len(batch), batch.shape[1], math.prod(sizes), *patches.shape[2:])
+    of_pixels = patches.reshape(shape)  # channels are the slowest in it
     patches = jnp.swapaxes(of_pixels, 1, 2).reshape(patches.shape)
     patches = jnp.moveaxis(patches, 1, -1) if is_last else patches
     return patches if is_batch else patches[0]

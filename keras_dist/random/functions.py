@@ -75,7 +75,7 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
 
     Args:
         shape: of the result.
-        alpha: the parameter of its form, a number or numbers that broadcast to `shape`.
+        alpha: the shape parameter, a number or numbers that broadcast to `shape`.
         dtype: as of `normal`.
         seed: as of `normal`.
 
@@ -109,7 +109,7 @@ def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: An
         shape: of the result.
         minval: the least integer.
         maxval: above all integers.
-        dtype: one of integers.
+        dtype: one of integers; int32 by default.
         seed: as of `normal`.
 
     Raises:
@@ -232,7 +232,7 @@ def _float_dtype(dtype: Any) -> np.dtype:
 
 
 def _int_dtype(dtype: Any) -> np.dtype:
-    return _dtype(dtype, jnp.integer, "an integer dtype", "int32")
+    return _dtype("int32" if dtype is None else dtype, jnp.integer, "an integer dtype", "int32")
 
 
 def _dtype(dtype: Any, kind: Any, expected: str, example: str) -> np.dtype:

@@ -160,13 +160,17 @@ class SeedGenerator(nnx.Module):
             self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
         return self.seed_generator_state
 
-    def next(self) -> jax.Array:
+    def next(self, ordered: bool = True) -> jax.Array:
         """Return the next key as Keras gives it, `[seed, draws]` in uint32, which functions of `jax.random` take, too.
+
+        Args:
+            ordered: unused, as in Keras on JAX.
 
         Raises:
             ModelError: this happens inside a compiled function that does not own the generator: its position would not
                 go on, and each call would draw the same numbers.
         """
+        del ordered
         try:
             state = self.state
             words = jnp.array(state[...], copy=True)  # which no later step consumes
@@ -189,14 +193,14 @@ class SeedGenerator(nnx.Module):
         """Use the handle `state` on the array of a model as its state from now on."""
         _in_models[self] = state
 
-    def get_config(self) -> dict[str, int | None]:
+    def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {"seed": self.seed}
+        return {"seed": self.seed, "name": self.name}
 
     @classmethod
-    def from_config(cls, config: dict[str, int | None]) -> SeedGenerator:
+    def from_config(cls, config: dict[str, Any]) -> SeedGenerator:
         """Make a generator that starts at its first number."""
-        return cls(**config)  # type: ignore[arg-type]
+        return cls(**config)
 
 
 _in_models: weakref.WeakKeyDictionary[SeedGenerator, Any] = weakref.WeakKeyDictionary()

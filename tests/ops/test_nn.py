@@ -243,6 +243,30 @@ def test_windows_put_together_count_as_often_as_they_overlap():
     assert ops.fold(ops.unfold(image, 2), 4, 2)[0, 0].tolist()[1] == [2, 4, 4, 2]
 
 
+HALVES = np.array([[0.5, 0.5], [0.25, 0.75]], "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("binary_crossentropy", (HALVES, HALVES.astype("bfloat16"))),
+        ("binary_crossentropy", (HALVES.astype("float16"), HALVES.astype("bfloat16"))),
+        ("categorical_crossentropy", (HALVES, HALVES.astype("bfloat16"), True)),
+        ("sparse_categorical_crossentropy", (np.array([1, 0]), HALVES.astype("float16"))),
+        ("hard_shrink", (np.array([-2, 0, 1]),)),
+        ("fold", (np.arange(32).reshape(1, 8, 4), 4, 2, 1, 0, 2)),
+        ("fold", (np.ones((1, 8, 4), bool), 4, 2, 1, 0, 2)),
+        ("unfold", (np.ones((0, 2, 4, 4), "float32"), 2)),
+        ("depth_to_space", (np.ones((0, 2, 2, 8), "float32"), 2)),
+        ("depth_to_space", (np.ones((0, 8, 2, 2), "float32"), 2, "channels_first")),
+        ("space_to_depth", (np.ones((0, 4, 4, 2), "float32"), 2)),
+        ("image.extract_patches", (np.ones((0, 4, 4, 3), "float32"), 2)),
+    ],
+)
+def test_several_element_types_integers_and_empty_batches(keras, name, args):
+    agree(keras, name, *args, symbolic=False)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -26,6 +26,7 @@ TREES = [
     Pair(1, [2, 3]),
     collections.OrderedDict(b=1, a=[2]),
     {"x": {"y": 1}, "a": (1, 2)},
+    {2: 1, "a": 0, 1: [3]},
 ]
 
 
@@ -57,6 +58,8 @@ def test_names_of_element_types(dtype):
 def test_what_is_no_element_type():
     with pytest.raises(ModelError, match="dtype"):
         kd.backend.standardize_dtype("float31")
+    with pytest.raises(ModelError, match="dtype"):
+        kd.backend.standardize_dtype(object)
     with pytest.raises(ModelError, match="must be cast"):
         kd.backend.result_type("float8_e4m3fn", "float32")
     assert kd.backend.result_type() == "float32"

@@ -35,7 +35,7 @@ ARGUMENTS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "shape": SHAPES,
         "minval": st.integers(-5, 5),
         "maxval": st.integers(6, 50),
-        "dtype": st.sampled_from(["int32", "int8", "uint8"]),
+        "dtype": st.sampled_from([None, "int32", "int8", "uint8"]),
     },
     "categorical": {
         "logits": st.just(jnp.log(INPUTS)),

@@ -168,12 +168,15 @@ def test_a_generator_that_a_compiled_function_does_not_own_is_refused(is_born):
 
 
 def test_a_generator_has_a_name():
-    assert (random.SeedGenerator(1).name, random.SeedGenerator(1, name="mine").name) == ("seed_generator", "mine")
+    generator = random.SeedGenerator(1, name="mine")
+    assert (random.SeedGenerator(1).name, generator.name) == ("seed_generator", "mine")
+    assert generator.get_config() == {"seed": 1, "name": "mine"}
+    assert random.SeedGenerator.from_config(generator.get_config()).name == "mine"
 
 
 def test_a_key_is_two_numbers_as_in_keras_which_jax_takes():
     generator = random.SeedGenerator(3)
-    first, second = generator.next(), generator.next()
+    first, second = generator.next(), generator.next(ordered=False)
     np.testing.assert_array_equal([first, second], [[3, 0], [3, 1]])
     assert first.dtype == "uint32"
     np.testing.assert_array_equal(jax.random.normal(second, (2,)), random.normal((2,), seed=second))
