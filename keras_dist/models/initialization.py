@@ -255,7 +255,7 @@ def _traced_layers(
             args, kwargs = structure.unflatten(filled)
             # keys are drawn in the order in which weights are created: the same for all forms of a model
             with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
-                traced_in(distribution, None, lambda: copy(*args, **kwargs))
+                copy(*args, **kwargs)
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
             for _, variable in walk(copy):
@@ -266,7 +266,8 @@ def _traced_layers(
             tell_paths(copy)
             return copy
 
-        return trace_factory(factory, None)
+        # in the context in which the initial state is compiled, so that JAX has this trace already
+        return traced_in(distribution, None, lambda: trace_factory(factory, None))
 
     graph, init = shape_tracing.trace(trace, tensors)
     found = _place(asked, chosen, graph)

@@ -157,3 +157,20 @@ def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
     model = Heads()
     assert model.predict(np.ones((2, 4)), verbose=0).shape == (2, 2)
     assert [w.path for w in model.weights][::2] == ["heads/z/kernel", "heads/a/kernel"]
+
+
+@pytest.mark.parametrize("mesh", ["one device", "data=2,model=4"])
+def test_a_call_is_traced_for_its_shapes_and_for_the_initial_weights(mesh):
+    calls = []
+
+    class Scaled(kd.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight((input_shape[-1],), name="scale")
+
+        def call(self, inputs):
+            calls.append(inputs.shape)
+            return inputs * self.scale
+
+    with on(mesh, {}).scope():
+        kd.Sequential([kd.Input((4,), batch_size=8), Scaled()])
+    assert calls == [(8, 4)] * 2
