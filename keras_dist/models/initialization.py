@@ -256,6 +256,7 @@ def _traced_layers(
             # keys are drawn in the order in which weights are created: the same for all forms of a model
             with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
                 copy(*args, **kwargs)
+                _build_uncalled(copy)
             for variable, value in context.created:
                 variable.set_raw_value(value)  # whatever the call has assigned
             for _, variable in walk(copy):
@@ -281,6 +282,20 @@ def _traced_layers(
     graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
     return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], built["names"], known)
+
+
+def _build_uncalled(model: nnx.Module) -> None:
+    """Build the functional models among the layers that the call leaves to `compute_loss` or a step, as a teacher."""
+    for _, inner in layers_below(model):
+        graph = vars(inner).get("_graph")
+        if graph is None or inner._is_built:
+            continue
+        tensors, structure = jax.tree.flatten(graph.on_devices.inputs)
+
+        def call(shapes: list[jax.ShapeDtypeStruct], inner: Layer = inner, structure: Any = structure) -> PyTree:
+            return inner(structure.unflatten([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]))
+
+        shape_tracing.trace(call, tensors)
 
 
 def _session_of_layers(

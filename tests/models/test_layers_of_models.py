@@ -26,6 +26,37 @@ class TestLayersOfAModel:
                 d1(np.ones((1, 4))), np.ones((1, 4)) @ d1.get_weights()[0] + d1.get_weights()[1], atol=1e-5
             )
 
+    @pytest.mark.parametrize("form", ["functional", "sequential"])
+    def test_a_model_that_only_the_loss_calls_is_part_of_the_outer_model(self, form):
+        class Distiller(kd.Model):
+            def __init__(self, student, teacher):
+                super().__init__()
+                self.student, self.teacher = student, teacher
+
+            def call(self, inputs):
+                return self.student(inputs)
+
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                return kd.ops.mean(kd.ops.square(self.teacher(x, training=False) - y_pred))
+
+        def network(name):
+            if form == "sequential":
+                return kd.Sequential([kd.Input((4,)), layers.Dense(2)], name=name)
+            x = kd.Input((4,))
+            return kd.Model(x, layers.Dense(2)(x), name=name)
+
+        with on("data=8", {}).scope():
+            student, teacher = network("student"), network("teacher")
+            teacher.trainable = False
+            before = teacher.get_weights()
+            model = Distiller(student, teacher)
+            model.compile("sgd")
+            x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+            first, last = model.fit(x, epochs=2, verbose=0).history["loss"]
+        assert 0 < last < first
+        assert len(model.weights) == 4 and len(model.trainable_weights) == 2
+        np.testing.assert_array_equal(before[0], model.teacher.get_weights()[0])
+
     def test_a_model_that_a_layer_calls_is_built_by_the_call(self):
         class Around(kd.Layer):
             def __init__(self, inner):
