@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_dist import _jax, mixed_precision
 from keras_dist._types import DTypeLike
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.ops.operation import as_array
 from keras_dist.ops.operation import element_type as element_type
 
@@ -28,6 +28,23 @@ def axes(axis: Axes) -> Any:
 def static(counts: Any) -> Any:
     """Return a list of integers as an array of NumPy, which JAX takes; anything else as it is."""
     return np.asarray(counts) if isinstance(counts, list | tuple) else counts
+
+
+def sizes(counts: Any, name: str) -> Any:
+    """Return the integers of a shape, or other counts of `ops.name`, as they are.
+
+    Raises:
+        ModelError: one is None, as the batch of symbolic tensors, or has no value inside of a compiled function.
+    """
+    several = counts if isinstance(counts, list | tuple) else [counts]
+    if any(count is None or _jax.is_traced(count) for count in several):
+        raise ModelError(
+            f"the shape of the result of `ops.{name}` is not known",
+            given=f"{shorten(counts)}: None is a dim that a symbolic tensor does not know, and tracers have no values",
+            expected="integers that are known when the program is traced",
+            fix="-1 in `ops.reshape`; or do it in `call` of a Layer, where `ops.shape(x)[0]` is an integer",
+        )
+    return counts
 
 
 def element_type_or_floatx(dtype: DTypeLike | None) -> Any:

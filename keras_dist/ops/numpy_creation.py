@@ -73,7 +73,7 @@ def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Arr
         shape: its dims.
         dtype: its element type; None for that of weights.
     """
-    return jnp.zeros(shape, arguments.element_type_or_floatx(dtype))
+    return jnp.zeros(arguments.sizes(shape, "zeros"), arguments.element_type_or_floatx(dtype))
 
 
 def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Array:
@@ -83,7 +83,7 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Arra
         shape: its dims.
         dtype: its element type; None for that of weights.
     """
-    return jnp.ones(shape, arguments.element_type_or_floatx(dtype))
+    return jnp.ones(arguments.sizes(shape, "ones"), arguments.element_type_or_floatx(dtype))
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Array:
@@ -93,7 +93,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Arr
         shape: its dims.
         dtype: its element type; None for that of weights.
     """
-    return jnp.empty(shape, arguments.element_type_or_floatx(dtype))
+    return jnp.empty(arguments.sizes(shape, "empty"), arguments.element_type_or_floatx(dtype))
 
 
 @operation
@@ -105,7 +105,7 @@ def full(shape: int | Sequence[int], fill_value: ArrayLike, dtype: DTypeLike | N
         fill_value: a number, or an array that broadcasts to the shape.
         dtype: its element type; None for that of weights.
     """
-    return jnp.full(shape, as_array(fill_value), arguments.element_type_or_floatx(dtype))
+    return jnp.full(arguments.sizes(shape, "full"), as_array(fill_value), arguments.element_type_or_floatx(dtype))
 
 
 @operation

@@ -32,7 +32,7 @@ def broadcast_to(x: ArrayLike, shape: int | Sequence[int]) -> jax.Array:
         x: an array.
         shape: of the result.
     """
-    return jnp.broadcast_to(as_array(x), shape)  # pyright: ignore[reportArgumentType]
+    return jnp.broadcast_to(as_array(x), arguments.sizes(shape, "broadcast_to"))
 
 
 @operation
@@ -115,8 +115,9 @@ def reshape(x: ArrayLike, newshape: int | Sequence[int]) -> jax.Array:
         newshape: the shape; one dim may be -1, which is as large as the others leave it.
 
     Raises:
-        ModelError: a size is below -1, or there is more than one -1.
+        ModelError: a size is below -1, or not known; or there is more than one -1.
     """
+    newshape = arguments.sizes(newshape, "reshape")
     sizes = [size for size in np.atleast_1d(newshape) if size < 0] if _is_known(newshape) else []
     if sizes not in ([], [-1]):
         raise argument_error("newshape", newshape, "sizes from 0 on, and at most one -1")
@@ -186,7 +187,7 @@ def tile(x: ArrayLike, repeats: int | Sequence[int]) -> jax.Array:
         x: an array.
         repeats: how often along each dim; with more dims than `x`, those are put before its own.
     """
-    return jnp.tile(as_array(x), repeats)
+    return jnp.tile(as_array(x), arguments.sizes(repeats, "tile"))
 
 
 @operation

@@ -168,7 +168,8 @@ class ModuleGraph:
                 f"the module gained variables when it was called: {', '.join(map(repr, gained))}",
                 given=f"a {type(module).__name__} with them",
                 expected="the variables it was built with: what a call creates would be lost after the step",
-                fix="create them in __init__, or call the module once in the factory before returning it",
+                fix="create them in __init__, where layers that only the loss or a step calls are built, as with "
+                "self.teacher.build((None, 8)); or call the module once in the factory before returning it",
             )
         return self.nest([found[parts] for parts in self.parts])
 

@@ -57,6 +57,30 @@ class TestLayersOfAModel:
         assert len(model.weights) == 4 and len(model.trainable_weights) == 2
         np.testing.assert_array_equal(before[0], model.teacher.get_weights()[0])
 
+    def test_a_layer_that_only_the_loss_calls_is_to_be_built(self):
+        class Net(kd.Model):
+            def __init__(self, shape):
+                super().__init__()
+                self.student, self.teacher = layers.Dense(2), layers.Dense(2)
+                if shape is not None:
+                    self.teacher.build(shape)
+
+            def call(self, inputs):
+                return self.student(inputs)
+
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                return kd.ops.mean(kd.ops.square(self.teacher(x) - y_pred))
+
+        with on("data=8", {}).scope():
+            model, built = Net(None), Net((None, 4))
+        model.compile("sgd")
+        with pytest.raises(ModelError, match="'teacher/kernel'") as caught:
+            model.fit(np.ones((8, 4)), verbose=0)
+        assert "self.teacher.build(" in caught.value.fix
+        built.compile("sgd")
+        built.fit(np.ones((8, 4)), verbose=0)
+        assert [w.path for w in built.weights][2:] == ["teacher/kernel", "teacher/bias"]
+
     def test_a_model_that_a_layer_calls_is_built_by_the_call(self):
         class Around(kd.Layer):
             def __init__(self, inner):

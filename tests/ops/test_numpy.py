@@ -1,5 +1,7 @@
 """NumPy's names in `keras_dist.ops`: lists, models on meshes, errors. `tests/parity` compares them with Keras."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,26 @@ def test_what_has_no_shape_without_values_says_so(name):
             call(DEPEND_ON_VALUES[name])
         assert caught.value.fix
     ops.unique(kd.Input((3,)), size=2)
+
+
+SHAPED = {
+    "reshape": lambda x, batch: ops.reshape(x, (batch, -1)),
+    "broadcast_to": lambda x, batch: ops.broadcast_to(x, (batch, 3)),
+    "tile": lambda x, batch: ops.tile(x, (batch, 1)),
+    "zeros": lambda x, batch: ops.zeros((batch, 3)),
+    "ones": lambda x, batch: ops.ones((batch,)),
+    "empty": lambda x, batch: ops.empty([batch]),
+    "full": lambda x, batch: ops.full((batch, 2), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_sizes_that_are_not_known_are_told(name):
+    x = kd.Input((3,))
+    for call in (lambda f: f(x, ops.shape(x)[0]), lambda f: jax.jit(functools.partial(f, X))(2)):
+        with pytest.raises(ModelError, match=rf"shape of the result of `ops.{name}` is not known") as caught:
+            call(SHAPED[name])
+        assert "call` of a Layer" in caught.value.fix
 
 
 def test_numbers_make_arrays_inside_of_compiled_functions():

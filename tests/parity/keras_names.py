@@ -220,7 +220,7 @@ INSTEAD = {
     "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
     "legacy.*": "`kd.saving`",
     "optimizers.legacy.*": "`kd.optimizers`",
-    "utils.FeatureSpace": "encode while data is read",
+    "utils.FeatureSpace": "`StringLookup`, `IntegerLookup`, `Discretization` and `Normalization`, one for each feature",
     "utils.legacy.*": "`kd.saving`",
     "visualization.*": "matplotlib",
     "Model.make_*_function": "steps are compiled when they are first needed",
