@@ -52,9 +52,9 @@ def test_rules_for_activations_are_tried_on_the_step():
 
 
 def test_nothing_is_allocated_or_left_behind():
-    before = len(jax.live_arrays())
+    before = {id(array) for array in jax.live_arrays()}
     checked({"d1/kernel": (None, "model")}, batch=np.zeros((8, 6), np.float32))
-    assert len(jax.live_arrays()) == before
+    assert {id(array) for array in jax.live_arrays()} <= before  # others may be collected meanwhile
     assert kd.distribution.distribution() is None
 
 
