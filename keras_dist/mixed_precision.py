@@ -129,6 +129,8 @@ def floatx() -> str:
 def set_floatx(value: str) -> None:
     """Set the policy to this element type, unless it keeps weights in it already, as mixed ones do in float32.
 
+    Differs from Keras: functions of `random` and initializers that are called without `dtype` go on to give float32.
+
     Args:
         value: `"bfloat16"`, `"float16"`, `"float32"` or `"float64"`; the last needs `jax_enable_x64` of JAX.
 
