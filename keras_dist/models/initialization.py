@@ -136,7 +136,7 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     model._check_initialised()
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
-    record.session = _session_of_layers(model, (args, kwargs), random.current_seed(), chosen)
+    record.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
@@ -165,7 +165,7 @@ def session_of_module(
     check_is_ours("from_nnx: what was given", factory_or_module)
     if not isinstance(factory_or_module, nnx.Module):
         check_is_no_function(factory_or_module)
-    seed = random.current_seed() if seed is None else random.check_seed(seed)
+    seed = random.next_seed() if seed is None else random.check_seed(seed)
     chosen = current_distribution()
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)

@@ -30,6 +30,7 @@ from keras_dist.random.seeds import check_seed as check_seed
 from keras_dist.random.seeds import current_seed as current_seed
 from keras_dist.random.seeds import key_stream as key_stream
 from keras_dist.random.seeds import next_key as next_key
+from keras_dist.random.seeds import next_seed as next_seed
 
 __all__ = [
     "SeedGenerator",

@@ -23,12 +23,16 @@ from keras_dist._arguments import check_int
 from keras_dist.errors import ModelError
 
 _seed: int | None = None
+_drawn = 0
 _stream: contextvars.ContextVar[Iterator[jax.Array] | None] = contextvars.ContextVar("keys", default=None)
 _process_stream: Iterator[jax.Array] | None = None
 
 
 def set_random_seed(seed: int) -> None:
-    """Fix the seed of every model built from now on without a `seed` of its own, and those of Python and numpy.
+    """Fix the seeds of all models built from now on without a `seed` of their own, and those of Python and numpy.
+
+    The first model that creates its weights gets this seed, each later one a seed derived from it and from the number
+    of models before: the same program gives the same numbers, and two models differ.
 
     Args:
         seed: an integer, 0 <= seed < 2**32.
@@ -36,13 +40,13 @@ def set_random_seed(seed: int) -> None:
     Raises:
         ModelError: `seed` is not such an integer.
 
-    Differs from Keras: two models made one after the other under one seed get the same initial values; keras_dist
-    never draws from the generators of `random` and `numpy.random`, which programs draw their data from.
+    Differs from Keras: keras_dist never draws from the generators of `random` and `numpy.random`, which programs draw
+    their data from.
 
     Source: `keras.utils.set_random_seed`.
     """
-    global _seed, _process_stream
-    _seed = check_seed(seed)
+    global _seed, _drawn, _process_stream
+    _seed, _drawn = check_seed(seed), 0
     _process_stream = None
     random.seed(_seed)
     np.random.seed(_seed)
@@ -56,6 +60,15 @@ def check_seed(seed: object) -> int:
 def current_seed() -> int:
     """Return the seed set by `set_random_seed`, or a fresh one from the operating system."""
     return _seed if _seed is not None else secrets.randbits(32)
+
+
+def next_seed() -> int:
+    """Return the seed of the next model: the one set by `set_random_seed`, then others derived from it."""
+    global _drawn
+    number, _drawn = _drawn, _drawn + 1
+    if _seed is None or number == 0:
+        return current_seed()
+    return int(np.random.SeedSequence([_seed, number]).generate_state(1)[0])
 
 
 def next_key() -> jax.Array:

@@ -7,21 +7,22 @@ from keras_dist import layers
 from tests.networks import CLASSES, FEATURES, HIDDEN
 
 
+def _layers() -> list[kd.Layer]:
+    return [
+        layers.Dense(HIDDEN, activation="tanh", name="d1"),
+        layers.BatchNormalization(name="norm"),
+        layers.Dropout(0.25, name="drop"),
+        layers.Dense(CLASSES, name="d2"),
+    ]
+
+
 def sequential() -> kd.Model:
-    return kd.Sequential(
-        [
-            kd.Input((FEATURES,)),
-            layers.Dense(HIDDEN, activation="tanh", name="d1"),
-            layers.BatchNormalization(name="norm"),
-            layers.Dropout(0.25, name="drop"),
-            layers.Dense(CLASSES, name="d2"),
-        ]
-    )
+    return kd.Sequential([kd.Input((FEATURES,)), *_layers()])
 
 
 def sequential_without_input() -> kd.Model:
     model = kd.Sequential()
-    for layer in sequential().layers:
+    for layer in _layers():
         model.add(type(layer).from_config(layer.get_config()))
     return model
 

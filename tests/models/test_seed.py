@@ -21,8 +21,11 @@ def initial(**options):
 def test_set_random_seed_fixes_models_built_later_unless_they_have_a_seed():
     assert initial() != initial()
     kd.utils.set_random_seed(5)
-    first, second = initial(), initial()
-    assert first == second == initial(seed=5) != initial(seed=1)
+    models = [initial(), initial(), initial(seed=5)]
+    assert models[0] == models[2] != models[1]
+    assert initial(seed=1) not in models
+    kd.utils.set_random_seed(5)
+    assert [initial(), initial()] == models[:2]
     assert kd.utils.set_random_seed is kd.set_random_seed
 
 

@@ -70,7 +70,8 @@ optimizer trains one model: `compile` refuses one that another model has. A subc
 what to do instead: `update_step`, `make_train_function` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
-`kd.set_random_seed` gives other initial weights than Keras; two models made one after the other under it are equal.
+`kd.set_random_seed` gives other initial weights than Keras. The first model that creates its weights has those of that
+seed in every form and on every mesh, later ones have others.
 
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
 of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
