@@ -17,6 +17,7 @@ from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -136,13 +137,18 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     model._check_initialised()
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
-    record.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
+    record.session = _session_of_layers(model, (args, kwargs), _next_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
     if record.choices is not None:
         record.session.compile(record.choices)
     return record.session
+
+
+def _next_seed() -> int:
+    """Return the seed of a model that is created; one that is only planned takes none from those after it."""
+    return random.current_seed() if is_without_arrays() else random.next_seed()
 
 
 def session_of_keras(source: KerasModel, seed: int | None) -> Session:
@@ -165,7 +171,7 @@ def session_of_module(
     check_is_ours("from_nnx: what was given", factory_or_module)
     if not isinstance(factory_or_module, nnx.Module):
         check_is_no_function(factory_or_module)
-    seed = random.next_seed() if seed is None else random.check_seed(seed)
+    seed = _next_seed() if seed is None else random.check_seed(seed)
     chosen = current_distribution()
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)

@@ -29,6 +29,18 @@ def test_set_random_seed_fixes_models_built_later_unless_they_have_a_seed():
     assert kd.utils.set_random_seed is kd.set_random_seed
 
 
+def test_plans_take_no_seeds():
+    def factory():
+        model = kd.Model.from_nnx(Noisy)
+        model.compile("sgd", loss=LOSS)
+        return model
+
+    kd.set_random_seed(5)
+    x, y = blobs(8)
+    kd.plan(factory, (x, y), compiles=False)
+    assert initial() == initial(seed=5)
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", True, None])
 def test_what_is_no_seed_is_refused(seed):
     with pytest.raises(kd.errors.ModelError, match="seed") as caught:
