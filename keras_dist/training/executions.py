@@ -324,8 +324,9 @@ class ResidentFeed:
                 start += steps
 
     def _placed(self, rows: RowNumbers) -> jax.Array:
-        layout = self._distribution.get_data_layout(rows.padded.shape[1:])
-        return jax.device_put(rows.padded.astype(np.int32), _stacked(layout).backend_layout)
+        padded = rows.padded.astype(np.int32)
+        layout = self._distribution.get_data_layout(padded.shape[1:])
+        return jax.device_put(padded, _stacked(layout).backend_layout)
 
 
 def _flat_copy(source: ArraySource) -> Any:
