@@ -8,7 +8,7 @@ import numpy as np
 from keras_dist._ranges import check_fits
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
-from keras_dist.data.conversion import Arrays, all_as_arrays, common_length, named_leaves
+from keras_dist.data.conversion import Arrays, SparseRows, all_as_arrays, common_length, named_leaves
 from keras_dist.data.source import RowSource
 
 
@@ -55,8 +55,14 @@ class ArraySource(RowSource):
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """Return the rows at these indices as a batch or a stack of batches, each with `rows` real rows first."""
-        # `take` copies, so that nobody can change the rows of a step in flight
-        gathered = [array.take(padded, axis=0) for array in self._leaves]
+        gathered = [_rows_of(array, padded) for array in self._leaves]
         for index, name in self._in_files:
             check_fits(gathered[index].reshape(padded.size, *self._leaves[index].shape[1:]), name, padded)
         return Batch(self._tree.unflatten(gathered), rows, (self.form, padded.shape), self.name, stacked)
+
+
+def _rows_of(array: np.ndarray | SparseRows, numbers: np.ndarray) -> np.ndarray:
+    """Copy these rows, so that nobody can change the rows of a step in flight."""
+    if isinstance(array, SparseRows) or array.flags.c_contiguous:
+        return array.take(numbers, axis=0)
+    return array[numbers]  # `take` would copy all of an array that is not contiguous

@@ -88,7 +88,9 @@ class BatchedDataset:
 
     def order(self, shuffle_key: tuple[int, ...] | None) -> np.ndarray:
         """Return the numbers of the rows for a pass of `fit`."""
-        return self._numbers[order_of(len(self._numbers), shuffle_key if self.shuffles else None)]
+        if shuffle_key is None or not self.shuffles:
+            return self._numbers
+        return self._numbers[order_of(len(self._numbers), shuffle_key)]
 
     def map(self, function: Callable[..., PyTree], *args: Any, **kwargs: Any) -> Self:
         """Return a dataset of `function(batch)`, or `function(x, y)` where it takes two arguments.

@@ -75,17 +75,15 @@ class LookupSource(RowSource):
         share: Share | None = None,
     ) -> Iterator[Batch]:
         """Return the examples in batches, which one thread reads ahead."""
-        todo = [
-            (padded, rows)
-            for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)
-            for padded in rows.padded[rows.wanted.start : rows.wanted.stop]
-        ]
+        parts = self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)  # full batches, the partial one
 
         def read(index: int) -> Batch:
-            padded, rows = todo[index]
+            first = len(parts[0].wanted)
+            rows, index = (parts[0], index) if index < first else (parts[1], index - first)
+            (padded,) = rows.of(rows.wanted[index : index + 1])
             return dataclasses.replace(self.gather(padded, rows.real), portion=rows.portion)
 
-        return stacked(read_in_threads(read, len(todo), _THREADS, _AHEAD), stack)
+        return stacked(read_in_threads(read, sum(len(rows.wanted) for rows in parts), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
         """Return a batch of the examples with these numbers, the first `rows` of which are real."""

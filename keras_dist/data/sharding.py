@@ -118,9 +118,10 @@ def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) 
     size = check_batch_size(batch_size, default=group.multiple_of)
     numbers, is_padding = [], []
     for rows in ArraySource(np.arange(length)).row_numbers(size, group.multiple_of):
-        owned = group.rows(rows.padded.shape[1])
-        numbers.append(rows.padded[:, owned].reshape(-1))
-        is_padding.append(np.tile(owned >= rows.real, len(rows.padded)))
+        padded = rows.padded
+        owned = group.rows(padded.shape[1])
+        numbers.append(padded[:, owned].reshape(-1))
+        is_padding.append(np.tile(owned >= rows.real, len(padded)))
     return ShareRows(np.concatenate(numbers), np.concatenate(is_padding))
 
 
@@ -137,7 +138,8 @@ def shard_batch(batch: PyTree, group: ReplicaGroup | None = None) -> PyTree:
     group = replica_group() if group is None else group
     source = ArraySource(batch)
     (rows,) = source.row_numbers(source.length, group.multiple_of)
-    numbers = rows.padded[0][group.rows(rows.padded.shape[1])]
+    (padded,) = rows.padded
+    numbers = padded[group.rows(len(padded))]
     return jax.tree.map(lambda leaf: leaf.take(numbers, axis=0), source.x)
 
 

@@ -83,19 +83,44 @@ def register_source(source: S) -> S:
 
 @dataclasses.dataclass(frozen=True)
 class RowNumbers:
-    """Row numbers of batches of equal length.
+    """Row numbers of batches of equal length; arrays of them exist only for the batches that `of` is asked for.
 
     Attributes:
-        padded: numbers of rows (batches, padded rows); the last real one is repeated.
-        real: number of real rows in each batch.
+        order: numbers of the real rows of all batches, one batch after the other.
+        size: number of rows of each batch in `order`.
+        multiple_of: each batch is padded to a multiple of this many rows.
         wanted: indices of the batches that are wanted.
         portion: which rows of the global batches these are; None for all.
     """
 
-    padded: np.ndarray
-    real: int
+    order: range | np.ndarray
+    size: int
+    multiple_of: int
     wanted: range
     portion: Portion | None = None
+
+    @property
+    def real(self) -> int:
+        """The number of real rows in each batch."""
+        return self.size if self.portion is None else self.portion.rows
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self.order) // self.size
+
+    def of(self, batches: range) -> np.ndarray:
+        """Return the row numbers of successive batches (batches, padded rows); the last real row is repeated."""
+        part = self.order[batches.start * self.size : batches.stop * self.size]
+        rows = np.arange(part.start, part.stop) if isinstance(part, range) else part
+        rows = rows.reshape(-1, self.size)
+        if self.portion is not None:
+            return rows[:, self.portion.numbers]
+        return np.concatenate([rows, np.repeat(rows[:, -1:], -self.size % self.multiple_of, axis=1)], axis=1)
+
+    @property
+    def padded(self) -> np.ndarray:
+        """The row numbers of all batches."""
+        return self.of(range(len(self)))
 
 
 class RowSource(DataSource):
@@ -133,12 +158,12 @@ class RowSource(DataSource):
             share: the rows of each batch that this process loads; None for all.
         """
         for rows in self.row_numbers(batch_size, multiple_of, shuffle_key, span, share):
-            wanted = rows.padded[rows.wanted.start : rows.wanted.stop]
-            stacks = len(wanted) // stack if stack > 1 else 0
+            stacks = len(rows.wanted) // stack if stack > 1 else 0
             for index in range(stacks):
-                stacked = self.gather(wanted[index * stack : (index + 1) * stack], rows.real, stack)
+                stacked = self.gather(rows.of(rows.wanted[index * stack : (index + 1) * stack]), rows.real, stack)
                 yield dataclasses.replace(stacked, portion=rows.portion)
-            for padded in wanted[stacks * stack :]:
+            for index in range(stacks * stack, len(rows.wanted)):
+                (padded,) = rows.of(rows.wanted[index : index + 1])
                 yield dataclasses.replace(self.gather(padded, rows.real), portion=rows.portion)
 
     def row_numbers(
@@ -157,17 +182,14 @@ class RowSource(DataSource):
         batch_size = min(batch_size, self.length)
         order = order_of(self.length, shuffle_key)
         full = self.length - self.length % batch_size
-        parts = (order[:full].reshape(-1, batch_size), order[full:].reshape(1, -1))
         found, before = [], 0
-        for part in parts:
-            wanted = range(len(part))[max(span.start - before, 0) : max(span.stop - before, 0)]
-            if part.size and wanted:
-                portion = None if share is None else share.portion(part.shape[1])
-                if portion is None:
-                    found.append(RowNumbers(_padded(part, multiple_of), part.shape[1], wanted))
-                else:
-                    found.append(RowNumbers(part[:, portion.numbers], portion.rows, wanted, portion))
-            before += len(part)
+        for part, size in ((order[:full], batch_size), (order[full:], self.length - full)):
+            count = len(part) // size if size else 0
+            wanted = range(count)[max(span.start - before, 0) : max(span.stop - before, 0)]
+            if wanted:
+                portion = None if share is None else share.portion(size)
+                found.append(RowNumbers(part, size, multiple_of, wanted, portion))
+            before += count
         return found
 
     def whole(self, multiple_of: int, share: Share | None = None) -> Batch:
@@ -175,13 +197,10 @@ class RowSource(DataSource):
         return next(self.batches(self.length, multiple_of, share=share))
 
 
-def order_of(count: int, shuffle_key: tuple[int, ...] | None) -> np.ndarray:
-    """Return a permutation of `range(count)`, seeded by the key; for None the numbers in order."""
+def order_of(count: int, shuffle_key: tuple[int, ...] | None) -> range | np.ndarray:
+    """Return a permutation of `range(count)`, seeded by the key; for None the range itself."""
+    if shuffle_key is None:
+        return range(count)
     order = np.arange(count)
-    if shuffle_key is not None:
-        np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
+    np.random.default_rng(np.random.SeedSequence(shuffle_key)).shuffle(order)
     return order
-
-
-def _padded(rows: np.ndarray, multiple_of: int) -> np.ndarray:
-    return np.concatenate([rows, np.repeat(rows[:, -1:], -rows.shape[1] % multiple_of, axis=1)], axis=1)

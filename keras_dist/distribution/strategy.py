@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class Distribution:
 
     Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
+
+    is_searched: ClassVar[bool] = False
+    """Whether the layout is searched for when the first batch of `fit` is known, as `AutoParallel` does."""
 
     auto_shard_dataset: bool = True
     layout_map: LayoutMap | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from keras_dist.data.batching import Batching
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError
-from keras_dist.planner import AutoParallel
 from keras_dist.training.placement import Examples
 from keras_dist.training.rematerialisation import resolve_remat
 
@@ -29,8 +28,8 @@ def find_layout(model: Trainer, examples: Examples) -> None:
     Raises:
         DistributionError: the examples do not tell the size of their batches.
     """
-    asked = model._outside.made_under or current_distribution()
-    if model._session is not None or not isinstance(asked, AutoParallel):
+    asked: Any = model._outside.made_under or current_distribution()
+    if model._session is not None or asked is None or not asked.is_searched:
         return
     if not isinstance(examples, Batching):
         raise DistributionError(

@@ -39,7 +39,6 @@ from keras_dist.models.naming import is_below, keras_names, layers_below, with_a
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
-from keras_dist.planner import AutoParallel
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
@@ -365,7 +364,7 @@ def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Dist
         asked = _made_under(inner)
         if inner is model or asked is None or asked == distribution or (inner._session and chosen is not None):
             continue
-        if isinstance(asked, AutoParallel):  # lives wherever the outer one does
+        if asked.is_searched:  # lives wherever the outer one does
             continue
         raise DistributionError(
             f"model {inner.name!r} was made under another distribution than model {model.name!r}, whose layer it is",

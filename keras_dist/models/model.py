@@ -27,7 +27,6 @@ from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
-from keras_dist.planner import AutoParallel
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -50,7 +49,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             self._check_initialised()
         finally:
             record.is_constructing = False
-        if self._graph is not None and not isinstance(record.made_under, AutoParallel):  # found by `fit`
+        if self._graph is not None and not (record.made_under and record.made_under.is_searched):
             self._with_weights()
 
     return outermost

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flax import nnx
 
+import keras_dist
 from keras_dist._types import PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
 from keras_dist.models.variable import ModelVariable
-from keras_dist.planner import PlanReport, Target, plan
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from keras_dist.planner import PlanReport, Target
 
 
 class Placed(Layered):
@@ -163,4 +166,4 @@ class Placed(Layered):
         self._check_compiled("plan")
         x = self._prepared(x)
         options: Any = {"target": target, "compiles": compiles, "timeout_seconds": timeout_seconds}
-        return plan(self, (x, y, sample_weight), distribution, **options)
+        return keras_dist.plan(self, (x, y, sample_weight), distribution, **options)

@@ -26,7 +26,6 @@ from keras_dist.models.naming import path_of_keras
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.optimizers import ModelState
-from keras_dist.planner import AutoParallel
 from keras_dist.training.choices import Choices
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
@@ -227,7 +226,7 @@ class Session(LiveModule):
     def check_current_distribution(self, method: str) -> None:
         """Check that the current distribution, if there is one, is that of the model."""
         current = current_distribution()
-        if current is not None and current != self.distribution and not isinstance(current, AutoParallel):
+        if current is not None and current != self.distribution and not current.is_searched:
             raise DistributionError(
                 f"{method}: the current distribution is not the one this model was built under",
                 given=f"current {describe(current)}",

@@ -16,7 +16,7 @@ from keras_dist._arguments import check_option
 from keras_dist._operators import value_of, values_in
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.ops.operation import as_array, dims_of, names_in, operation
+from keras_dist.ops.operation import as_array, dims_of, names_in, notes_arguments, operation
 
 
 @operation
@@ -87,6 +87,7 @@ def shape(x: Any) -> tuple[int | None, ...]:
     return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
 
 
+@notes_arguments
 def dtype(x: Any) -> str:
     """Return the name of the element type of an array, a variable or a symbolic tensor."""
     return jnp.dtype(x.dtype).name

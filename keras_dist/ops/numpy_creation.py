@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, names_in, notes_arguments, operation
 
 
 def _points(name: str, function: Callable[..., Any], x: ArrayLike, *options: Any) -> jax.Array:
@@ -66,6 +66,7 @@ def array(x: ArrayLike, dtype: DTypeLike | None = None) -> jax.Array:
     return jnp.array(as_array(x), dtype=arguments.element_type(dtype))
 
 
+@notes_arguments
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Array:
     """Return an array of zeros.
 
@@ -76,6 +77,7 @@ def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Arr
     return jnp.zeros(arguments.sizes(shape, "zeros"), arguments.element_type_or_floatx(dtype))
 
 
+@notes_arguments
 def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Array:
     """Return an array of ones.
 
@@ -86,6 +88,7 @@ def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Arra
     return jnp.ones(arguments.sizes(shape, "ones"), arguments.element_type_or_floatx(dtype))
 
 
+@notes_arguments
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None) -> jax.Array:
     """Return an array of any values: on JAX, zeros.
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from keras_dist._arguments import argument_error, is_int
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, names_in, notes_arguments, operation
 
 
+@notes_arguments
 def identity(n: int, dtype: DTypeLike | None = None) -> jax.Array:
     """Return the identity matrix `(n, n)`.
 
@@ -23,6 +24,7 @@ def identity(n: int, dtype: DTypeLike | None = None) -> jax.Array:
     return jnp.identity(n, arguments.element_type_or_floatx(dtype))
 
 
+@notes_arguments
 def eye(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None) -> jax.Array:
     """Return a matrix with ones on a diagonal and zeros elsewhere.
 
@@ -35,6 +37,7 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
     return jnp.eye(N, M, k, arguments.element_type_or_floatx(dtype))
 
 
+@notes_arguments
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None) -> jax.Array:
     """Return a matrix with ones on and below a diagonal, and zeros above.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,9 +17,11 @@ from keras_dist._arguments import argument_error, check_axes, check_axes_exist
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.errors import KerasDistError, shorten
 from keras_dist.layers.symbolic import OPERATIONS, Operation, is_any_symbolic
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_GIVEN = "  given:    "
 _ROOM = __name__.rpartition(".")[0]
 
 
@@ -34,6 +37,7 @@ def operation(function: _Function) -> _Function:
     step = Operation(function.__name__)
     OPERATIONS[step.name] = function
 
+    @notes_arguments
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=_is_one)
@@ -42,6 +46,40 @@ def operation(function: _Function) -> _Function:
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]
+
+
+def notes_arguments(function: _Function) -> _Function:
+    """Return `function` with its name and arguments as a note of the errors that JAX raises in it.
+
+    Where operations call others, the note of the outermost call stays.
+    """
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, KerasDistError):
+                others = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_GIVEN)]
+                error.__notes__ = [*others, f"{_GIVEN}keras_dist.ops.{_call(function, args, kwargs)}"]
+            raise
+
+    return called  # type: ignore[return-value]
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Describe a call: the name of the function, and its arguments by name."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    named = itertools.zip_longest(names[: len(args)], args, fillvalue="")
+    values = [f"{name}={_short(value)}".lstrip("=") for name, value in (*named, *kwargs.items())]
+    return f"{function.__name__}({', '.join(values)})"
+
+
+def _short(value: Any) -> str:
+    """Describe an argument: arrays by element type and shape."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return shorten(value) if shape is None or dtype is None else f"{dtype}{list(shape)}"
 
 
 def _is_one(leaf: Any) -> bool:

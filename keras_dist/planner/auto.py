@@ -95,6 +95,8 @@ class AutoParallel(Distribution):
     Source: Zheng et al. 2022, arXiv:2201.12023 (Alpa); Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM).
     """
 
+    is_searched = True
+
     def __init__(
         self,
         mesh_or_devices: DeviceMesh | str | Sequence[str | Device] | None = None,

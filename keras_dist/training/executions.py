@@ -30,7 +30,7 @@ Body = Callable[[Any, Any], Any]
 """One step: `body(carry, (x, y, sample_weight)) -> carry`."""
 
 RESIDENT_BYTES = 2**26
-"""What a data set may take, on all devices together, to be kept on devices that do not tell their memory."""
+"""Largest dataset [bytes] kept resident when the backend reports no memory statistics: CPU devices share one copy."""
 
 RESIDENT_PART = 8
 """On devices that do, it may take this part of what is free."""
@@ -324,8 +324,9 @@ class ResidentFeed:
                 start += steps
 
     def _placed(self, rows: RowNumbers) -> jax.Array:
-        layout = self._distribution.get_data_layout(rows.padded.shape[1:])
-        return jax.device_put(rows.padded.astype(np.int32), _stacked(layout).backend_layout)
+        padded = rows.padded.astype(np.int32)
+        layout = self._distribution.get_data_layout(padded.shape[1:])
+        return jax.device_put(padded, _stacked(layout).backend_layout)
 
 
 def _flat_copy(source: ArraySource) -> Any:
@@ -379,7 +380,7 @@ def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
     if not isinstance(source, ArraySource) or distribution.device_mesh.is_multi_process or not stats:
         return False
     free = [stat["bytes_limit"] - stat["bytes_in_use"] for stat in stats if stat]
-    limit = min(free) // RESIDENT_PART if free else RESIDENT_BYTES // len(stats)
+    limit = min(free) // RESIDENT_PART if free else RESIDENT_BYTES
     return _device_bytes(source) <= limit
 
 

@@ -19,6 +19,10 @@ def test_loads_no_jax(program):
     assert loaded(program, "jax", "jaxlib", "flax", "optax") == []
 
 
+def test_models_and_layers_load_neither_the_planner_nor_pydantic():
+    assert loaded("import keras_dist as kd; kd.Model; kd.layers", "keras_dist.planner", "pydantic") == []
+
+
 WITHOUT_FCNTL = """
 import os, sys, pathlib, tempfile
 import flax.nnx, grain, optax, orbax.checkpoint  # which know what to do there

@@ -1,11 +1,17 @@
 """Epochs of so many batches: each goes on where the one before has stopped."""
 
+import itertools
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from keras_dist import data
 from keras_dist.data import ArraySource
-from keras_dist.data.batching import Batching, Span, Validation
+from keras_dist.data.batching import Batching, Span, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.data.recognition import source_of
+from keras_dist.data.source import RowSource
 from keras_dist.errors import DataError
 
 SOURCE = ArraySource(np.arange(22), np.arange(22) % 3)
@@ -103,3 +109,34 @@ def test_classes_may_be_whole_floats():
     for label in (0.5, np.nan, np.inf):
         with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index"):
             weights_of_classes(y, {label: 2.0})
+
+
+class _Billion:
+    """10**9 examples, or batches, by number."""
+
+    def __len__(self):
+        return 10**9
+
+    def __getitem__(self, index):
+        return np.full((4, 1), index, "float32")
+
+
+class _BillionBatches(_Billion, data.PyDataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    "x", [np.broadcast_to(np.float32(1), (10**9, 1)), _Billion(), _BillionBatches()], ids=["array", "rows", "batches"]
+)
+def test_a_billion_rows_in_order_take_no_array_of_their_numbers(x):
+    source = source_of(x)
+    examples = Batching(source, 32) if isinstance(source, RowSource) else Streaming(source)
+    next(source.batches(32, 8) if isinstance(source, RowSource) else source.batches(8))  # imports what reads ahead
+    tracemalloc.start()
+    try:
+        for _, batches in examples.epochs(range(2), multiple_of=8):
+            assert len(list(itertools.islice(batches, 3))) == 3
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 2**20

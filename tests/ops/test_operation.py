@@ -89,3 +89,26 @@ def test_unary_names_a_function():
     assert (made.__name__, made.__doc__, made.__module__) == ("twice_for_test", "`2 x`.", "keras_dist.ops")
     assert [*inspect.signature(made).parameters] == ["x"]
     del OPERATIONS["twice_for_test"]
+
+
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        (
+            lambda: kd.ops.take(np.ones((2, 3), "float32"), "word"),
+            "keras_dist.ops.take(x=float32[2, 3], indices='word')",
+        ),
+        (lambda: kd.ops.sin("word"), "keras_dist.ops.sin(x='word')"),
+        (lambda: kd.ops.zeros((2, "b")), "keras_dist.ops.zeros(shape=(2, 'b'))"),
+        (lambda: kd.ops.dtype(None), "keras_dist.ops.dtype(x=None)"),
+        (
+            lambda: kd.ops.map(lambda x: kd.ops.matmul(x, np.ones((5, 5))), np.ones((2, 3))),
+            "keras_dist.ops.map(f=<function",
+        ),
+    ],
+)
+def test_errors_of_jax_name_the_operation_and_its_arguments(call, note):
+    with pytest.raises((TypeError, ValueError, AttributeError)) as caught:
+        call()
+    (given,) = (line for line in caught.value.__notes__ if line.startswith("  given:"))
+    assert given.startswith(f"  given:    {note}")

@@ -258,13 +258,18 @@ class TestPrograms:
 
 class TestResident:
     def test_only_what_fits_is_kept_on_the_devices(self):
-        source = ArraySource(np.zeros((4, 2**18), np.float32))  # 4 MiB, on 8 devices 32
-        assert fits_on_devices(source, layouts.on("data=8,model=1"))
-        larger = ArraySource(np.zeros((12, 2**18), np.float32))
-        assert not fits_on_devices(larger, layouts.on("data=8,model=1"))
-        assert fits_on_devices(larger, layouts.one_device())
-        doubles = ArraySource(np.zeros((12, 2**18), np.float64))  # 24 MiB become 12, on 4 devices 48
-        assert fits_on_devices(doubles, kd.DataParallel(devices=kd.list_devices()[:4]))
+        source = ArraySource(np.zeros((64, 2**18), np.float32))  # 64 MiB
+        larger = ArraySource(np.zeros((65, 2**18), np.float32))
+        doubles = ArraySource(np.zeros((64, 2**18), np.float64))  # 128 MiB become 64
+        for distribution in (layouts.on("data=8,model=1"), layouts.one_device()):
+            assert fits_on_devices(source, distribution)
+            assert not fits_on_devices(larger, distribution)
+            assert fits_on_devices(doubles, distribution)
+
+    def test_cpu_devices_share_one_copy(self):
+        feed = ResidentFeed(Batching(ArraySource(X), 8), 8, layouts.on("data=8,model=1"), StepsTuner())
+        (leaf, *_) = jax.tree.leaves(feed._data)
+        assert len({shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}) == 1
 
     def test_devices_that_tell_their_memory_are_asked(self, monkeypatch):
         class Device:
