@@ -25,6 +25,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
+from keras_dist.models.naming import named_layers
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
 from keras_dist.planner import AutoParallel
@@ -50,6 +51,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             self._check_initialised()
         finally:
             record.is_constructing = False
+        named_layers(self)
         if self._graph is not None and not isinstance(record.made_under, AutoParallel):  # found by `fit`
             self._with_weights()
 

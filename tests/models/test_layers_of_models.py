@@ -198,6 +198,77 @@ class TestLayersOfAModel:
         assert np.array_equal(one.get_weights()[0], two.get_weights()[0])
 
 
+class Net(kd.Model):
+    """Four layers without names, of which an attribute, a list at once, and a list later hold some."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks, self.kept = layers.Dense(4), [layers.Dense(4)], layers.Dense(2, name="dense_1")
+        self.blocks.append(layers.Dense(4))
+
+    def call(self, inputs):
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.kept(hidden)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_layers_of_a_subclass_are_numbered(is_built):
+    model = Net()
+    names = [model.first.name, model.blocks[0].name, model.kept.name, model.blocks[1].name]
+    assert names == ["dense", "dense_2", "dense_1", "dense_3"], "also before anyone asks for `layers`"
+    model.blocks.append(layers.Dense(4))
+    if is_built:
+        model.build((None, 4))
+        assert model.blocks[2].name == "dense_4"
+    assert [layer.name for layer in model.layers] == ["dense", "dense_2", "dense_3", "dense_4", "dense_1"]
+    assert model.get_layer("dense") is model.first and model.get_layer("dense_1") is model.kept
+    assert model.get_layer("dense_3") is model.blocks[1]
+    if is_built:
+        assert [weight.path for weight in model.weights][::2] == [
+            *("first/kernel", "blocks/0/kernel", "blocks/1/kernel", "blocks/2/kernel", "kept/kernel")
+        ]
+
+
+def test_names_that_users_gave_stay():
+    class Twice(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = layers.Dense(2, name="d"), layers.Dense(2, name="d")
+
+    model = Twice()
+    assert [layer.name for layer in model.layers] == ["d", "d"] and model.get_layer("d") is model.one
+
+
+@pytest.mark.parametrize("form", ["subclass", "functional"])
+def test_built_models_in_a_model_are_numbered(form):
+    class Pair(kd.Model):
+        def __init__(self, one, two):
+            super().__init__()
+            self.one, self.two = one, two
+
+        def call(self, inputs):
+            return self.two(self.one(inputs))
+
+    def part():
+        return kd.Sequential([kd.Input((4,)), layers.Dense(4)])
+
+    with on("data=2,model=4", {"sequential/dense/output": ("data", "model")}).scope():
+        one, two = part(), part()
+        inputs = kd.Input((4,))
+        model = Pair(one, two) if form == "subclass" else kd.Model(inputs, two(one(inputs)))
+        assert [one.name, two.name] == ["sequential", "sequential_1"]
+        assert [layer.name for layer in model.layers[-2:]] == ["sequential", "sequential_1"]
+        assert model.get_layer("sequential_1") is two
+        lines: list[str] = []
+        two.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    assert text.index("dense (Dense)") < text.index("sequential/dense/output") < text.index("Total")
+    shared = Pair(two, one)
+    assert [layer.name for layer in shared.layers] == ["sequential_1", "sequential"], "names do not change again"
+
+
 def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
     class Heads(kd.Model):
         def __init__(self):
