@@ -64,8 +64,8 @@ def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
             f"{file} is the config of a run, not a layout map",
             given=f"settings {', '.join(map(str, table))}",
             expected="the rules of a layout map of Keras or DTensor",
-            fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate older "
-            "rules, move them from [distribution.layout] to a separate file",
+            fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate "
+            "older rules, move them from [distribution.layout] to a separate file",
         )
     return rules, problems
 

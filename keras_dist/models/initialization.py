@@ -174,6 +174,14 @@ def session_of_module(
         check_is_no_function(factory_or_module)
     seed = _next_seed() if seed is None else random.check_seed(seed)
     chosen = current_distribution()
+    if isinstance(chosen, AutoParallel):
+        raise DistributionError(
+            "AutoParallel has no layout yet: `from_nnx` and `from_keras` create the weights at once",
+            given="a model made under AutoParallel, which finds a layout when the first batch is known",
+            expected="the distribution that `search` finds",
+            fix="found = distribution.search(lambda: Model.from_nnx(factory), (x, y), optimizer, loss); "
+            "with found.distribution.scope(): model = Model.from_nnx(factory)",
+        )
     if isinstance(factory_or_module, nnx.Module):
         graph, state = split_module(factory_or_module, trainable)
         distribution = distribution_now(_place(chosen, None, graph))

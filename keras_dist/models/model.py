@@ -156,8 +156,9 @@ class Model(Placed):
         """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
 
         Args:
-            factory_or_module: `factory(rngs=rngs)` that makes the module: its arrays are made sharded, never whole on
-                one device. Or a ready module: its arrays are copied, the module is never changed.
+            factory_or_module: a function of `flax.nnx.Rngs` that makes the module: its arrays are made sharded, never
+                whole on one device. Its one required argument is called `rngs`, or has any name if it is positional.
+                Or a ready module: its arrays are copied, the module is never changed.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: which variables are trained: an NNX filter, or a regular expression for whole paths of

@@ -10,8 +10,8 @@ from flax import nnx
 from keras_dist._types import PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
-from keras_dist.models.fitting import check_idle
 from keras_dist.layers import Layer
+from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
 from keras_dist.models.naming import layers_in
 from keras_dist.models.variable import ModelVariable

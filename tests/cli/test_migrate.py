@@ -34,7 +34,9 @@ def test_what_cannot_be_read_ends_with_1_and_no_file_with_2(tmp_path, capsys):
     assert commands.run("migrate", tmp_path / "train.py", "--matching", "exact") == 2
 
 
-@pytest.mark.parametrize("distribution", ["", '[distribution]\nstrategy = "model_parallel"\nlayout = {"d1/kernel" = ["m"]}'])
+@pytest.mark.parametrize(
+    "distribution", ["", '[distribution]\nstrategy = "model_parallel"\nlayout = {"d1/kernel" = ["m"]}']
+)
 def test_a_config_is_not_taken_for_rules(tmp_path, capsys, distribution):
     file = tmp_path / "run.toml"
     file.write_text(f'model = "m:n"\nmesh.shape = "m=2"\n{distribution}')
