@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from keras_dist.config.formats import read_table, read_text
 from keras_dist.config.problems import show
+from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError
 
 Entry = str | tuple[str, ...] | None
@@ -58,6 +59,14 @@ def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
             rules[str(rule)] = _axes(value)
         except ValueError:
             problems.append(f"rule {str(rule)!r}: expected {_EXPECTED}, got {show(value)}")
+    if not rules and {*table} & {*RunConfig.model_fields}:
+        raise ConfigError(
+            f"{file} is the config of a run, not a layout map",
+            given=f"settings {', '.join(map(str, table))}",
+            expected="the rules of a layout map of Keras or DTensor",
+            fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate "
+            "older rules, move them from [distribution.layout] to a separate file",
+        )
     return rules, problems
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import jax.numpy as jnp
 
 from keras_dist import mixed_precision
@@ -63,6 +65,24 @@ class Precision:
     def quantization_mode(self) -> None:
         """None: nothing is quantized."""
         return None
+
+    def quantize(self, mode: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise an error: quantization is not available.
+
+        Args:
+            mode: unused.
+            *args: unused.
+            **kwargs: unused.
+
+        Raises:
+            ModelError: always, with the way out.
+        """
+        raise ModelError(
+            f"quantize of {self.name!r}: quantization is not available",
+            given=f"quantize({mode!r}) of a {type(self).__name__}",
+            fix='save the model and quantize it in Keras: model.save("m.keras"); '
+            'keras.saving.load_model("m.keras").quantize("int8"); or halve its weights with dtype="bfloat16"',
+        )
 
     @property
     def _casts_inputs(self) -> bool:

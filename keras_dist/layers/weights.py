@@ -15,7 +15,7 @@ from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context, symbolic
-from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.record import LayerRecord, binding_of
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
@@ -97,11 +97,15 @@ def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners
 
 
 def _walk(
-    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int]
-) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
+    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int], stops_at_bound: bool = False
+) -> Iterator[tuple[_paths.Parts, Any, Owners]]:
+    """Yield as `walk_owned` does; or a layer that is in a model in place of its variables."""
     if id(node) in seen:
         return
     seen.add(id(node))
+    if stops_at_bound and binding_of(node) is not None:
+        yield parts, node, owners
+        return
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
     for inner, variable in sorted(own_variables(node), key=lambda item: _rank(item[1])):
@@ -110,7 +114,7 @@ def _walk(
             yield _paths.visible((*parts, *inner)), variable, owners
     for name, value in children_of(node):
         if not isinstance(value, nnx.Variable):
-            yield from _walk(value, (*parts, name), owners, seen)
+            yield from _walk(value, (*parts, name), owners, seen, stops_at_bound)
 
 
 def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
@@ -150,6 +154,13 @@ def penalties(module: Any) -> list[jax.Array]:
     return found
 
 
+def _each_once(weights: Sequence[Any]) -> list[Any]:
+    found: dict[Any, Any] = {}
+    for weight in weights:
+        found.setdefault(getattr(weight, "identity", id(weight)), weight)
+    return list(found.values())
+
+
 class WeightOwner:
     """The weights, losses and metrics of a layer. Subclasses are layers."""
 
@@ -167,11 +178,17 @@ class WeightOwner:
         if binding is not None:
             return binding.weights()
         symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
-        return [
-            self._listed(variable, "/".join(map(str, parts)), owners)
-            for parts, variable, owners in walk_owned(self)
-            if not isinstance(variable, nnx.RngState)
-        ]
+        return self._weights_so_far()
+
+    def _weights_so_far(self) -> list[Any]:
+        """Return the weights that exist, also those of sublayers that are in other models, each once."""
+        found: list[Any] = []
+        for parts, value, owners in _walk(self, (), (), set(), stops_at_bound=True):
+            if not isinstance(value, nnx.Variable):
+                found += value.weights
+            elif not isinstance(value, nnx.RngState):
+                found.append(self._listed(value, "/".join(map(str, parts)), owners))
+        return _each_once(found)
 
     def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
         """Return a weight of the layer, or the one handle on a weight of a flax module."""
@@ -189,10 +206,17 @@ class WeightOwner:
         binding = self._outside.binding
         if binding is not None:
             return [*binding.weights(), *binding.generators()]
-        weights = self.weights
-        states = [node.state for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator)]
-        others = [variable for _, variable in walk(self) if isinstance(variable, SeedState)]
-        return [*weights, *{id(state): state for state in [*states, *others]}.values()]
+        return self._with_states(self.weights)
+
+    def _with_states(self, weights: list[Any]) -> list[Any]:
+        """Return the weights, then the states of random generators."""
+        found = [value for _, value, _ in _walk(self, (), (), set(), stops_at_bound=True)]
+        bound = [layer for layer in found if not isinstance(layer, nnx.Variable)]
+        inside = {id(node) for layer in bound for _, node in nnx.iter_graph(layer)}
+        generators = (node for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator))
+        states = [generator.state for generator in generators if id(generator) not in inside]
+        others = [variable for variable in found if isinstance(variable, SeedState)]
+        return _each_once([*weights, *states, *others, *(each for layer in bound for each in layer.variables)])
 
     @property
     def trainable_weights(self) -> list[Any]:

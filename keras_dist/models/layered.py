@@ -11,7 +11,7 @@ from keras_dist.errors import AbsentError, ModelError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.functional import replaced
-from keras_dist.models.naming import layers_in
+from keras_dist.models.naming import layers_in, named_layers
 from keras_dist.models.saveable import Saveable
 
 
@@ -23,7 +23,7 @@ class Layered(Saveable):
         """The layers: of a functional model those of its graph in order, of a subclass those its attributes hold."""
         if self._graph is not None:
             return [*self._graph.starts, *layers_in(self._members)]
-        return layers_in(self)
+        return named_layers(self)
 
     @property
     def operations(self) -> list[Any]:

@@ -25,6 +25,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
+from keras_dist.models.naming import named_layers
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
 from keras_dist.training.graph import Trainable
@@ -49,6 +50,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
             self._check_initialised()
         finally:
             record.is_constructing = False
+        named_layers(self)
         if self._graph is not None and not (record.made_under and record.made_under.is_searched):
             self._with_weights()
 
@@ -153,8 +155,9 @@ class Model(Placed):
         """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
 
         Args:
-            factory_or_module: `factory(rngs=rngs)` that makes the module: its arrays are made sharded, never whole on
-                one device. Or a ready module: its arrays are copied, the module is never changed.
+            factory_or_module: a function of `flax.nnx.Rngs` that makes the module: its arrays are made sharded, never
+                whole on one device. Its one required argument is called `rngs`, or has any name if it is positional.
+                Or a ready module: its arrays are copied, the module is never changed.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: which variables are trained: an NNX filter, or a regular expression for whole paths of

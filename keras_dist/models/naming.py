@@ -44,9 +44,28 @@ def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
             )
     members = number_names(layers)
     for name, layer in members.items():
-        if layer._outside.binding is None:
+        if _may_be_renamed(layer):
             layer._name = name
     return members
+
+
+def named_layers(module: nnx.Module) -> list[Layer]:
+    """Return what `layers_in` returns, after numbering default names that occur twice. Names that users gave stay."""
+    layers = layers_in(module)
+    taken = {layer.name for layer in layers if layer._base_name is None}
+    candidates: dict[str, Iterator[str]] = {}
+    for layer in layers:
+        if layer._base_name is not None and layer.name in taken and _may_be_renamed(layer):
+            names = candidates.setdefault(layer._base_name, _numbered(layer._base_name))
+            layer._name = next(name for name in names if name not in taken)
+        taken.add(layer.name)
+    return layers
+
+
+def _may_be_renamed(layer: Layer) -> bool:
+    """Whether no other model contains the layer."""
+    binding = layer._outside.binding
+    return binding is None or not binding.prefix
 
 
 def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:

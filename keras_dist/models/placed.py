@@ -11,14 +11,24 @@ import keras_dist
 from keras_dist._types import PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
+from keras_dist.layers import Layer
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
+from keras_dist.models.naming import layers_in
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from keras_dist.planner import PlanReport, Target
+
+
+def has_built_parts(model: Layer) -> bool:
+    """Whether a model that has seen no input has weights nevertheless: all of its layers are built."""
+    if not isinstance(model, Placed) or model._graph is not None or not hasattr(type(model).build, "creates_weights"):
+        return False
+    layers = layers_in(model)
+    return bool(layers) and all(layer.built or has_built_parts(layer) for layer in layers)
 
 
 class Placed(Layered):
@@ -28,15 +38,23 @@ class Placed(Layered):
     def variables(self) -> list[ModelVariable]:
         """All variables: the weights and the states of random generators."""
         binding = self._outside.binding
-        return self._with_weights().variables() if binding is None else [*binding.weights(), *binding.generators()]
+        if binding is not None:
+            return [*binding.weights(), *binding.generators()]
+        if self._session is None and has_built_parts(self):
+            return self._with_states(self._weights_so_far())
+        return self._with_weights().variables()
 
     @property
     def weights(self) -> list[ModelVariable]:
         """The weights, in Keras's order. The keys of random streams are not among them.
 
+        Of a subclass that has seen no input they are the weights of its layers, if all of these are built.
+
         Raises:
             ModelError: the weights do not exist yet.
         """
+        if self._session is None and self._outside.binding is None and has_built_parts(self):
+            return self._weights_so_far()
         return [variable for variable in self.variables if not variable.is_key]
 
     def count_params(self) -> int:

@@ -22,7 +22,7 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
-from keras_dist.models.naming import is_below, layers_below, layers_in
+from keras_dist.models.naming import is_below, layers_below, named_layers
 from keras_dist.models.session import Session
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
     """The table of a model; of one of `from_nnx` its variables alone."""
     session = model._with_weights() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
-        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session, model.name))
+        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session, model))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)
 
 
@@ -110,9 +110,10 @@ class Ruled:
     rule: str
 
 
-def ruled_activations(session: Session, root: str) -> list[Ruled]:
-    """The activations that rules name, in the order of the submodules of the model called `root`; then inputs."""
+def ruled_activations(session: Session, model: Model) -> list[Ruled]:
+    """The activations that rules name, in the order of the submodules of the model; then inputs."""
     distribution, found = session.distribution, dict[str, Ruled]()
+    root = model._outside.created_as or model.name
     rules = distribution.layout_map
     for path in session.cell.graph.module_paths:
         name = _paths.join(filter(None, (path, "output")))
@@ -149,7 +150,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
     graph = getattr(model, "_graph", None)
     if graph is None:
         shapes = _shapes_along(model)
-        for layer in layers_in(model):
+        for layer in named_layers(model):
             yield _Entry(layer.name, layer, shapes.get(id(layer), "?"))
         return
     listed = {id(layer) for layer in model.layers}
@@ -205,7 +206,7 @@ class _Arrays:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
-        self._activations = [] if session is None else ruled_activations(session, model.name)
+        self._activations = [] if session is None else ruled_activations(session, model)
         self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import jax
@@ -108,6 +108,11 @@ class ModelVariable(Operators):
     def _read(self) -> jax.Array:
         with self._cell.lock:
             return place_copy(self._array(), self.layout.backend_layout)
+
+    @property
+    def identity(self) -> Hashable:
+        """A value that is equal for handles on this variable, also in other models which share it."""
+        return self._cell.identity(self.path)
 
     def stands_for(self, other: Any) -> bool:
         """Whether `other` is a handle on this variable, or on that of another model which shares it."""

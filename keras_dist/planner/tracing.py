@@ -31,7 +31,7 @@ from keras_dist.training.activations import input_names, naming_scopes
 from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import data_layouts
-from keras_dist.training.graph import split_module, trace_factory
+from keras_dist.training.graph import as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_optimizers
 from keras_dist.training.rematerialisation import resolve_remat
@@ -91,7 +91,7 @@ def trace_step(
 
     Args:
         model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`; or what makes one: `factory()`, which is called
-            under the distribution, or `factory(rngs=rngs)`. The weights of a model are not looked at.
+            under the distribution, or `factory(rngs)`. The weights of a model are not looked at.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
         distribution: by default that of the model, else the current one.
         optimizer: in place of that of `compile`; without any `"adam"`.
@@ -123,7 +123,7 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
     placed = distribution or DataParallel(devices=list_devices()[:1])
     if isinstance(given, nnx.Module):
         graph, _ = split_module(given, None, needs_values=False)
-    elif callable(given) and takes(given, rngs=None):
+    elif callable(given) and as_factory(given) is not None:
         graph, _ = traced_in(placed, None, lambda: trace_factory(given, None))
     elif callable(given) and takes(given):
         return forward_of(given(), x, distribution)

@@ -127,6 +127,27 @@ def by_name(name: str, result: Any) -> Mapping[str, Any]:
     return result if isinstance(result, Mapping) else {name: result}
 
 
+def flat_logs(step: str, logs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the logs of a step with the entries of inner dicts under their own names, as in Keras.
+
+    Raises:
+        ModelError: two entries have the same name.
+    """
+    flat: dict[Any, Any] = {}
+    for name, value in logs.items():
+        found = flat_logs(step, value) if isinstance(value, Mapping) else {name: value}
+        twice = [name for name in found if name in flat]
+        if twice:
+            raise ModelError(
+                f"{step} logs a name twice",
+                given=f"{', '.join(map(repr, twice))}, also in an inner dict",
+                expected="each name once: inner dicts are logged under their own names",
+                fix="rename one of them",
+            )
+        flat |= found
+    return flat
+
+
 def _checked(name: str, result: Any) -> Mapping[str, Any]:
     """`by_name`, where all are numbers or arrays of them."""
     values = by_name(name, result)

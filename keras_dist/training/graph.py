@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -182,14 +183,21 @@ def trace_factory(
     Nothing is allocated. The seed, a uint32, is an argument: a program that computes the state serves all seeds.
 
     Raises:
-        ModelError: the factory does not take `rngs`, or does not return an NNX module.
+        ModelError: the factory takes neither `rngs` nor one positional argument, or does not return an NNX module.
     """
-    _check_signature(factory)
+    by_keyword = as_factory(factory)
+    if by_keyword is None:
+        raise ModelError(
+            "from_nnx: the factory cannot be called as factory(rngs=rngs) or factory(rngs)",
+            given=shorten(factory),
+            expected="a callable with one required argument, which gets the `flax.nnx.Rngs`; of a class it is `rngs`",
+            fix="wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))",
+        )
     seen: dict[str, Any] = {}
 
     def init(seed: ArrayLike) -> PyTree:
         with _jax.without_eager_sharding():
-            module = factory(rngs=nnx.Rngs(jax.random.key(seed)))
+            module = by_keyword(rngs=nnx.Rngs(jax.random.key(seed)))
             _check_module(module, "the factory's result")
             _jax.adopt_traced_buffers(module)
             seen["module"] = module
@@ -316,14 +324,25 @@ def _predicate(trainable: Trainable) -> Callable[[Any, Any], bool]:
         ) from None
 
 
-def _check_signature(factory: Callable[..., object]) -> None:
-    if not takes(factory, rngs=None):
-        raise ModelError(
-            "from_nnx: the factory cannot be called as factory(rngs=rngs)",
-            given=shorten(factory),
-            expected="a callable with one required argument, `rngs`",
-            fix="wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))",
-        )
+def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return a callable as one that takes `rngs` by keyword: a function of one argument may call it as it likes.
+
+    Returns:
+        None for a callable that takes neither; so do classes whose one argument has another name.
+    """
+    if takes(given, rngs=None):
+        return given
+    if inspect.isclass(given) or takes(given) or not takes(given, None) or takes(given, None, None):
+        return None
+
+    def by_keyword(rngs: nnx.Rngs) -> Any:
+        try:
+            return given(rngs)
+        except Exception as error:
+            error.add_note(f"{shorten(given)} was called with flax.nnx.Rngs, as a factory of a module is")
+            raise
+
+    return by_keyword
 
 
 def _check_module(module: Any, what: str) -> None:

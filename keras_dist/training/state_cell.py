@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -156,10 +156,12 @@ class StateCell:
 
     def shares(self, path: str, other: StateCell, other_path: str) -> bool:
         """Whether a variable is that of another cell."""
-        if other is self:
-            return self.index(path) == other.index(other_path)
-        shared = self._shared.get(self.index(path))
-        return shared is not None and shared is other._shared.get(other.index(other_path))
+        return self.identity(path) == other.identity(other_path)
+
+    def identity(self, path: str) -> Hashable:
+        """Return a value that is equal for a variable and those of other cells that share it."""
+        index = self.index(path)
+        return id(self._shared[index]) if index in self._shared else (id(self), index)
 
     def _share(self, index: int, shared: _SharedVariable) -> None:
         self._taken.setdefault(index, 0)

@@ -16,7 +16,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
-from keras_dist.training.accumulators import Observation
+from keras_dist.training.accumulators import Observation, flat_logs
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
@@ -228,15 +228,23 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
             fix="return state.replace(...), {'loss': loss}",
         )
     check_state("train_step", before, after)
+    logs = flat_logs("train_step", logs)
     for name, value in logs.items():
-        if not isinstance(value, Observation) and jnp.shape(value) != ():
+        if not isinstance(value, Observation) and not _is_scalar(value):
             raise ModelError(
                 f"train_step logs {name!r}, which is not a scalar",
-                given=f"shape {jnp.shape(value)}",
+                given=f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value),
                 expected="a scalar for each name",
                 fix=f"for example jnp.mean({name})",
             )
     return after, logs
+
+
+def _is_scalar(value: Any) -> bool:
+    try:
+        return jnp.asarray(value).shape == ()
+    except (TypeError, ValueError):
+        return False
 
 
 def check_state(step: str, before: TrainState, after: TrainState) -> None:

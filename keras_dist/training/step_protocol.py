@@ -16,6 +16,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
+from keras_dist.training.accumulators import flat_logs
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import noting_masks
 from keras_dist.training.optimization import Optimizer
@@ -234,7 +235,8 @@ class ProtocolStep:
         logs, after = returned
         if not isinstance(logs, Mapping) or not isinstance(after, tuple | list) or len(after) != len(parts):
             raise self._wrong_return(returned, expected)
-        return logs, tuple(after)
+        in_order = {name: logs[name] for name in sorted(logs, key=str)}  # in which Keras lists them
+        return flat_logs(f"{self._mode}_step", in_order), tuple(after)
 
     def _logged(self, name: Any, value: Any) -> jax.Array:
         """What is logged under a name, as an array."""
@@ -247,7 +249,7 @@ class ProtocolStep:
             f"{self._mode}_step logs what is no number under a name",
             given=f"logs[{name!r}] = {shorten(value)}",
             expected="strings as names, and numbers or arrays as values",
-            fix="log the parts of a dict or list under names of their own, and leave out what is None",
+            fix="log the parts of a list under separate names, and leave out what is None",
         )
 
     def _wrong_return(self, returned: Any, expected: str) -> ModelError:

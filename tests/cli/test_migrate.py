@@ -4,6 +4,8 @@ import json
 import re
 import tomllib
 
+import pytest
+
 from tests import commands, forks
 
 PROGRAM = """
@@ -30,6 +32,21 @@ def test_what_cannot_be_read_ends_with_1_and_no_file_with_2(tmp_path, capsys):
     assert ".*feature.*kernel.*" in output and "problem: line 4: layout_map['a'] = f()" in told
     assert commands.run("migrate", tmp_path / "missing.py") == 2
     assert commands.run("migrate", tmp_path / "train.py", "--matching", "exact") == 2
+
+
+@pytest.mark.parametrize(
+    "distribution", ["", '[distribution]\nstrategy = "model_parallel"\nlayout = {"d1/kernel" = ["m"]}']
+)
+def test_a_config_is_not_taken_for_rules(tmp_path, capsys, distribution):
+    file = tmp_path / "run.toml"
+    file.write_text(f'model = "m:n"\nmesh.shape = "m=2"\n{distribution}')
+    assert commands.run("migrate", file) == 2
+    output, told = capsys.readouterr()
+    assert output == "" and "is the config of a run, not a layout map" in told and "settings model, mesh" in told
+    assert f"keras-dist check {file}" in told
+    file.write_text('mesh = ["m"]\nmodel = 1')
+    assert commands.run("migrate", file) == 1, "a layer may be called as a setting"
+    assert "'mesh' -> '.*mesh.*'" in capsys.readouterr().err
 
 
 def test_the_documents_show_what_it_prints(tmp_path, capsys):

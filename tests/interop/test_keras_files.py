@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
+from keras_dist.errors import ModelError
 from tests.layers.test_every_layer import LAYERS, VARIANTS, made
 
 APART = ("MultiHeadAttention", "GroupedQueryAttention")
@@ -52,3 +53,17 @@ def test_every_layer_goes_to_keras_and_comes_back(keras, tmp_path, start):
     for ours, before in zip(again.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, before)
     assert [w.shape for w in again.weights] == [w.shape for w in model.weights]
+
+
+def test_quantize_names_the_way_out_which_works_in_keras(keras, tmp_path) -> None:
+    model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(4)])
+    for one in (model, model.layers[0], kd.layers.ReLU()):
+        with pytest.raises(ModelError, match="quantization is not available") as caught:
+            one.quantize("int8")
+        assert 'keras.saving.load_model("m.keras").quantize("int8")' in caught.value.fix
+    model.save(tmp_path / "m.keras")
+    quantized = keras.saving.load_model(tmp_path / "m.keras")
+    quantized.quantize("int8")
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
+    assert quantized.layers[0].quantization_mode == "int8"
+    np.testing.assert_allclose(quantized.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)

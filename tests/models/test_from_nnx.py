@@ -180,16 +180,64 @@ class TestCall:
             assert modes[-1] is not training
 
 
+class Named(Plain):
+    """Calls its one argument otherwise: it might be anything."""
+
+    def __init__(self, features):
+        super().__init__(features)
+
+
+@pytest.mark.parametrize("factory", [lambda r: Plain(r), functools.partial(lambda width, r: Plain(r), 8)])
+def test_the_one_argument_of_a_factory_may_have_any_name(factory):
+    expected = kd.Model.from_nnx(Plain, seed=3)
+    model = kd.Model.from_nnx(factory, seed=3)
+    assert [variable.path for variable in model.variables] == [variable.path for variable in expected.variables]
+    assert all(
+        np.array_equal(one.numpy(), other.numpy())
+        for one, other in zip(model.variables, expected.variables, strict=True)
+    )
+    report = kd.plan(factory, np.zeros((4, networks.FEATURES), "f4"))
+    assert sum(row.role == "parameter" for row in report.state.rows) == len(model.variables)
+
+
+def test_a_function_that_is_no_factory_is_told_what_it_got():
+    with pytest.raises(TypeError) as caught:
+        kd.Model.from_nnx(lambda x: x @ x)
+    assert any("was called with flax.nnx.Rngs, as a factory" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_under_auto_parallel_the_error_names_the_way_out(is_ready):
+    def made():
+        return kd.Model.from_nnx(Plain(nnx.Rngs(0)) if is_ready else Plain, lambda m, x, training, rngs: m(x))
+
+    distribution = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"))
+    with distribution.scope(), pytest.raises(kd.errors.DistributionError, match="create the weights at once") as caught:
+        made()
+    assert "with found.distribution.scope(): model = Model.from_nnx(factory)" in caught.value.fix
+    x, y = blobs(8)
+    found = distribution.search(lambda: made(), (x, y), "sgd", LOSS)
+    with found.distribution.scope():
+        model = made()
+    model.compile("sgd", LOSS)
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"][0])
+    assert model.distribution.device_mesh.size == 8
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda: Plain(nnx.Rngs(0)), r"factory\(rngs=rngs\)"),
-        (lambda rngs, width: Plain(rngs), r"cannot be called as factory\(rngs=rngs\)"),
+        (lambda: Plain(nnx.Rngs(0)), r"cannot be called as factory\(rngs=rngs\) or factory\(rngs\)"),
+        (lambda rngs, width: Plain(rngs), "cannot be called as factory"),
+        (lambda *, r: Plain(r), "cannot be called as factory"),
+        (lambda r=None: Plain(r), "cannot be called as factory"),
+        (Named, "cannot be called as factory"),
+        (lambda x, y: x, "a function of weights and inputs"),
         (lambda rngs: {"kernel": 1}, "the factory's result is not a flax.nnx.Module"),
         ({"kernel": np.ones(3)}, "neither a module nor a factory"),
         (None, "neither a module nor a factory"),
     ],
-    ids=["no rngs", "second argument", "dict made", "dict given", "none"],
+    ids=["no rngs", "second argument", "by keyword", "optional", "class", "two", "dict made", "dict given", "none"],
 )
 def test_what_is_not_a_module_is_refused_with_the_remedy(given, message):
     with pytest.raises(kd.errors.ModelError, match=message) as caught:

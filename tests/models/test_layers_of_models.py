@@ -198,6 +198,131 @@ class TestLayersOfAModel:
         assert np.array_equal(one.get_weights()[0], two.get_weights()[0])
 
 
+class Net(kd.Model):
+    """Four layers without names, of which an attribute, a list at once, and a list later hold some."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks, self.kept = layers.Dense(4), [layers.Dense(4)], layers.Dense(2, name="dense_1")
+        self.blocks.append(layers.Dense(4))
+
+    def call(self, inputs):
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.kept(hidden)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_layers_of_a_subclass_are_numbered(is_built):
+    model = Net()
+    names = [model.first.name, model.blocks[0].name, model.kept.name, model.blocks[1].name]
+    assert names == ["dense", "dense_2", "dense_1", "dense_3"], "also before anyone asks for `layers`"
+    model.blocks.append(layers.Dense(4))
+    if is_built:
+        model.build((None, 4))
+        assert model.blocks[2].name == "dense_4"
+    assert [layer.name for layer in model.layers] == ["dense", "dense_2", "dense_3", "dense_4", "dense_1"]
+    assert model.get_layer("dense") is model.first and model.get_layer("dense_1") is model.kept
+    assert model.get_layer("dense_3") is model.blocks[1]
+    if is_built:
+        assert [weight.path for weight in model.weights][::2] == [
+            *("first/kernel", "blocks/0/kernel", "blocks/1/kernel", "blocks/2/kernel", "kept/kernel")
+        ]
+
+
+def test_names_that_users_gave_stay():
+    class Twice(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = layers.Dense(2, name="d"), layers.Dense(2, name="d")
+
+    model = Twice()
+    assert [layer.name for layer in model.layers] == ["d", "d"] and model.get_layer("d") is model.one
+
+
+class Gan(kd.Model):
+    """Built parts, a model of both, a layer of another model, and no `call`."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = kd.Sequential([kd.Input((3,)), layers.Dense(4), layers.Dropout(0.5)])
+        self.discriminator = kd.Sequential([kd.Input((4,)), layers.Dense(2), layers.BatchNormalization()])
+        self.both = kd.Sequential([kd.Input((3,)), self.generator, self.discriminator])
+        self.act, self.scale = layers.ReLU(), self.add_weight((2,), name="scale")
+
+
+def test_a_model_around_built_parts_has_their_weights_before_it_is_called():
+    with on("data=2,model=4", {}).scope():
+        gan = Gan()
+    generator, discriminator = gan.generator, gan.discriminator
+    expected = [gan.scale, *generator.weights, *discriminator.weights]
+    assert [id(weight) for weight in gan.weights] == [id(weight) for weight in expected], "each once, in Keras's order"
+    assert [w.path for w in gan.trainable_variables] == [w.path for w in expected if w.trainable]
+    assert [w.name for w in gan.non_trainable_weights] == ["moving_mean", "moving_variance"]
+    assert [id(variable) for variable in gan.variables] == [id(each) for each in [*expected, generator.variables[-1]]]
+    assert gan.count_params() == 2 + 16 + 10 + 8
+    gan.set_weights([np.full(weight.shape, 0.5, "float32") for weight in gan.weights])
+    assert all((value == 0.5).all() for value in [*gan.get_weights(), *gan.both.get_weights()])
+    generator.trainable = False
+    assert len(gan.trainable_weights) == 5
+
+
+def test_a_layer_around_a_built_model_has_its_weights():
+    class Around(layers.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.own = inner, self.add_weight((1,), name="own")
+
+    inner = kd.Sequential([kd.Input((3,)), layers.Dense(2), layers.Dropout(0.5)])
+    layer = Around(inner)
+    assert [id(weight) for weight in layer.weights] == [id(weight) for weight in [layer.own, *inner.weights]]
+    assert [id(weight) for weight in layer.variables] == [id(weight) for weight in [layer.own, *inner.variables]]
+
+
+def test_weights_that_do_not_exist_are_an_error():
+    class Half(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = kd.Sequential([kd.Input((3,)), layers.Dense(2)]), layers.Dense(2)
+
+    class Builds(Gan):
+        def build(self, input_shape):
+            self.more = layers.Dense(2)
+
+    for model in (Half(), Builds()):
+        with pytest.raises(ModelError, match="the weights of model"):
+            _ = model.trainable_variables
+
+
+@pytest.mark.parametrize("form", ["subclass", "functional"])
+def test_built_models_in_a_model_are_numbered(form):
+    class Pair(kd.Model):
+        def __init__(self, one, two):
+            super().__init__()
+            self.one, self.two = one, two
+
+        def call(self, inputs):
+            return self.two(self.one(inputs))
+
+    def part():
+        return kd.Sequential([kd.Input((4,)), layers.Dense(4)])
+
+    with on("data=2,model=4", {"sequential/dense/output": ("data", "model")}).scope():
+        one, two = part(), part()
+        inputs = kd.Input((4,))
+        model = Pair(one, two) if form == "subclass" else kd.Model(inputs, two(one(inputs)))
+        assert [one.name, two.name] == ["sequential", "sequential_1"]
+        assert [layer.name for layer in model.layers[-2:]] == ["sequential", "sequential_1"]
+        assert model.get_layer("sequential_1") is two
+        lines: list[str] = []
+        two.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    assert text.index("dense (Dense)") < text.index("sequential/dense/output") < text.index("Total")
+    shared = Pair(two, one)
+    assert [layer.name for layer in shared.layers] == ["sequential_1", "sequential"], "names do not change again"
+
+
 def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
     class Heads(kd.Model):
         def __init__(self):

@@ -92,8 +92,7 @@ def compiled_metrics(keras: Any) -> Any:
                 these = measured[len(after) : len(after) + len(metric.variables)]
                 given = (loss,) if metric.name == "loss" else (data[1], y_pred)
                 these = metric.stateless_update_state(these, *given)
-                found = metric.stateless_result(these)
-                logs |= found if isinstance(found, dict) else {metric.name: found}
+                logs[metric.name] = metric.stateless_result(these)  # of compile_metrics a dict
                 after += these
             return logs, (trainable, others, slots, after)
 

@@ -234,6 +234,7 @@ def test_the_form_of_other_backends_is_refused_and_that_of_jax_shown(name: str) 
         (lambda self, state, data: ({}, ([v[:1] for v in state[0]], *state[1:])), "of the shape that the old one has"),
         (lambda self, state, data: ({"a": None}, state), r"logs what is no number[^$]*logs\['a'\] = None"),
         (lambda self, state, data: ({1: 2.0}, state), r"logs what is no number[^$]*logs\[1\] = 2.0"),
+        (lambda self, state, data: ({"a": 1.0, "b": {"a": 2.0}}, state), "train_step logs a name twice[^$]*'a'"),
     ],
 )
 def test_what_is_no_state_is_refused(step: Any, message: str) -> None:

@@ -125,6 +125,11 @@ class TestOwnStep:
         np.testing.assert_allclose(histories[0]["loss"], histories[1]["loss"], atol=1e-6)
         assert int(own.state.step) == 6, "the step is counted for it"
 
+    def test_what_it_logs_in_inner_dicts_is_logged_by_the_names_in_them(self):
+        model = built()
+        model.compile("sgd", train_step=lambda state, batch, rngs: (state, {"b": 1.0, "more": {"c": 2.0, "a": 3.0}}))
+        assert model.fit(X, Y, verbose=0).history == {"b": [1.0], "c": [2.0], "a": [3.0]}
+
     def test_with_a_loss_beside_it_it_can_be_evaluated(self):
         model = built()
         model.compile("sgd", loss=LOSS, metrics=["accuracy"], train_step=self.descent(model))
@@ -157,8 +162,11 @@ class TestOwnStep:
                 lambda state, batch, rngs: (state.replace(trainable=jax.tree.map(jnp.float16, state.trainable)), {}),
                 "shape or dtype of 'trainable/d1/bias'",
             ),
+            (lambda state, batch, rngs: (state, {"a": None}), "logs 'a', which is not a scalar"),
+            (lambda state, batch, rngs: (state, {"a": "high"}), "logs 'a', which is not a scalar"),
+            (lambda state, batch, rngs: (state, {"a": 1.0, "b": {"a": 2.0}}), "train_step logs a name twice"),
         ],
-        ids=["no logs", "no state", "number", "structure", "dtype"],
+        ids=["no logs", "no state", "number", "structure", "dtype", "no scalar", "text", "twice"],
     )
     def test_a_step_that_returns_something_else_is_refused(self, train_step, message):
         model = built()
