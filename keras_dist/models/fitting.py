@@ -138,7 +138,7 @@ def fit(
     """Train for the epochs; see `Model.fit`."""
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
-        validation.check_passes(epochs)
+        validation = validation.repeatable(epochs)
     model._check_compiled("fit")
     find_layout(model, examples)
     session = ready_to_train(model, "fit", examples.source.x)

@@ -158,7 +158,8 @@ class Trainer(KerasSteps):
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
             validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
                 are shuffled. Not used beside `validation_data`. For arrays.
-            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch. All evaluations
+                see the same batches: those of a generator are kept in memory, unless there is but one evaluation.
             shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
                 each time. Iterables keep their own order.
             class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
@@ -168,8 +169,8 @@ class Trainer(KerasSteps):
             steps_per_epoch: how many batches make an epoch. The next epoch continues where it stopped; it ends
                 early, with a warning, if the data ends. Needed for endless data. Without it all batches of a generator
                 are one epoch, after which training ends, with a warning if there were to be more.
-            validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
-                says so, and there are no validation logs.
+            validation_steps: how many batches are evaluated; by default all. Needed for a generator that is evaluated
+                more than once. When there are fewer, a warning says so.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
             validation_freq: number of epochs from one evaluation to the next; or a list of the epochs, from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.

@@ -216,7 +216,7 @@ class Trainer:
         evaluate = self._evaluation(validation.examples, hooks, validation.times(epochs))
 
         def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
-            if not validation.is_due(epoch) or not validation.has_batches():
+            if not validation.is_due(epoch):
                 return {}
             return {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
 

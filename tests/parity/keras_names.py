@@ -75,7 +75,8 @@ seed in every form and on every mesh, later ones have others.
 
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
 of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
-last is what the epoch logs. Several losses of one output are logged as their sum. An epoch of `steps_per_epoch` steps
+last is what the epoch logs. Several losses of one output are logged as their sum. All evaluations of a `fit` see the
+same `validation_steps` batches of a generator; in Keras the first two, and then others each time. An epoch of `steps_per_epoch` steps
 has never more, also where `steps_per_execution` does not divide them. The weights of a model that has seen no input are
 an error, not an empty list.
 
