@@ -49,7 +49,11 @@ def evaluated(model: kd.Model, data: Any = (X, X), **options: Any) -> float:
     return model.evaluate(*arrays, **{"batch_size": 8 if len(arrays) == 2 else None, "verbose": 0} | options)
 
 
-@pytest.mark.parametrize("options", [{}, {"seed": 7}, {"call": noisy}, {"call": noisy, "seed": 7}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 7}, {"call": noisy}, {"call": noisy, "seed": 7}],
+    ids=lambda options: "+".join(options) or "none",
+)
 def test_no_two_batches_have_the_same_numbers(model, options):
     assert len(np.unique(predicted(model, **options))) == X.size
 
