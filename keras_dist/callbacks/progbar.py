@@ -39,18 +39,20 @@ class Drawing:
         verbose: 1 for a bar and a line, 2 for a line alone, 0 for nothing.
         interval: how many seconds a bar stays as it is, at least.
         unit: what a step is called.
+
+    Attributes:
+        before: how many of the steps another run has taken.
     """
 
     def __init__(
         self, console: Console, total: int | None, width: int, verbose: int, interval: float, unit: str = "step"
     ) -> None:
-        self.total = total
+        self.total, self.before = total, 0
         self.is_shown = verbose > 0 and is_chief()
         self._console, self._width, self._interval, self._unit = console, width, interval, unit
         self._logs = not is_interactive_logging_enabled()
         self._line = "-" if verbose == 2 else "━" * width
         self._started = self._updated = time.monotonic()
-        self._first: tuple[int, float] | None = None
         self._progress: Progress | None = None
         if self.is_shown and verbose == 1 and console.is_interactive and not self._logs:
             self._progress = Progress(
@@ -73,8 +75,6 @@ class Drawing:
     def advance(self, seen: int, read: Callable[[], Values]) -> None:
         """Move the bar to `seen` steps, with the values that `read()` returns, which is called when it moves."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = (seen, now)
         if self._progress is not None and now - self._updated >= self._interval:
             told = self._told(seen, now, read())
             self._progress.update(self._task, completed=seen, total=self.total, target=self._target, description=told)
@@ -97,18 +97,26 @@ class Drawing:
 
     def _told(self, seen: int, now: float, values: Values) -> str:
         """Return the speed and the values as text, with the digits that Keras shows."""
-        speed = self._steps_per_second(seen, now)
-        each = f" ({1000 / speed:.3g} ms/{self._unit})" if speed else ""
         means = {name: float(np.mean(value)) for name, value in (values or {}).items()}
         texts = (f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items())
-        return " - ".join([f"{speed:.1f} {self._unit}s/s{each}", *texts])
+        return " - ".join([_speed(seen - self.before, now - self._started, self._unit), *texts])
 
-    def _steps_per_second(self, seen: int, now: float) -> float:
-        """Without the first execution, for which all is compiled, as soon as there is another."""
-        steps, since = self._first or (0, self._started)
-        if seen <= steps:
-            steps, since = 0, self._started
-        return (seen - steps) / max(now - since, 1e-9)
+
+def _speed(steps: int, seconds: float, unit: str) -> str:
+    """Return steps per second, and the time of a step, in a unit in which it is a number from 1 to 999, if one is."""
+    if steps <= 0:
+        return f"0 {unit}s/s"
+    each = max(seconds, 1e-9) / steps
+    size, name = next(((size, name) for size, name in _TIMES if each >= 0.9995 * size), _TIMES[-1])
+    return f"{_digits(1 / each)} {unit}s/s ({_digits(each / size)} {name}/{unit})"
+
+
+_TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def _digits(value: float) -> str:
+    """Return a number with three digits, or all those before the point."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 class Progbar:

@@ -59,6 +59,11 @@ class ProgbarLogger(Callback):
             self._console.print(f"Epoch {epoch + 1}/{self.params['epochs']}")
         self._start()
 
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        """Note where the epoch begins: a training that is resumed has taken some of its steps before."""
+        if self._drawing is not None and not self._seen:
+            self._drawing.before = batch
+
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Move the bar."""
         self._advance(batch, logs)

@@ -15,7 +15,7 @@ import jax
 from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
-from keras_dist.data.streams import StreamSource, shown_skipping
+from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
 from keras_dist.distribution.process_rows import Share
 from keras_dist.errors import DataError
 
@@ -344,9 +344,17 @@ class Validation:
     examples: Batching | Streaming
     freq: int | Collection[int] = 1
 
-    def check_passes(self, epochs: range) -> None:
-        """Check that there are examples for each evaluation; see `Streaming.check_passes`."""
-        self.examples.check_passes(self.times(epochs))
+    def repeatable(self, epochs: range) -> Validation:
+        """Return the same validation, with examples that can be evaluated after each of these epochs.
+
+        Batches of an iterator are kept, so that all evaluations see the same; see `Streaming.check_passes`.
+        """
+        examples, times = self.examples, self.times(epochs)
+        examples.check_passes(times)
+        if times > 1 and isinstance(examples, Streaming) and examples.source.is_once and examples.steps is not None:
+            kept = KeptSource(examples.source, examples.steps)
+            return dataclasses.replace(self, examples=dataclasses.replace(examples, source=kept))
+        return self
 
     def times(self, epochs: range) -> int:
         """How many of the epochs an evaluation follows."""
@@ -355,11 +363,3 @@ class Validation:
     def is_due(self, epoch: int) -> bool:
         """Whether to evaluate after this epoch, counted from 0."""
         return (epoch + 1) % self.freq == 0 if isinstance(self.freq, int) else epoch + 1 in self.freq
-
-    def has_batches(self) -> bool:
-        """Whether a batch is left; warns if an iterator is exhausted."""
-        if isinstance(self.examples, Batching) or not self.examples.source.is_over():
-            return True
-        steps, title = self.examples.steps or 1, self.examples.source.title
-        _warn_of_end(steps, 0, title, "an iterator with more batches, or a greater validation_freq")
-        return False

@@ -78,10 +78,6 @@ class StreamSource(DataSource):
         """
         raise NotImplementedError
 
-    def is_over(self) -> bool:
-        """Whether an iterator that can be used only once is exhausted. Reads a batch, which `open` yields again."""
-        return False
-
     def state(self) -> Any:
         """Return the state of the iterator that was opened last, as JSON; None if it has none."""
 
@@ -237,11 +233,6 @@ class IteratorSource(StreamSource):
         """Whether it is an iterator."""
         return isinstance(x, Iterator) and not is_plain(x)
 
-    def is_over(self) -> bool:
-        """Whether no batch is left."""
-        with noting(self._place(0)):
-            return not self._looked_ahead()
-
     def first(self) -> PyTree:
         """Return the next batch, which `open` yields again."""
         for element in self._looked_ahead():
@@ -261,6 +252,45 @@ class IteratorSource(StreamSource):
     def _left(self) -> Iterator[PyTree]:
         while self._looked_ahead():
             yield self._ahead.pop()
+
+
+class KeptSource(StreamSource):
+    """The first batches of an iterator, which are kept in memory: each pass yields the same.
+
+    Args:
+        source: the iterator's.
+        count: number of batches, at most.
+    """
+
+    def __init__(self, source: StreamSource, count: int) -> None:
+        super().__init__(source._dataset, source.name)
+        self.title, self._source, self._count = source.title, source, count
+        self._kept: list[Batch] = []
+        self._left: Iterator[Batch] | None = None
+
+    @property
+    def like(self) -> Arrays:
+        """`(x, y, sample_weight)` of the first batch."""
+        return self._source.like
+
+    def batches(
+        self,
+        multiple_of: int,
+        shuffle_key: tuple[int, ...] | None = None,
+        skip: int = 0,
+        state: Any = None,
+        share: Share | None = None,
+    ) -> Iterator[Batch]:
+        """Yield all batches but the first `skip`. Each is read when it is needed first, and padded and cut then."""
+        if self._left is None:
+            self._left = self._source.batches(multiple_of, share=share)
+        for number in range(self._count):
+            if number == len(self._kept):
+                self._kept += itertools.islice(self._left, 1)
+            if number == len(self._kept):
+                return
+            if number >= skip:
+                yield self._kept[number]
 
 
 @register_source

@@ -18,7 +18,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Return the parameters of `cls.call`, without the first one, which is the layer whatever its name."""
     parameters = inspect.signature(cls.call).parameters  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ from keras_dist.models.session import Session
 from keras_dist.models.step_protocol import steps_of
 from keras_dist.training.choices import Choices, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
+from keras_dist.training.loop import Mode
 from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
@@ -138,7 +139,7 @@ def fit(
     """Train for the epochs; see `Model.fit`."""
     check_option("shuffle", shuffle, _BOOLS)
     if validation is not None:
-        validation.check_passes(epochs)
+        validation = validation.repeatable(epochs)
     model._check_compiled("fit")
     find_layout(model, examples)
     session = ready_to_train(model, "fit", examples.source.x)
@@ -160,11 +161,29 @@ def fit(
     return hooks.history
 
 
-def evaluate(model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, return_dict: bool) -> Any:
+def evaluate(
+    model: Trainer, examples: Examples, callbacks: Callbacks, verbose: int | str, return_dict: bool, seed: Any
+) -> Any:
     """Loss and metrics over the examples; see `Model.evaluate`."""
     session = model._compiled("evaluate", examples.source.x)
     check_measures(session, "evaluate")
-    return keras_result(session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples)), return_dict)
+    draw = session.next_draw(_checked_seed(model, "test", seed))
+    values = session.trainer.evaluate(examples, _hooks(model, callbacks, verbose, examples), draw)
+    return keras_result(values, return_dict)
+
+
+def _checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None = None) -> int | None:
+    """`seed`, if it is None, or a seed and the step of this mode draws from the `rngs` of a call."""
+    if seed is None:
+        return None
+    if call is None and (not model._takes_rngs or model._chosen().is_own(mode)):
+        raise ModelError(
+            "`seed` has no effect on this model",
+            given=f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call",
+            expected="a model of from_nnx(..., call=...), or predict(..., call=...)",
+            fix="give layers seeds, Dropout(0.5, seed=1), and to begin anew layer.seed_generator.state.assign((1, 0))",
+        )
+    return random.check_seed(seed)
 
 
 def check_measures(session: Session, method: str) -> None:
@@ -178,13 +197,15 @@ def predict(
     examples: Examples,
     callbacks: Callbacks,
     verbose: int | str,
-    call: ModuleCall | None = None,
-    local: bool = False,
+    call: ModuleCall | None,
+    local: bool,
+    seed: Any,
 ) -> PyTree:
     """The outputs for the examples; see `Model.predict`."""
     check_option("local", local, _BOOLS)
     session = model._with_weights(examples.source.x)
-    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), call, local)
+    draw = session.next_draw(_checked_seed(model, "predict", seed, call))
+    return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), draw, call, local)
 
 
 def ready_to_train(model: Trainer, method: str, x: Any) -> Session:

@@ -30,7 +30,7 @@ from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.masks import note_masks
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward
+from keras_dist.training.step import Draw, Forward
 from keras_dist.training.train_state import TrainState
 
 _MOST_PROGRAMS = 32
@@ -52,9 +52,11 @@ class LiveModule:
         forward: how the module is called.
         trainability: what the layers say about training; None for foreign modules.
         added_losses: what layers added to the loss in the last call, by their paths.
+        draws: how many calls, evaluations and predictions without a seed have drawn random numbers.
     """
 
     forward: Forward
+    seed: int
 
     def __init__(
         self, cell: StateCell, distribution: Distribution, order: Sequence[str] | None, names: Mapping[str, str] | None
@@ -63,11 +65,19 @@ class LiveModule:
         self.distribution = distribution
         self.trainability: Trainability | None = None
         self.added_losses: dict[str, list[jax.Array]] = {}
+        self.draws = 0
         self._names = names or {}
         self._handles: dict[str, ModelVariable] = {}
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
         self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
+
+    def next_draw(self, seed: int | None = None) -> Draw:
+        """Where the next call, evaluation or prediction draws random numbers: each elsewhere, unless it has a seed."""
+        if seed is not None:
+            return Draw.begun(seed, 0)
+        self.draws += 1
+        return Draw.begun(self.seed, self.draws)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """What the module gives for these arguments. Random streams go on, in training statistics, too.
@@ -85,11 +95,11 @@ class LiveModule:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray | np.inexact)]
         others = tuple(leaf for index, leaf in enumerate(leaves) if index not in arrays)
 
-        def run(trainable: PyTree, rest: PyTree, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
+        def run(trainable: PyTree, rest: PyTree, draw: Draw, values: list[Any], masks: list[Any]) -> tuple[PyTree, ...]:
             given, plain = iter(values), iter(others)
             filled = [next(given) if index in arrays else next(plain) for index in range(len(leaves))]
             arguments, options = treedef.unflatten(filled)
-            outputs, module, context = self._run(trainable, rest, arguments, options, training, (values, masks))
+            outputs, module, context = self._run(trainable, rest, arguments, options, training, draw, (values, masks))
             masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
             return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
 
@@ -105,7 +115,8 @@ class LiveModule:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
             masks = [getattr(array, "_keras_mask", None) for array in given]
-            found = program(state.trainable, state.rest, *jax.tree.map(self._placed, (given, masks)))
+            placed = jax.tree.map(self._placed, (given, masks))
+            found = program(state.trainable, state.rest, self.next_draw(), *placed)
             if is_checked:
                 error, found = found
                 _ranges.raise_found(error)
@@ -182,9 +193,13 @@ class LiveModule:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         training: bool | None,
+        draw: Draw | None = None,
         masked: tuple[list[Any], list[Any]] = ([], []),
     ) -> tuple[PyTree, PyTree, call_context.CallContext]:
-        """What the module gives with these values, where some tensors have masks; itself and the call afterwards."""
+        """What the module gives with these values, where some tensors have masks; itself and the call afterwards.
+
+        Without a `draw`, random numbers are those of the next training step.
+        """
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
@@ -194,7 +209,7 @@ class LiveModule:
         def call() -> PyTree:
             if isinstance(module, Layer):
                 return module(*args, **kwargs, training=training)
-            return self.forward.run(module, self.cell.state.step, args[0], bool(training))
+            return self.forward.run(module, self.cell.state.step if draw is None else draw, args[0], bool(training))
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:

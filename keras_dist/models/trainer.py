@@ -158,7 +158,8 @@ class Trainer(KerasSteps):
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
             validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
                 are shuffled. Not used beside `validation_data`. For arrays.
-            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch, each time on
+                the same batches: those of a generator are kept in memory, unless it is evaluated only once.
             shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
                 each time. Iterables keep their own order.
             class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
@@ -168,8 +169,8 @@ class Trainer(KerasSteps):
             steps_per_epoch: how many batches make an epoch. The next epoch continues where it stopped; it ends
                 early, with a warning, if the data ends. Needed for endless data. Without it all batches of a generator
                 are one epoch, after which training ends, with a warning if there were to be more.
-            validation_steps: how many batches are evaluated; by default all. When a generator has none left, a warning
-                says so, and there are no validation logs.
+            validation_steps: how many batches are evaluated; by default all. Needed for a generator that is evaluated
+                more than once. When there are fewer, a warning says so.
             validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
             validation_freq: number of epochs from one evaluation to the next; or a list of the epochs, from 1.
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
@@ -211,6 +212,8 @@ class Trainer(KerasSteps):
         steps: int | None = None,
         callbacks: Iterable[Callback] | Callback | None = None,
         return_dict: bool = False,
+        *,
+        seed: int | None = None,
     ) -> Any:
         """Compute the loss and the metrics over the examples.
 
@@ -223,6 +226,8 @@ class Trainer(KerasSteps):
             steps: how many batches to look at; by default all.
             callbacks: called in order.
             return_dict: whether to return a dict by name.
+            seed: fixes the `rngs` that the `call` of a `from_nnx` model is given; by default they follow from the
+                model's seed, and each call of `evaluate` has others. See `predict`.
 
         Returns:
             The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict.
@@ -231,11 +236,13 @@ class Trainer(KerasSteps):
             ModelError: the model is not compiled with a loss, or an argument cannot be used.
             DataError: the data cannot be batched.
 
+        Differs from Keras: `seed`.
+
         Source: `keras.Model.evaluate`.
         """
         self._check_compiled("evaluate")
         examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
-        return fitting.evaluate(self, examples, callbacks, verbose, return_dict)
+        return fitting.evaluate(self, examples, callbacks, verbose, return_dict, seed)
 
     def predict(
         self,
@@ -247,6 +254,7 @@ class Trainer(KerasSteps):
         *,
         call: ModuleCall | None = None,
         local: bool = False,
+        seed: int | None = None,
     ) -> PyTree:
         """Return the outputs for all examples, in order, as numpy arrays: in a job the same in all processes.
 
@@ -263,6 +271,9 @@ class Trainer(KerasSteps):
                 method of the same weights. Compiled once for each function: define it outside of loops.
             local: whether a process of a job returns only the outputs for its own rows, which then stay where they
                 are: the examples that it gives, or of examples that all give, those of `data.process_rows`.
+            seed: fixes the `rngs` that `call` is given; by default they follow from the model's seed, and each call of
+                `predict` has others. Each batch has `rngs` of its own, equal on every mesh: what is drawn depends on
+                the seed and on `batch_size`. Layers with generators of their own do not draw from them.
 
         Raises:
             ModelError: an output has no row for each example, or an argument cannot be used.
@@ -289,14 +300,14 @@ class Trainer(KerasSteps):
             >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
             ((5, 8), (5, 2))
 
-        Differs from Keras: `call` and `local`.
+        Differs from Keras: `call`, `local` and `seed`.
 
         Source: `keras.Model.predict`.
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
         examples = fitting.batching(fitting.source(self, x), batch_size, steps)
-        return fitting.predict(self, examples, callbacks, verbose, call, local)
+        return fitting.predict(self, examples, callbacks, verbose, call, local, seed)
 
     def train_on_batch(
         self,
@@ -329,13 +340,15 @@ class Trainer(KerasSteps):
         x = self._prepared(x)
         session = self._compiled("test_on_batch", x)
         fitting.check_measures(session, "test_on_batch")
-        return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
+        values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
+        return fitting.keras_result(values, return_dict)
 
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
         x = self._prepared(x)
-        return self._with_weights(x).trainer.predict_batch(ArraySource(x), local)
+        session = self._with_weights(x)
+        return session.trainer.predict_batch(ArraySource(x), session.next_draw(), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
         """Lower the train step for a batch without running it; `.compile()` shows its memory and collectives.
@@ -394,6 +407,11 @@ class Trainer(KerasSteps):
     @property
     def _session(self) -> Session | None:
         return self._outside.session
+
+    @property
+    def _takes_rngs(self) -> bool:
+        """Whether it is called by a function of the user's that is given random streams."""
+        return self._session is not None and self._session.forward.call is not None and not self._outside.keras_model
 
     @property
     def _choices(self) -> Choices | None:

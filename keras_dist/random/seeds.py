@@ -9,7 +9,6 @@ import contextvars
 import itertools
 import random
 import secrets
-import weakref
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
@@ -138,7 +137,15 @@ class SeedState(nnx.RngState):
         self[...] = jnp.asarray(value, jnp.uint32)
 
 
-class SeedGenerator(nnx.Module):
+class _InModel:
+    """The handle of a generator on its state in a model, beside its NNX graph: copies of the graph have none."""
+
+    __slots__ = ("_handle",)
+
+    _handle: Any
+
+
+class SeedGenerator(_InModel, nnx.Module):
     """A stream of random keys whose position is a variable. Layers that draw random numbers own one.
 
     Attributes:
@@ -155,6 +162,8 @@ class SeedGenerator(nnx.Module):
     Source: `keras.random.SeedGenerator`; with one seed, both give the same bits.
     """
 
+    __slots__ = ()
+
     def __init__(self, seed: int | None = None, name: str | None = None) -> None:
         self.name = name or "seed_generator"
         self.seed = None if seed is None else check_seed(seed)
@@ -166,8 +175,9 @@ class SeedGenerator(nnx.Module):
         Raises:
             ModelError: this happens inside a compiled function, of which the first number would become a constant.
         """
-        if self in _in_models:
-            return _in_models[self]
+        handle = getattr(self, "_handle", None)
+        if handle is not None:
+            return handle
         if not hasattr(self, "seed_generator_state"):
             first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
             self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
@@ -204,7 +214,7 @@ class SeedGenerator(nnx.Module):
 
     def live_in_model(self, state: Any) -> None:
         """Use the handle `state` on the array of a model as its state from now on."""
-        _in_models[self] = state
+        object.__setattr__(self, "_handle", state)  # past NNX, which would take it for a part of the graph
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -214,10 +224,6 @@ class SeedGenerator(nnx.Module):
     def from_config(cls, config: dict[str, Any]) -> SeedGenerator:
         """Make a generator that starts at its first number."""
         return cls(**config)
-
-
-_in_models: weakref.WeakKeyDictionary[SeedGenerator, Any] = weakref.WeakKeyDictionary()
-"""Handles on the states of generators whose layers live in a model. Copies inside of the model are not among them."""
 
 
 def key_of(seed: Any) -> jax.Array:

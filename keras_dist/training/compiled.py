@@ -31,7 +31,7 @@ from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single, data_layouts
-from keras_dist.training.step import Step, check_train_step
+from keras_dist.training.step import Draw, Step, check_train_step
 from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
 
@@ -120,15 +120,22 @@ class CompiledSteps:
         return self._prepared("train", step, execution, expected, state, logs)
 
     def test(
-        self, step: Callable[..., Any], state: Flat, logs: Logs, execution: Execution, expected: Expected = list
+        self,
+        step: Callable[..., Any],
+        state: Flat,
+        logs: Logs,
+        draw: Draw,
+        execution: Execution,
+        expected: Expected = list,
     ) -> tuple[Streams, Logs]:
-        """`logs` with the batches added, and the generators afterwards."""
-        return self._prepared("test", step, execution, expected, state, logs)()
+        """`logs` with the batches added, the first of which draws there, and the generators afterwards."""
+        return self._prepared("test", step, execution, expected, state, logs, draw)()
 
     def predict(
         self,
         step: Callable[..., Any],
         state: Flat,
+        draw: Draw,
         execution: Execution,
         expected: Expected = list,
         local: bool = False,
@@ -137,7 +144,9 @@ class CompiledSteps:
 
         Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
         """
-        (drawn, states), outputs = self._prepared("predict", step, execution, expected, state, needs_all=not local)()
+        (drawn, states), outputs = self._prepared(
+            "predict", step, execution, expected, state, draw, needs_all=not local
+        )()
         # in the program that computes them, XLA would gather the last kernel instead
         return drawn | states, self._outputs_at[local](outputs) if self._outputs_at else outputs
 
@@ -154,7 +163,7 @@ class CompiledSteps:
             if mode == "train":
                 _, logs = self._stepped(step, state, arrays, batch.rows)
             else:
-                _, logs = step(state, real_rows(arrays, batch.rows, self._distribution))
+                _, logs = step(state, real_rows(arrays, batch.rows, self._distribution), Draw.begun(0, 0))
             for name, found in logs.items():  # in the user's order: JAX would sort them
                 accumulators[name] = accumulator_of(name, found)
 
@@ -307,35 +316,36 @@ class CompiledSteps:
         run, rows, distribution = execution.run, execution.rows, self._distribution
         kept = sorted({*self._streams, *(step.changed if isinstance(step, ProtocolStep) else ())})
 
-        def test(state: Flat, logs: Logs, operands: Any) -> tuple[Streams, Logs]:
-            def one(carry: tuple[Streams, Logs], arrays: Any) -> tuple[Streams, Logs]:
-                before = self._state_tree.unflatten([carry[0].get(index, leaf) for index, leaf in enumerate(state)])
+        def test(state: Flat, logs: Logs, draw: Draw, operands: Any) -> tuple[Streams, Logs]:
+            def one(carry: tuple[Streams, Logs, Draw], arrays: Any) -> tuple[Streams, Logs, Draw]:
+                streams, logs, draw = carry
+                before = self._state_tree.unflatten([streams.get(index, leaf) for index, leaf in enumerate(state)])
                 batch = real_rows(arrays, rows, distribution)
                 if isinstance(step, ProtocolStep):
-                    after, logs = step.advance(before, batch, carry[1])
+                    after, logs = step.advance(before, batch, logs)
                 else:
-                    after, found = step(before, batch)
-                    logs = _accumulate(carry[1], found, rows)
+                    after, found = step(before, batch, draw)
+                    logs = _accumulate(logs, found, rows)
                 leaves = jax.tree.leaves(after)
-                return {index: leaves[index] for index in kept}, logs
+                return {index: leaves[index] for index in kept}, logs, draw.after(1)
 
-            return run(one, ({index: state[index] for index in kept}, logs), operands, distribution)
+            return run(one, ({index: state[index] for index in kept}, logs, draw), operands, distribution)[:2]
 
-        shardings = self._state_shardings, self._replicated, execution.shardings(distribution)
+        shardings = self._state_shardings, self._replicated, self._replicated, execution.shardings(distribution)
         return self._jit(test, shardings, ({index: self._state_shardings[index] for index in kept}, self._replicated))
 
     def _compile_predict(self, step: Callable[..., Any], execution: Execution) -> Any:
         rows, padded = execution.rows, len(jax.tree.leaves(execution.operands[0])[0])
 
-        def predict(arrays: Flat, x: Any) -> tuple[tuple[Streams, Streams], Any]:
-            state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution))
+        def predict(arrays: Flat, draw: Draw, x: Any) -> tuple[tuple[Streams, Streams], Any]:
+            state, outputs = step(self._state_tree.unflatten(arrays), real_rows(x, rows, self._distribution), draw)
             leaves = jax.tree.leaves(state)
             drawn = {index: leaves[index] for index in self._streams if leaves[index] is not arrays[index]}
             states = {index: drawn.pop(index, arrays[index]) for index in self._states}
             return (drawn, states), _pad_rows(outputs, rows, padded)
 
         # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
-        shardings = self._state_shardings, execution.shardings(self._distribution)[0]
+        shardings = self._state_shardings, self._replicated, execution.shardings(self._distribution)[0]
         states = {index: self._state_shardings[index] for index in self._states}
         return self._jit(predict, shardings, ((self._replicated, states), None))
 

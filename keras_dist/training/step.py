@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths
@@ -44,6 +45,36 @@ ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 """`call(module, x, training, rngs) -> y_pred`."""
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """The position of the random numbers of a batch outside of training.
+
+    Attributes:
+        words: `[seed, run, batch]`, uint32 (3,): which evaluation or prediction, and which of its batches.
+    """
+
+    words: Any
+
+    @classmethod
+    def begun(cls, seed: int, run: int) -> Draw:
+        """The position of the first batch."""
+        return cls(np.array([seed, run, 0], np.uint32))
+
+    def after(self, batches: int) -> Draw:
+        """The position so many batches later."""
+        return Draw(self.words + np.array([0, 0, batches], np.uint32))
+
+    def key(self) -> jax.Array:
+        """The key of the batch (traced); none of those of training steps."""
+        key = jax.random.fold_in(jax.random.key(self.words[0]), _OUTSIDE_OF_TRAINING)
+        return jax.random.fold_in(jax.random.fold_in(key, self.words[1]), self.words[2])
+
+
+_OUTSIDE_OF_TRAINING = 2**32 - 1
+"""The number of no training step."""
+
+
 @dataclasses.dataclass(eq=False)
 class Forward:
     """The module, how it is called, and where its activations live.
@@ -67,28 +98,29 @@ class Forward:
     remat: Remat | None = None
     plan: LayoutPlan | None = None
 
-    def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
-        """The output for `x`, and `rest` afterwards."""
+    def __call__(self, trainable: Any, rest: Any, at: ArrayLike | Draw, x: Any, training: bool) -> tuple[Any, Any]:
+        """The output for `x`, and `rest` afterwards; see `rngs` for `at`."""
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
             module = self.module(trainable, rest)
             with call_context.entered(training, anew=True):
-                y_pred = self.run(module, step, constrain_inputs(x, self.distribution), training)
+                y_pred = self.run(module, at, constrain_inputs(x, self.distribution), training)
             return y_pred, self.graph.split(module)[1]
 
         return self.gathering(call, trainable, rest, x)
 
     def measure(
-        self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, training: bool
+        self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, draw: Draw | None = None
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
-        """The losses of a batch, the output, its mask, and `rest` afterwards."""
+        """The losses of a batch, the output, its mask, and `rest` afterwards; outside of training with a `draw`."""
+        training, at = draw is None, state.step if draw is None else draw
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
             module = self.module(trainable, rest)
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
+                y_pred = self.run(module, at, constrain_inputs(batch[0], self.distribution), training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
                 losses: dict[str, jax.Array] = {}
@@ -138,10 +170,10 @@ class Forward:
         constrain_outputs(module, self.distribution)
         return module
 
-    def run(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
+    def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """What the module returns for `x` in training or evaluation mode."""
         if self.call is not None:
-            return self.call(module, x, training, self.rngs(step))
+            return self.call(module, x, training, self.rngs(at))
         if isinstance(module, Layer):
             return module(x, training=training)
         if training:
@@ -150,9 +182,9 @@ class Forward:
             module.eval()
         return module(x)
 
-    def rngs(self, step: ArrayLike) -> nnx.Rngs:
-        """Random streams of one step. The seed becomes a constant of the program in which it is called."""
-        return nnx.Rngs(jax.random.fold_in(jax.random.key(self.seed), step))
+    def rngs(self, at: ArrayLike | Draw) -> nnx.Rngs:
+        """Random streams of a batch: outside of training, or of a step by its number; the seed is a constant then."""
+        return nnx.Rngs(at.key() if isinstance(at, Draw) else jax.random.fold_in(jax.random.key(self.seed), at))
 
 
 def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> Step:
@@ -161,7 +193,7 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree) -> tuple[jax.Array, tuple[PyTree, ...]]:
-            losses, *others = forward.measure(objective, state, trainable, batch, True)
+            losses, *others = forward.measure(objective, state, trainable, batch)
             return scale_loss(optimizers, losses["loss"], state.slots), (losses, *others)
 
         differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
@@ -185,21 +217,23 @@ def own_train_step(forward: Forward, train_step: TrainStep) -> Step:
     return lambda state, batch: train_step(state, batch, forward.rngs(state.step))
 
 
-def make_test_step(forward: Forward, objective: Objective) -> Step:
+def make_test_step(
+    forward: Forward, objective: Objective
+) -> Callable[[TrainState, Batch, Draw], tuple[TrainState, dict[str, Any]]]:
     """Loss and metrics of a batch, and the state afterwards."""
 
-    def test_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        losses, y_pred, mask, rest = forward.measure(objective, state, state.trainable, batch, False)
+    def test_step(state: TrainState, batch: Batch, draw: Draw) -> tuple[TrainState, dict[str, Any]]:
+        losses, y_pred, mask, rest = forward.measure(objective, state, state.trainable, batch, draw)
         return state.replace(rest=rest), objective.logs(losses, batch, y_pred, mask)
 
     return test_step
 
 
-def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree], tuple[TrainState, PyTree]]:
+def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree, Draw], tuple[TrainState, PyTree]]:
     """The output for a batch of inputs, and the state afterwards."""
 
-    def predict_step(state: TrainState, x: PyTree) -> tuple[TrainState, PyTree]:
-        outputs, rest = forward(state.trainable, state.rest, state.step, x, False)
+    def predict_step(state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
+        outputs, rest = forward(state.trainable, state.rest, draw, x, False)
         return state.replace(rest=rest), outputs
 
     return predict_step

@@ -21,7 +21,7 @@ from keras_dist.training.loop import Mode
 from keras_dist.training.masks import noting_masks
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Batch, check_state
+from keras_dist.training.step import Batch, Draw, check_state
 from keras_dist.training.train_state import TrainState
 
 VARIABLES = ""
@@ -153,8 +153,9 @@ class ProtocolStep:
             **{name: jnp.asarray(found[name], logs[name].dtype) for name in logs if name != VARIABLES},
         }
 
-    def predict(self, state: TrainState, x: PyTree) -> tuple[TrainState, PyTree]:
-        """The outputs for a batch of inputs, and the state afterwards (traced)."""
+    def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
+        """The outputs for a batch of inputs, and the state afterwards (traced), which has all that it draws from."""
+        del draw
         places, slots, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
         with Scope(), noting_masks():

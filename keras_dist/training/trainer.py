@@ -32,9 +32,12 @@ from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, ModuleCall
+from keras_dist.training.step import Draw, Forward, ModuleCall
 from keras_dist.training.step_protocol import VARIABLES, ProtocolStep, VariablesAccumulator
 from keras_dist.training.throughput import StepTimer, Timing
+
+_VALIDATIONS = 2**31
+"""The run of the first validation, to which the steps before are added. Other evaluations and predictions are below."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,15 +200,15 @@ class Trainer:
         finally:
             self._run = outer
 
-    def evaluate(self, examples: Examples, hooks: Hooks) -> dict[str, float]:
-        """Loss and metrics over the examples."""
-        self._check_agreement("evaluate", examples)
+    def evaluate(self, examples: Examples, hooks: Hooks, draw: Draw) -> dict[str, float]:
+        """Loss and metrics over the examples, the first batch of which draws there."""
+        self._check_agreement("evaluate", examples, _facts_of_draw(draw))
         shared = is_shared(self._cell.mesh)
         with (
             liveness.failures_told("evaluate", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
-            return dict(self._evaluation(examples, hooks)(check_interrupt))
+            return dict(self._evaluation(examples, hooks)(check_interrupt, draw))
 
     def _validation(
         self, validation: Validation | None, hooks: Hooks, epochs: range
@@ -216,28 +219,30 @@ class Trainer:
         evaluate = self._evaluation(validation.examples, hooks, validation.times(epochs))
 
         def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
-            if not validation.is_due(epoch) or not validation.has_batches():
+            if not validation.is_due(epoch):
                 return {}
-            return {f"val_{name}": value for name, value in evaluate(check_interrupt).items()}
+            # by the steps before, so that a training that is resumed draws the same
+            draw = Draw.begun(self._forward.seed, _VALIDATIONS + int(self._cell.state.step))
+            return {f"val_{name}": value for name, value in evaluate(check_interrupt, draw).items()}
 
         return validate
 
     def _evaluation(
         self, examples: Examples, hooks: Hooks, epochs: int = 1
-    ) -> Callable[[Callable[[], None]], LazyLogs]:
+    ) -> Callable[[Callable[[], None], Draw], LazyLogs]:
         """What evaluates these examples once an epoch: its data is put in place once."""
         self._check_measurable(examples.source)
         self._compiled.forget_shapes("test")
         feed = self._placement.feed("test", examples, epochs, one_by_one=hooks.sees_every_batch("test"))
         program = self._logged_step("test", lambda: self._placement.example(examples))
 
-        def evaluate(check_interrupt: Callable[[], None]) -> LazyLogs:
+        def evaluate(check_interrupt: Callable[[], None], draw: Draw) -> LazyLogs:
             should_stop = self._stopper("test")
             hooks.begin("test")
             states = run_steps(
                 "test",
                 _only(feed.epochs(range(1))),
-                self._test_dispatch(program, feed.expected),
+                self._test_dispatch(program, draw, feed.expected),
                 hooks,
                 check_interrupt,
                 StepTimer(feed.tuner),
@@ -254,10 +259,20 @@ class Trainer:
 
         return evaluate
 
-    def predict(self, examples: Examples, hooks: Hooks, call: ModuleCall | None = None, local: bool = False) -> PyTree:
-        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process."""
+    def predict(
+        self, examples: Examples, hooks: Hooks, draw: Draw, call: ModuleCall | None = None, local: bool = False
+    ) -> PyTree:
+        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process.
+
+        Args:
+            examples: in batches.
+            hooks: called around executions and the run.
+            draw: where the first batch draws its random numbers.
+            call: in place of how the module is called.
+            local: whether for rows on devices of this process alone.
+        """
         outputs: list[PyTree] = []
-        self._check_agreement("predict", examples, {"local": local})
+        self._check_agreement("predict", examples, {"local": local, **_facts_of_draw(draw)})
         self._compiled.forget_shapes("predict")
         feed = self._placement.stream(examples)
         should_stop = self._stopper("predict")
@@ -270,9 +285,7 @@ class Trainer:
             run_steps(
                 "predict",
                 _only(feed.epochs(range(1))),
-                functools.partial(
-                    self._predict_dispatch, self._predict_step(call), expected=feed.expected, local=local
-                ),
+                self._predict_dispatch(self._predict_step(call), draw, feed.expected, local),
                 hooks,
                 check_interrupt,
                 StepTimer(),
@@ -295,18 +308,18 @@ class Trainer:
             states, _ = self._train_dispatch(program)(Single(batch))
         return dict(self._watched(program, [(batch.rows, states)]))
 
-    def test_batch(self, source: ArraySource) -> dict[str, float]:
+    def test_batch(self, source: ArraySource, draw: Draw) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        states, _ = self._test_dispatch(program)(Single(batch))
+        states, _ = self._test_dispatch(program, draw)(Single(batch))
         return dict(self._watched(program, [(batch.rows, states)]))
 
-    def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
+    def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
-        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
+        outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(Single(batch))
         return real_outputs(batch.rows, outputs)
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
@@ -381,27 +394,35 @@ class Trainer:
 
         return dispatch
 
-    def _test_dispatch(self, program: LoggedStep, expected: Expected = list) -> Callable[[Execution], tuple[Logs, int]]:
+    def _test_dispatch(
+        self, program: LoggedStep, draw: Draw, expected: Expected = list
+    ) -> Callable[[Execution], tuple[Logs, int]]:
         logs = program.reset(self._cell.mesh)
 
         def dispatch(execution: Execution) -> tuple[Logs, int]:
-            nonlocal logs
+            nonlocal logs, draw
             known = self._compiled.count
             with self._cell.lock:
-                streams, logs = self._compiled.test(program.step, self._cell.arrays, logs, execution, expected)
+                streams, logs = self._compiled.test(program.step, self._cell.arrays, logs, draw, execution, expected)
                 self._cell.put(streams)
+            draw = draw.after(execution.steps)
             return logs, self._compiled.count - known
 
         return dispatch
 
     def _predict_dispatch(
-        self, step: Callable[..., PyTree], execution: Execution, expected: Expected = list, local: bool = False
-    ) -> tuple[PyTree, int]:
-        known = self._compiled.count
-        with self._cell.lock:
-            streams, outputs = self._compiled.predict(step, self._cell.arrays, execution, expected, local)
-            self._cell.put(streams)
-        return outputs, self._compiled.count - known
+        self, step: Callable[..., PyTree], draw: Draw, expected: Expected = list, local: bool = False
+    ) -> Callable[[Execution], tuple[PyTree, int]]:
+        def dispatch(execution: Execution) -> tuple[PyTree, int]:
+            nonlocal draw
+            known = self._compiled.count
+            with self._cell.lock:
+                streams, outputs = self._compiled.predict(step, self._cell.arrays, draw, execution, expected, local)
+                self._cell.put(streams)
+            draw = draw.after(execution.steps)
+            return outputs, self._compiled.count - known
+
+        return dispatch
 
     def _finalize(self) -> None:
         """Put what the optimizers end with in the place of the trained variables."""
@@ -451,6 +472,12 @@ def _facts_of_data(examples: Examples, name: str = "") -> Facts:
     for part, arrays in parts:
         facts |= facts_of_form(f"an example of `{name}{part}`", arrays)
     return facts
+
+
+def _facts_of_draw(draw: Draw) -> Facts:
+    """What must be equal in all processes, so that they draw the same random numbers."""
+    seed, run, _ = draw.words.tolist()
+    return {"seed": seed, "number of evaluations and predictions before": run}
 
 
 def _facts_of_validation(validation: Validation | None) -> Facts:

@@ -49,7 +49,7 @@ def test_reaching_the_target_is_the_end_and_the_unit_has_a_name(capsys):
     bar = Progbar(4, unit_name="sample", verbose=2)
     bar.add(3, {"loss": 1.0})
     bar.add(1)
-    assert re.fullmatch(r"4/4 - \d+s - .* samples/s \(.* ms/sample\) - loss: 1.0000\n", capsys.readouterr().out)
+    assert re.fullmatch(r"4/4 - \d+s - .* samples/s \(.* [mu]s/sample\) - loss: 1.0000\n", capsys.readouterr().out)
     bar = Progbar(4, verbose=0)
     bar.update(4, [("loss", 1.0)])
     assert capsys.readouterr().out == ""
@@ -64,7 +64,7 @@ def test_on_a_terminal_it_moves_and_waits_for_no_value_of_the_newest_step(termin
     bar.update(1, [("loss", jax.numpy.float32(1.0))])
     bar.update(4, [("loss", np.float32(3.0))])
     bar.update(5, [("loss", Pending())])
-    assert description(bar).endswith("(500 ms/step) - loss: 2.5000")
+    assert description(bar).endswith("(600 ms/step) - loss: 2.5000")
     bar._drawing._progress.refresh()
     assert "5/Unknown" in terminal.getvalue()
     bar.update(6, [("loss", 0.5)], finalize=True)

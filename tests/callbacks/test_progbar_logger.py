@@ -91,16 +91,45 @@ class TestProgress:
         logger.on_epoch_begin(0)
         logger.on_train_batch_end(0)
         logger.on_epoch_end(0, {"f1": np.array([value, value])})
-        assert out.getvalue().endswith(f"ms/step) - f1: {shown}\n")
+        assert out.getvalue().endswith(f"/step) - f1: {shown}\n")
 
-    def test_steps_per_second_leave_the_first_execution_out(self, clock):
+    def shown(self, clock, executions, seconds, before=0, **params):
+        """The speed in the line of an epoch that takes these seconds."""
         out = io.StringIO()
-        clock[0] = 0.5  # a look in each hook
-        self.drive(ProgbarLogger(out), [1, 3, 5], steps=None)
-        assert out.getvalue() == f"6/6 {'━' * 20} 2s - 2.7 steps/s (375 ms/step) - loss: 0.5000\n", "4 steps in 1.5 s"
-        out.truncate(out.seek(0))
-        self.drive(ProgbarLogger(out), [1], verbose=2)
-        assert out.getvalue() == "2/4 - 1s - 2.0 steps/s (500 ms/step) - loss: 0.5000\n"
+        clock[0] = seconds / (len(executions) + 1)  # a look in each hook
+        logger = ProgbarLogger(out)
+        logger.set_params({"epochs": 1, "steps": None, "verbose": 2, **params})
+        logger.on_train_begin()
+        logger.on_epoch_begin(0)
+        for last in executions:
+            logger.on_train_batch_begin(before)
+            logger.on_train_batch_end(last)
+        logger.on_epoch_end(0)
+        return out.getvalue().rpartition("s - ")[2].rstrip()
+
+    @pytest.mark.parametrize("executions", [[0, 1, 2, 3, 4, 5], [0, 5], [5], [3, 4, 5]])
+    def test_steps_per_second_are_all_steps_by_the_time_of_the_epoch(self, clock, executions):
+        assert self.shown(clock, executions, seconds=2.0) == "3 steps/s (333 ms/step)"
+
+    def test_steps_per_second_leave_out_what_another_run_has_done(self, clock):
+        assert self.shown(clock, [7, 9], seconds=2.0, before=6) == "2 steps/s (500 ms/step)"
+
+    @pytest.mark.parametrize(
+        ("steps", "seconds", "shown"),
+        [
+            (1, 1.05, "0.952 steps/s (1.05 s/step)"),
+            (1, 0.9996, "1 steps/s (1 s/step)"),
+            (2, 1.998, "1 steps/s (999 ms/step)"),
+            (1000, 1.0, "1,000 steps/s (1 ms/step)"),
+            (12476, 1.0, "12,476 steps/s (80.2 us/step)"),
+            (186, 1.0, "186 steps/s (5.38 ms/step)"),
+            (1, 90.0, "0.0111 steps/s (1.5 min/step)"),
+            (1, 7200.0, "0.000139 steps/s (2 h/step)"),
+            (4_000_000, 1.0, "4,000,000 steps/s (0.25 us/step)"),
+        ],
+    )
+    def test_units_in_which_they_can_be_read(self, clock, steps, seconds, shown):
+        assert self.shown(clock, [steps - 1], seconds) == shown
 
     def test_a_terminal_gets_a_bar_with_the_time_that_is_left(self, terminal, clock):
         class Last(dict):
@@ -118,7 +147,7 @@ class TestProgress:
         progress = drawing._progress
         assert progress is not None
         (task,) = progress.tasks
-        assert (task.completed, task.total) == (3, 4) and task.description.endswith("ms/step) - loss: 0.1250")
+        assert (task.completed, task.total) == (3, 4) and task.description == "1 steps/s (1 s/step) - loss: 0.1250"
         progress.refresh()
         shown = terminal.getvalue()
         assert "3/4" in shown and re.search(r"-?\d?-:--|\d\d:\d\d", shown)

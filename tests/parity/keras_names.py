@@ -71,13 +71,16 @@ what to do instead: `update_step`, `make_train_function` and others.
 
 **Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
 `kd.set_random_seed` gives other initial weights than Keras. The first model that creates its weights has those of that
-seed in every form and on every mesh, later ones have others.
+seed in every form and on every mesh, later ones have others. The `rngs` that the `call` of a `from_nnx` model, or that
+of `predict(call=)`, is given differ from batch to batch, and from one `evaluate` or `predict` to the next unless it has
+a `seed`. They depend on `batch_size`, not on the mesh.
 
 **Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
 of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
 last is what the epoch logs. Several losses of one output are logged as their sum. An epoch of `steps_per_epoch` steps
-has never more, also where `steps_per_execution` does not divide them. The weights of a model that has seen no input are
-an error, not an empty list.
+has never more, also where `steps_per_execution` does not divide them. All evaluations in one `fit` see the same
+`validation_steps` batches of a generator; in Keras the first two are the same. The weights of a model that has seen no
+input are an error, not an empty list.
 
 **Files.** `.keras`, `.weights.h5` and `.weights.json` are those of Keras, in both directions, with the state of the
 optimizer; `.h5` of Keras 2 is read, and written for functional models. Code in them is never run, with

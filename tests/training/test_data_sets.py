@@ -163,7 +163,7 @@ class TestSteps:
         assert model.predict(generator, steps=4, verbose=0).shape == (32, 4)
         assert generator.drawn == 12
         model.fit(X, Y, validation_data=generator, validation_steps=2, epochs=3, verbose=0)
-        assert generator.drawn == 18
+        assert generator.drawn == 14, "two batches, which are kept"
 
     def test_no_batch_is_drawn_before_its_step(self, model):
         generator, ahead = Counted(), []
@@ -371,12 +371,54 @@ class TestValidation:
             model.optimizer.learning_rate = 0.1
         assert values == [model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]] * 3
 
-    def test_training_goes_on_when_a_generator_is_over(self, model):
+    def still(self, one_device, **options):
+        """The losses of evaluations of a model that does not learn."""
+        model = one_device.fresh()
+        model.optimizer.learning_rate = 0.0
+        try:
+            return model.fit(X, Y, **{"verbose": 0} | options).history["val_loss"]
+        finally:
+            model.optimizer.learning_rate = 0.1
+
+    @pytest.mark.parametrize("options", [{}, {"validation_freq": 2}, {"validation_freq": [1, 4]}], ids=str)
+    @pytest.mark.parametrize("kind", ["generator", "iterator", "refilled", "PyDataset", "tf.data", "torch"])
+    def test_every_evaluation_sees_the_same_batches(self, one_device, kind, options):
+        data = {
+            "generator": lambda: (batch for batch in cut((X, Y), 8)),
+            "iterator": lambda: iter(cut((X, Y), 8)),
+            "refilled": lambda: iter(Refilled((X, Y), 8)),
+            "PyDataset": lambda: Batches((X, Y), 8),
+            "torch": lambda: TorchLoader((X, Y), 8),
+            "tf.data": lambda: BATCHED["tf.data"]((X, Y), 8),
+        }[kind]()
+        values = self.still(one_device, validation_data=data, validation_steps=2, epochs=4, **options)
+        first = one_device.model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]
+        assert values == [first] * (2 if options else 4)
+
+    def test_a_generator_that_ends_before(self, one_device):
         data = iter(cut((X[:24], Y[:24]), 8))
-        with pytest.warns(UserWarning, match="ran out of data") as caught:
-            history = model.fit(X[:8], Y[:8], validation_data=data, validation_steps=2, epochs=4, verbose=0).history
-        assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)  # of two batches, and of one
-        assert all(f"ends after {left}" in str(one.message) for left, one in zip((1, 0, 0), caught, strict=True))
+        with pytest.warns(UserWarning, match="an epoch of 4 steps ends after 3"):
+            values = self.still(one_device, validation_data=data, validation_steps=4, epochs=3)
+        assert values == [one_device.model.evaluate(X[:24], Y[:24], batch_size=8, verbose=0)[0]] * 3
+
+    def test_an_evaluation_that_a_callback_ends_before(self, one_device):
+        class Stop(kd.callbacks.Callback):
+            def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+                self.model.stop_evaluating = len(ended) == 0
+                ended.append(batch)
+
+        ended: list[int] = []
+        data = iter(cut((X, Y), 8))
+        values = self.still(one_device, validation_data=data, validation_steps=2, epochs=3, callbacks=[Stop()])
+        means = [one_device.model.evaluate(X[:n], Y[:n], batch_size=8, verbose=0)[0] for n in (8, 16, 16)]
+        assert values == means and ended[:3] == [0, 0, 1]
+
+    def test_a_generator_of_one_evaluation_needs_no_steps(self, one_device):
+        options: dict[str, Any] = {"validation_freq": 2, "epochs": 3}
+        values = self.still(one_device, validation_data=iter(cut((X, Y), 8)), **options)
+        assert values == [one_device.model.evaluate(X, Y, batch_size=8, verbose=0)[0]]
+        with pytest.raises(DataError, match="`validation_steps` is missing"):
+            self.still(one_device, validation_data=iter(cut((X, Y), 8)), epochs=2)
 
     def test_beside_batches_arrays_have_a_size_of_their_own(self, one_device):
         seen = []
