@@ -40,7 +40,8 @@ def show_toml(found: Any, as_json: bool) -> None:
     """Print a part of a config to stdout, and how it was found to stderr; or both as JSON."""
     if as_json:
         return show(found, as_json)
-    print(found, file=sys.stderr)
+    with to_stderr():  # whose width its tables fit
+        print(found)
     print(found.to_toml().rstrip())
 
 
