@@ -23,6 +23,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
 ]
+Fake = Annotated[int | None, typer.Option("--fake", min=1, metavar="N", help="on so many fake CPU devices")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib
 import os
 import shutil
 import sys
@@ -143,7 +144,7 @@ def plot_model(
     graph.write(str(path), format=form)
     if "IPython" not in sys.modules or form == "pdf":
         return None
-    display = import_extra("IPython.display", "graph", "plot_model")
+    display = importlib.import_module("IPython.display")
     return display.SVG(filename=str(path)) if form == "svg" else display.Image(filename=str(path))
 
 
