@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import importlib
 import os
 import shutil
 import sys
@@ -144,7 +143,7 @@ def plot_model(
     graph.write(str(path), format=form)
     if "IPython" not in sys.modules or form == "pdf":
         return None
-    display = importlib.import_module("IPython.display")
+    display = import_extra("IPython.display", "graph", "plot_model")
     return display.SVG(filename=str(path)) if form == "svg" else display.Image(filename=str(path))
 
 

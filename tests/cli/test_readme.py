@@ -11,7 +11,7 @@ from tests.processes import environment
 ROOT = pathlib.Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(
-    r"^\| `([a-z]+[^`]*)` \| \S", README.partition("## From the shell")[2].partition("\n## ")[0], re.MULTILINE
+    r"^\| `([a-z]+[^`]*)` \| \w", README.partition("## From the shell")[2].partition("\n## ")[0], re.MULTILINE
 )
 THEIRS = """
 import keras
