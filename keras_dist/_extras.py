@@ -7,9 +7,21 @@ from typing import Any
 
 from keras_dist.errors import MissingExtraError
 
+PACKAGES = {
+    "cuda": "'jax[cuda12]'",
+    "datasets": "array_record importlib_resources scikit-learn tensorflow-datasets",
+    "graph": "pydot",
+    "h5": "h5py",
+    "images": "pillow",
+    "plot": "matplotlib",
+    "tensorboard": "tensorboardX",
+    "tpu": "'jax[tpu]'",
+}
+"""What each extra in `pyproject.toml` installs. Errors name these packages: an index may have another `keras_dist`."""
+
 
 def import_extra(module: str, extra: str, needed_for: str) -> Any:
-    """Import a module that `pip install 'keras_dist[extra]'` brings.
+    """Import a module that an extra of keras_dist brings.
 
     Args:
         module: its whole name.
@@ -23,6 +35,6 @@ def import_extra(module: str, extra: str, needed_for: str) -> Any:
         raise MissingExtraError(
             f"{needed_for} needs the package {package}",
             given=f"an environment in which it cannot be imported: {error}",
-            expected=f"keras_dist with its extra {extra!r}",
-            fix=f"pip install 'keras_dist[{extra}]'",
+            expected=f"the packages of the extra {extra!r}",
+            fix=f"pip install {PACKAGES[extra]}",
         ) from error

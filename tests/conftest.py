@@ -23,6 +23,7 @@ if "SOAK" not in os.environ:  # `make soak` compiles as users do
 os.environ["XLA_FLAGS"] = " ".join(FLAGS).strip()
 os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.pop("COLUMNS", None)  # tables are as wide as they need
 for _name in list(os.environ):
     if _name.startswith(("KERAS_DIST_", "KERAS_DISTRIBUTION_")) or _name == "JAX_NUM_CPU_DEVICES":
         del os.environ[_name]

@@ -204,9 +204,26 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
             f"{source}: {error.summary}",
             given=error.given,
             expected=error.expected,
-            fix="change a size, write -1 for one of them, or make fake CPU devices: JAX_NUM_CPU_DEVICES=n in the "
-            "environment of the command, or kd.use_cpu_devices(n) in a program",
+            fix=_fix_of_shape(mesh, devices),
         ) from error
+
+
+def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
+    """Shapes for these devices, and on CPUs how to have as many devices as the mesh has."""
+    here = list_devices() if devices is None else devices
+    (first, _), *others = mesh.shape.items()
+    inner = math.prod(size for _, size in others)
+    fits = inner > 0 and len(here) % inner == 0
+    sizes = {first: len(here) // inner if fits else len(here), **{name: size if fits else 1 for name, size in others}}
+    text = ",".join(f"{name}={size}" for name, size in sizes.items())
+    ways = [f'--mesh {text}, or shape = "{text}" in the config' if mesh.dcn_shape is None else "change a size"]
+    count = math.prod((*mesh.shape.values(), *(mesh.dcn_shape or {}).values()))
+    if devices is None and count > 0 and here[0].startswith("cpu:"):
+        ways += [
+            f"make fake CPU devices: `keras-dist train --fake {count}`, JAX_NUM_CPU_DEVICES={count} in the "
+            f"environment, or kd.use_cpu_devices({count}) in a program"
+        ]
+    return "; or ".join(ways)
 
 
 def _step(run: RunConfig, examples: Examples, remat: str | None) -> tuple[Callable[[], Any], Examples]:

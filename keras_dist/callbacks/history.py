@@ -73,7 +73,7 @@ class History(Callback):
 
         Raises:
             ModelError: there is no epoch to draw.
-            MissingExtraError: matplotlib is not installed: `pip install 'keras_dist[plot]'`.
+            MissingExtraError: matplotlib is not installed: `pip install matplotlib`.
         """
         return plot_history(self, path)
 

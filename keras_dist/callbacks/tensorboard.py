@@ -26,7 +26,7 @@ _TRAIN, _VALIDATION = "train", "validation"
 class TensorBoard(Callback):
     """Writes logs and learning rates, weights, the layout table and a profile for TensorBoard.
 
-    It needs tensorboardX: `pip install 'keras_dist[tensorboard]'`. In a job of several processes, the first one writes.
+    It needs `pip install tensorboardX`. In a job of several processes, the first one writes.
     `tensorboard --logdir=logs` shows it.
 
     Args:

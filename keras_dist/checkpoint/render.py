@@ -6,11 +6,9 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
+from keras_dist._tables import Table, render
 from keras_dist.checkpoint.snapshot import KINDS
-from keras_dist.distribution.render import render_bytes, render_text
+from keras_dist.distribution.render import render_bytes
 
 if TYPE_CHECKING:
     from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, SavedState
@@ -21,11 +19,7 @@ _RULES_LISTED = 3
 
 def render_diagnosis(found: Diagnosis) -> str:
     """Render a table of the states, and lines about damage, writers and layouts."""
-    lines: list[str] = []
-    if found.states:
-        lines.append(render_text(_table(found)))
-    else:
-        lines.append(f"no checkpoints in {found.path}")
+    lines: list[Table | str] = [_table(found) if found.states else f"no checkpoints in {found.path}"]
     for state in found.states:
         lines += _listed(f"damaged: {state.name}: ", state.problems)
     lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
@@ -36,7 +30,7 @@ def render_diagnosis(found: Diagnosis) -> str:
     lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
     lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
     lines += [render_restoring(name, restored) for name, restored in found.restoring.items()]
-    return "\n".join(lines)
+    return render(*lines)
 
 
 def render_restoring(name: str, found: Restoring) -> str:
@@ -50,15 +44,9 @@ def render_restoring(name: str, found: Restoring) -> str:
 
 
 def _table(found: Diagnosis) -> Table:
-    table = Table(title=f"Checkpoints in {found.path}", title_justify="left", header_style="bold")
-    table.add_column("state", overflow="fold")
-    table.add_column("step", justify="right")
-    table.add_column("written (UTC)")
-    for kind in KINDS:
-        table.add_column(kind, justify="right")
-    table.add_column("documents", overflow="fold")
-    table.add_column("epoch, batch")
-    table.add_column("files")
+    headers = ("state", "step", "written (UTC)", *KINDS, "documents", "epoch, batch", "files")
+    priority = ("state", "files", "step", "written (UTC)", "epoch, batch")
+    table = Table(f"Checkpoints in {found.path}", headers, numbers=("step", *KINDS), priority=priority)
     for state in found.states:
         cells = (
             state.name,
@@ -69,7 +57,7 @@ def _table(found: Diagnosis) -> Table:
             "" if state.epoch is None else f"{state.epoch}, {state.batch}",
             f"{state.files}, good" if state.is_good else f"{state.files}, DAMAGED",
         )
-        table.add_row(*map(Text, cells))  # as they are: brackets in names are not rich's markup
+        table.rows.append(cells)
     return table
 
 

@@ -23,6 +23,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
 ]
+Fake = Annotated[int | None, typer.Option("--fake", min=1, metavar="N", help="on so many fake CPU devices")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
 
 
@@ -40,7 +41,8 @@ def show_toml(found: Any, as_json: bool) -> None:
     """Print a part of a config to stdout, and how it was found to stderr; or both as JSON."""
     if as_json:
         return show(found, as_json)
-    print(found, file=sys.stderr)
+    with to_stderr():  # whose width its tables fit
+        print(found)
     print(found.to_toml().rstrip())
 
 

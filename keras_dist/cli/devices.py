@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from keras_dist.cli.arguments import AsJson, show
+from keras_dist.cli.arguments import AsJson, Fake, show
 
 
-def devices(
-    fake: Annotated[int | None, typer.Option(min=1, metavar="N", help="of so many fake CPU devices")] = None,
-    json: AsJson = False,
-) -> int:
+def devices(fake: Fake = None, json: AsJson = False) -> int:
     """List devices, and the meshes of all of them.
 
     It also tells which settings make fake ones.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TextIO
 
 from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist._tables import available_width
 from keras_dist.cli import process_tree
 
 _COLOURS = ("36", "33", "32", "35", "34", "31")
@@ -66,7 +67,7 @@ class LocalProcess:
         bound = [sys.executable, "-I", "-S", process_tree.__file__, str(os.getpid())]
         self._process = subprocess.Popen(
             [*bound, *command],
-            env={**os.environ, **environment, NOTES_VARIABLE: str(self._notes)},
+            env={**os.environ, **environment, **_columns_after(f"[{index}] "), NOTES_VARIABLE: str(self._notes)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -126,3 +127,9 @@ class LocalProcess:
         for line in lines:
             self.log.append(line.rstrip("\n"))
             self._printer.print(f"{prefix} {self.log[-1]}", sys.stdout)
+
+
+def _columns_after(prefix: str) -> dict[str, str]:
+    """The width of this process's terminal for one whose lines are printed after `prefix`."""
+    width = available_width()
+    return {} if width is None else {"COLUMNS": str(max(width - len(prefix), 1))}

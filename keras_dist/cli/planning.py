@@ -86,7 +86,9 @@ def auto(
         bool,
         typer.Option("--any-mesh", help="try all meshes data x model of as many devices, too"),
     ] = False,
-    objective: Annotated[Literal["step_time", "memory"], typer.Option(help="what is to be small")] = "step_time",
+    objective: Annotated[
+        Literal["step_time", "memory"] | None, typer.Option(help="what is to be small; by default the time of a step")
+    ] = None,
     memory_limit: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default what the target has")
     ] = None,
@@ -96,17 +98,26 @@ def auto(
     """Find a layout, and print it as TOML.
 
     Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
-    config, and what was tried to stderr. The exit code is 1 if nothing that was tried fits into the memory of a device.
+    config, and what was tried to stderr. Where the config has strategy = "auto", its objective, target and memory_limit
+    count, as far as no option replaces them. The exit code is 1 if nothing that was tried fits into the memory of a
+    device; on CPUs, which have that of their host, only --memory-limit tells.
     """
     from keras_dist import planner
-    from keras_dist.config import ModelParallelConfig
+    from keras_dist.config import AutoConfig, ModelParallelConfig
 
     to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
-    options = {"objective": objective, "memory_limit": memory_limit, "target": target, "compiles": compile_it}
     with to_stderr():
-        inputs = _inputs(load(config, mesh, settings).model_copy(update=to_find), target)
+        run = load(config, mesh, settings)
+        chosen = run.distribution if isinstance(run.distribution, AutoConfig) else AutoConfig()
+        inputs = _inputs(run.model_copy(update=to_find), target)
         given = inputs.pop("distribution").device_mesh
-        finder = planner.AutoParallel(list(given.devices.flat) if any_mesh else given, **options)
+        finder = planner.AutoParallel(
+            list(given.devices.flat) if any_mesh else given,
+            objective or chosen.objective,
+            target or chosen.target,
+            memory_limit or chosen.memory_limit or _memory_here(target or chosen.target),
+            compiles=compile_it,
+        )
         found = finder.search(**inputs)
     show_toml(found, json)
     best, limit = found.best, finder.memory_limit
@@ -130,6 +141,14 @@ def check(
         report = planner.check(**_inputs(load(config, mesh, settings), target))
     show(report, json)
     return 1 if report.problems else 0
+
+
+def _memory_here(target: str | None) -> int | None:
+    """The bytes of a device of this machine, where it is what is planned for; None where it does not tell them."""
+    import jax
+
+    stats = (jax.local_devices()[0].memory_stats() if target is None else None) or {}
+    return stats.get("bytes_limit")
 
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:

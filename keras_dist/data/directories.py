@@ -45,7 +45,7 @@ def image_dataset_from_directory(
 ) -> Any:
     """Return a dataset of the images in a folder, with the number of the subfolder that each is in.
 
-    Files are read by Pillow in threads, when a batch is due: `pip install 'keras_dist[images]'`.
+    Files are read by Pillow in threads, when a batch is due: `pip install pillow`.
 
     Args:
         directory: the folder.

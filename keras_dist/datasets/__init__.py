@@ -1,6 +1,6 @@
 """Data sets for demos and tests: `digits` needs no network, `mnist` needs one once.
 
-They need the extra `datasets`: `pip install 'keras_dist[datasets]'`.
+They need `pip install array_record importlib_resources scikit-learn tensorflow-datasets`, the extra `datasets`.
 """
 
 from __future__ import annotations

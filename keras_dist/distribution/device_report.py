@@ -7,18 +7,19 @@ import os
 from typing import Any
 
 from keras_dist._arguments import check_int
+from keras_dist._tables import Table, render
 from keras_dist.distribution.devices import find_device, list_devices
 from keras_dist.errors import DeviceError
 
 _VARIABLES = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "PJRT_NPROC")
 _LISTED = 8
 
-_MORE = """\
-for more fake CPU devices, one of these before anything is computed:
-  kd.use_cpu_devices(8)                               in a program; sizes XLA's thread pool, too
-  XLA_FLAGS=--xla_force_host_platform_device_count=8  in the environment; importing keras_dist sizes the pool
-  JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu             the same
-PJRT_NPROC=16 is the pool: with less than two threads for each fake device, XLA may wait for ever"""
+_MORE = (
+    ("kd.use_cpu_devices(8)", "in a program; sizes XLA's thread pool, too"),
+    ("XLA_FLAGS=--xla_force_host_platform_device_count=8", "in the environment; importing keras_dist sizes the pool"),
+    ("JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu", "the same"),
+)
+_POOL = "PJRT_NPROC=16 is the pool: with less than two threads for each fake device, XLA may wait for ever"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +51,23 @@ class DeviceReport:
     def __str__(self) -> str:
         count = len(self.devices)
         shown = ", ".join(self.devices[:_LISTED]) + (f", ... {self.devices[-1]}" if count > _LISTED else "")
-        lines = [f"{count} device{'s' * (count > 1)} ({', '.join(self.kinds)}): {shown}"]
-        lines += ["", "meshes of all of them, for [mesh] shape, --mesh or kd.DeviceMesh:"]
-        lines += [f"  {text:<24} {_meaning(shape)}" for shape in self.mesh_shapes if (text := _text(shape))]
+        meshes = Table(
+            "meshes of all of them, for [mesh] shape, --mesh or kd.DeviceMesh:",
+            ("mesh", "meaning"),
+            rows=[(_text(shape), _meaning(shape)) for shape in self.mesh_shapes],
+        )
         found = [f"{name}={value}" for name, value in self.environment.items()]
         fake = f"{self.fake_devices} of the devices are fake" if self.fake_devices else "none of the devices is fake"
-        lines += ["", f"{fake}; the environment has {' '.join(found) or 'no settings of devices'}", _MORE]
-        return "\n".join(lines)
+        more = "for more fake CPU devices, one of these before anything is computed:"
+        return render(
+            f"{count} device{'s' * (count > 1)} ({', '.join(self.kinds)}): {shown}",
+            "",
+            meshes,
+            "",
+            f"{fake}; the environment has {' '.join(found) or 'no settings of devices'}",
+            Table(more, ("setting", "where"), rows=[*_MORE]),
+            _POOL,
+        )
 
 
 def report_devices() -> DeviceReport:

@@ -49,6 +49,11 @@ class JobArguments:
     process_id: int | None
 
     @property
+    def is_any_given(self) -> bool:
+        """Whether there is anything for JAX to complete."""
+        return self != JobArguments((), None, None)
+
+    @property
     def coordinator(self) -> str | None:
         """`"host:port"` of the first process."""
         return self.addresses[0] if self.addresses else None

@@ -50,6 +50,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
+    required: bool = True,
     initialization_timeout_s: float | None = None,
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 300,
@@ -77,6 +78,8 @@ def initialize(
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
         num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
+        required: whether a missing job is an error. With False, for scripts that also run alone, nothing is done
+            without arguments, variables and a job that JAX detects: the process trains alone.
         initialization_timeout_s: seconds within which all processes must come; None for 60; variable
             `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
@@ -90,9 +93,10 @@ def initialize(
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:
-        ClusterError: this process has joined a job, or has started a JAX backend; the values are malformed or
-            contradict each other or those of another process; this machine cannot communicate as the options say; the
-            coordinator cannot listen on its address or does not answer; or a process does not come in time.
+        ClusterError: there is no job; this process has joined one, or has started a JAX backend; the values are
+            malformed or contradict each other or those of another process; this machine cannot communicate as the
+            options say; the coordinator cannot listen on its address or does not answer; or a process does not come in
+            time.
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
@@ -110,8 +114,11 @@ def initialize(
     if hang_timeout_s is None:
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
-    _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
+    has_joined = _jax.job_client() is not None
+    if not required and not (has_joined or given.is_any_given or _jax.detects_job()):
+        return
+    _check_is_first_use()
     if communication_options is not None:
         apply_communication_options(communication_options)
     end = time.monotonic() + initialization_timeout_s
@@ -275,12 +282,16 @@ class _Attempt:
             del given["addresses"]
             missing = [name for name, value in given.items() if value is None]
             known = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+            alone = (
+                "`keras-dist launch --processes 1 -- train.py` runs a job of one process; to run without a job, leave "
+                "the call out, or write initialize(required=False), which joins a job where there is one"
+            )
             sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
             return ClusterError(
                 f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job",
                 given=f"{known or 'nothing'}; {shorten(error)}",
                 expected=f"arguments, {sources}",
-                fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0); or no call, in a single process',
+                fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone,
             )
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()

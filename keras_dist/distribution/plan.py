@@ -66,7 +66,9 @@ class Row:
 class LayoutPlan:
     """Where every array of a tree lives: a row for each, plus what is wrong with the rules. Immutable.
 
-    Made by `Distribution.plan(tree)`. Printing it gives the table.
+    Made by `Distribution.plan(tree)`. Printing it gives the table, in the width of the terminal: cells are wrapped, and
+    the columns that are left out are named below it. A pipe or a file has all columns; the environment variable
+    `COLUMNS` sets another width.
 
     Attributes:
         mesh: the devices.
@@ -140,11 +142,9 @@ class LayoutPlan:
             >>> kd.ModelParallel(rules).plan({"kernel": np.zeros((16, 8))}).show("kernel")
             kernel: 16 x 8 float32, (-, model), rule: kernel, on mesh {data: 2, model: 4}
             4 blocks of 16 x 2, 128 B, each on 2 devices, which differ in data; device 0 is cpu:0
-            ┏━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┳━━━━━━┓
-            ┃      ┃ 0:2  ┃ 2:4  ┃ 4:6  ┃ 6:8  ┃
-            ┡━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━╇━━━━━━┩
-            │ 0:16 │ 0, 4 │ 1, 5 │ 2, 6 │ 3, 7 │
-            └──────┴──────┴──────┴──────┴──────┘
+                 │ 0:2  │ 2:4  │ 4:6  │ 6:8
+            ─────┼──────┼──────┼──────┼─────
+            0:16 │ 0, 4 │ 1, 5 │ 2, 6 │ 3, 7
 
         Source: `jax.debug.visualize_array_sharding`.
         """

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from keras_dist import _html
+from keras_dist._tables import Table, render
 from keras_dist.distribution.layout import Axis
 
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import LayoutPlan, Row
 
-TABLE_WIDTH = 120
-
 _HEADERS = ("path", "shape", "dtype", "role", "layout", "rule", "bytes", "per device")
 _NUMBERS = ("bytes", "per device")
+_PRIORITY = ("path", "shape", "layout", "rule", "per device")
 
 
 def render_plan(plan: LayoutPlan) -> str:
     """Return the layout table of `plan`, totals last."""
     table = layout_table(plan.rows, f"Layout on mesh {plan.mesh.describe()}")
     add_totals(table, {"total": plan.rows})
-    lines = [render_text(table)]
-    lines += [f"warning: {problem.summary}: {problem.fix}" for problem in plan.problems]
-    return "\n".join(lines)
+    return render(table, *(f"warning: {problem.summary}: {problem.fix}" for problem in plan.problems))
 
 
 def layout_table(rows: Sequence[Row], title: str) -> Table:
     """Return a table with a line for each of `rows`."""
-    table = Table(title=title, title_justify="left", header_style="bold", show_footer=False)
-    for header in _HEADERS:
-        is_number = header in _NUMBERS
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, _cells(row)))  # as they are: brackets in rules are not rich's markup
-    return table
+    return Table(title, _HEADERS, _NUMBERS, _PRIORITY, rows=[_cells(row) for row in rows])
 
 
 def layout_html(rows: Sequence[Row]) -> str:
@@ -48,10 +35,8 @@ def layout_html(rows: Sequence[Row]) -> str:
 
 
 def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:
-    """Append, below a rule, a line with the sums of each group of rows."""
-    table.add_section()
-    for label, rows in totals.items():
-        table.add_row(*_total(label, rows))
+    """Append a line with the sums of each group of rows."""
+    table.totals += [_total(label, rows) for label, rows in totals.items()]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -93,10 +78,3 @@ def render_bytes(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
-
-
-def render_text(renderable: RenderableType, width: int = TABLE_WIDTH) -> str:
-    """Any rich renderable as plain text."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable)
-    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from keras_dist import _html
+from keras_dist._tables import Table, available_width, render
 from keras_dist.distribution.drawing import Cell, Grid, colour, device_labels, devices_svg, ranges, shown
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.distribution.render import render_axes, render_bytes, render_shape, render_text
+from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import Row
@@ -85,20 +83,24 @@ class ShardPicture:
         return tuple(slice(int(i) * step, (int(i) + 1) * step) for i, step in zip(index, steps, strict=True))
 
     def __str__(self) -> str:
-        rows, columns = (shown(count, _MOST_BLOCKS) for count in self._folded)
-        table = Table(show_header=bool(self.shape), show_lines=True, header_style="bold")
-        table.add_column(" \\ ".join(filter(None, self._names)))
-        for column in columns:
-            table.add_column(Text("..." if column is None else self._across(column)), justify="center", overflow="fold")
+        width = available_width()
+        tables = (self._table(most) for most in range(_MOST_BLOCKS, 2, -1))
+        return render(*self._facts(), next((table for table in tables if table.fits(width)), self._table(2)))
+
+    __repr__ = __str__
+
+    def _table(self, most: int) -> Table:
+        """Of the blocks and their devices, with at most so many columns of blocks."""
+        rows, columns = shown(self._folded[0], _MOST_BLOCKS), shown(self._folded[1], most)
+        headers = ("..." if column is None else self._across(column) for column in columns)
+        table = Table("", [" \\ ".join(filter(None, self._names)), *headers], has_lines=True)
         for row in rows:
             cells = (
                 "..." if row is None or column is None else self._holders(self._block(row, column))
                 for column in columns
             )
-            table.add_row(Text("..." if row is None else self._down(row), "bold"), *map(Text, cells))
-        return render_text(Group(*map(Text, self._facts()), table))
-
-    __repr__ = __str__
+            table.rows.append(["..." if row is None else self._down(row), *cells])
+        return table
 
     def _repr_html_(self) -> str:
         heading, more = self._facts()

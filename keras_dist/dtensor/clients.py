@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 
-from keras_dist import _jax
 from keras_dist._arguments import argument_error, is_int, is_number
 from keras_dist._types import Device
 from keras_dist.distribution import DeviceMesh, initialize, list_devices, process_count, process_index
 from keras_dist.distribution.devices import device_name, find_device
-from keras_dist.distribution.job_arguments import JobArguments, integer_variable
+from keras_dist.distribution.job_arguments import integer_variable
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, DeviceError, MeshError
@@ -49,8 +48,7 @@ def initialize_accelerator_system(
     """
     del enable_coordination_service
     told = {**_told_by_dtensor(), **options}
-    if told or JobArguments.resolve(None, None, None) != JobArguments((), None, None) or _jax.detects_job():
-        initialize(**told)
+    initialize(**{"required": False, **told})
     return _type_of(list_devices(device_type)[0])
 
 

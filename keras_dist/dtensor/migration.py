@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from keras_dist import _paths
 from keras_dist._arguments import argument_error
+from keras_dist._tables import Table, render
 from keras_dist.config.migration import equivalent_rules, matched
 from keras_dist.distribution import LayoutMap, ModelParallel
-from keras_dist.distribution.render import render_text
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.dtensor import keras
 from keras_dist.dtensor.keras.layout_map import ByLayoutMap, dotted
@@ -103,17 +100,16 @@ def _report(
     rules: LayoutMap,
 ) -> str:
     """What became of each rule, as a table."""
-    table = Table(title="Rules of Keras 2 as rules for whole paths", title_justify="left", header_style="bold")
-    for header in ("re.match", "decides for", "kept under re.fullmatch", "kept under re.search", "now"):
-        table.add_column(header, overflow="fold")
+    headers = ("re.match", "decides for", "kept under re.fullmatch", "kept under re.search", "now")
+    table = Table("Rules of Keras 2 as rules for whole paths", headers)
     for rule, paths in decided.items():
         meanings = [_difference(set(paths), matched(rule, names, how)) for how in ("fullmatch", "search")]
         now = "\n".join(keys[rule]) or "left out"
-        table.add_row(*map(Text, (rule, _listed(paths) or "nothing", *meanings, now)))
+        table.rows.append((rule, _listed(paths) or "nothing", *meanings, now))
     known = {key for translated in keys.values() for key in translated}
     for path in rules.keys() - known:
-        table.add_row("no rule", Text(path), "", "", Text(path))
-    return render_text(table)
+        table.rows.append(("no rule", path, "", "", path))
+    return render(table)
 
 
 def _difference(paths: set[str], others: set[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.interop.h5_files import WEIGHTS_SUFFIX, H5Writer
@@ -209,7 +209,7 @@ class KerasFileEditor:
         return holder, name
 
     def _print(self, text: str) -> None:
-        Console(highlight=False, markup=False, soft_wrap=True).print(text)
+        sys.stdout.write(f"{text}\n")
 
 
 def _visible(name: str) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
-from rich.console import Console
 
 from keras_dist._arguments import check_int
 from keras_dist._operators import values_in
+from keras_dist._tables import render
 from keras_dist._types import PyTree
 from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.render import TABLE_WIDTH, render_text
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.keras_models import adopt
@@ -296,7 +296,9 @@ class Model(Placed):
         For models of `from_nnx` the table lists the variables only.
 
         Args:
-            line_length: width of the table in characters; by default that of the terminal.
+            line_length: width of the table in characters; by default `COLUMNS` of the environment, else that of the
+                terminal, 120 in a notebook, and what the table needs in a pipe or a file. In a width that is too small
+                cells are wrapped and columns left out, which a line below the table names.
             positions: as in Keras; not used, since columns are as wide as what is in them.
             print_fn: called with the text instead of printing it; in a job in each process, of which the first prints.
             expand_nested: whether the layers of models among the layers have lines of their own.
@@ -315,12 +317,9 @@ class Model(Placed):
             )
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
-            print_fn(render_text(table, line_length or TABLE_WIDTH))
-            return
-        if not is_chief():
-            return
-        terminal = Console(width=line_length)
-        (terminal if terminal.is_terminal or line_length else Console(width=TABLE_WIDTH)).print(table)
+            print_fn(render(table, line_length=line_length))
+        elif is_chief():
+            sys.stdout.write(f"{render(table, line_length=line_length)}\n")
 
 
 def _is_shape(value: Any) -> bool:

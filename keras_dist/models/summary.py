@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from flax import nnx
-from rich.table import Table
-from rich.text import Text
 
 from keras_dist import _paths
 from keras_dist._patterns import pattern
+from keras_dist._tables import Table
 from keras_dist._types import PyTree
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -40,13 +39,10 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
 def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence[Ruled]) -> Table:
     """Every variable with layout and bytes per device, activations that rules name, then the totals of the kinds."""
     table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
-    for each in activations:
-        table.add_row(
-            *map(
-                Text,
-                (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", ""),
-            )
-        )
+    table.rows += [
+        (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
+        for each in activations
+    ]
     groups = {
         "parameters": [row for row in plan.rows if row.role == "parameter"],
         "other variables": [row for row in plan.rows if row.role != "parameter"],
@@ -74,17 +70,14 @@ def layer_table(
     headers = [*_HEADERS]
     headers[3:3] = ["connected to"] * any("connected to" in line for line in lines) + ["trainable"] * show_trainable
     where = "" if session is None else f" on mesh {session.cell.mesh.describe()}"
-    table = Table(title=f'Model: "{model.name}"{where}', title_justify="left", header_style="bold")
-    for header in headers:
-        is_number = header in ("params", "bytes", "per device")
-        is_whole = is_number or header == headers[0]  # paths can be searched for
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(line.get(header, ""), "bold" if "params" in line else "") for header in headers))
-    table.add_section()
-    for line in arrays.totals():
-        table.add_row(*(Text(line.get(header, "")) for header in headers))
-    return table
+    return Table(
+        f'Model: "{model.name}"{where}',
+        headers,
+        numbers=("params", "bytes", "per device"),
+        priority=(headers[0], "output shape", "trainable", "layout", "rule", "per device"),
+        rows=[[line.get(header, "") for header in headers] for line in lines],
+        totals=[[line.get(header, "") for header in headers] for line in arrays.totals()],
+    )
 
 
 _HEADERS = ("layer (type)", "output shape", "params", "layout", "rule", "bytes", "per device")

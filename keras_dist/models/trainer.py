@@ -176,7 +176,9 @@ class Trainer(KerasSteps):
             seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
 
         Returns:
-            A `History` with the loss and metrics of each epoch, which is `model.history`, too.
+            A `History` with the loss and metrics of each epoch, which is `model.history`, too. The loss is the mean of
+            the losses of the batches, weighted by their rows; where losses divide by weights of tokens, a weighted
+            metric has the mean over all of them.
 
         Raises:
             ModelError: the model is not compiled, or an argument cannot be used.
@@ -230,7 +232,8 @@ class Trainer(KerasSteps):
                 model's seed, and each call of `evaluate` has others. See `predict`.
 
         Returns:
-            The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict.
+            The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict. The loss is the mean of the
+            losses of the batches, weighted by their rows.
 
         Raises:
             ModelError: the model is not compiled with a loss, or an argument cannot be used.

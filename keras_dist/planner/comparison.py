@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from keras_dist import _html
 from keras_dist._arguments import argument_error
+from keras_dist._tables import Table, render
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import render_axes, render_bytes, render_shape, render_text
+from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 
 if TYPE_CHECKING:
     from keras_dist.planner.report import PlanReport
@@ -123,8 +120,11 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        heading = Text(f"{self._heading()}{': nothing changes' if self.is_empty else ''}")
-        return render_text(Group(heading, *(_as_text(*table) for table in self._tables())))
+        heading = f"{self._heading()}{': nothing changes' if self.is_empty else ''}"
+        tables = (
+            Table(title, headers, headers[first:], rows=[*lines]) for title, headers, first, lines in self._tables()
+        )
+        return render(heading, *tables)
 
     __repr__ = __str__
 
@@ -228,13 +228,3 @@ def _cells(change: Change, is_bytes: bool = True) -> tuple[str, str, str, str]:
     difference = f"{sign}{show(abs(change.difference))}" if change.difference else "0"
     ratio = "-" if change.ratio is None else f"x {change.ratio:.3g}"
     return show(change.before), show(change.after), difference, ratio
-
-
-def _as_text(title: str, headers: Sequence[str], first_number: int, lines: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for index, header in enumerate(headers):
-        is_number = index >= first_number
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-    for line in lines:
-        table.add_row(*map(Text, line))
-    return table

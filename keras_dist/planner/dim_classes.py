@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from keras_dist import _shardy
+from keras_dist._tables import Table, render
 from keras_dist._types import PyTree
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import Axis, TensorLayout
@@ -20,7 +19,7 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import Row
-from keras_dist.distribution.render import render_bytes, render_text
+from keras_dist.distribution.render import render_bytes
 from keras_dist.errors import LayoutError, did_you_mean, shorten
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
@@ -172,11 +171,8 @@ class DimClasses:
         return self._costs[key]
 
     def __str__(self) -> str:
-        table = Table(title="Dims that must be sharded alike", title_justify="left", header_style="bold")
-        for header in ("class", "size", "members", "bytes of weights", "sharded over 2 devices or more it causes"):
-            table.add_column(
-                header, justify="right" if header in ("size", "bytes of weights") else "left", overflow="fold"
-            )
+        headers = ("class", "size", "members", "bytes of weights", "sharded over 2 devices or more it causes")
+        table = Table("Dims that must be sharded alike", headers, numbers=("size", "bytes of weights"))
         for each in self:
             listed = [f"{path}[{dim}]" for path, dim in each.members]
             listed = [
@@ -184,8 +180,8 @@ class DimClasses:
                 *([f"and {len(listed) - _MOST_PATHS} more"] if len(listed) > _MOST_PATHS else []),
             ]
             causes = render_collectives(self.cost_of(each.name)) if each.size > 1 else "-"
-            table.add_row(each.name, str(each.size), "\n".join(listed), render_bytes(each.nbytes), causes)
-        return render_text(table)
+            table.rows.append((each.name, str(each.size), "\n".join(listed), render_bytes(each.nbytes), causes))
+        return render(table)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(f'{each.name}={each.size}' for each in self)}>"

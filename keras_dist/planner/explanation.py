@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from keras_dist._tables import render
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -52,7 +53,7 @@ class Explanation:
             *(f"  {reason}" for reason in self.reasons),
             *(f"  did not decide: {other}" for other in self.others),
         ]
-        return "\n".join(lines)
+        return render(*lines)
 
 
 def explain(path: str, state: LayoutPlan, batch: LayoutPlan, activations: Sequence[Activation]) -> Explanation:

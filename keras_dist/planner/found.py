@@ -9,15 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
+from keras_dist._tables import Table, render
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
-from keras_dist.distribution.render import render_bytes, render_text
+from keras_dist.distribution.render import render_bytes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.planner.dim_classes import DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
@@ -52,12 +51,11 @@ class Found:
     is_cached: bool
 
     def __str__(self) -> str:
-        table = Table(title="Candidates, the best first", title_justify="left", header_style="bold")
-        for header in ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled"):
-            table.add_column(header, justify="left" if header in ("mesh", "sharded") else "right", overflow="fold")
+        headers = ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled")
+        table = Table("Candidates, the best first", headers, numbers=headers[2:])
         for each in self.candidates[:_MOST_CANDIDATES]:
             sharded = ", ".join(f"{name}: {'+'.join(axis_tuple(axes))}" for name, axes in each.rules.items())
-            table.add_row(
+            row = (
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
                 sharded
                 + (", weights fully" if each.fully_sharded else ", slots" if each.shard_optimizer else "")
@@ -68,7 +66,8 @@ class Found:
                 render_bytes(each.moved_nbytes),
                 "-" if each.compiled_seconds is None else f"{1e3 * each.compiled_seconds:.3g} ms",
             )
-        return "\n".join([*self.explanation, render_text(table)])
+            table.rows.append(row)
+        return render(*self.explanation, table)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.best.rules} on mesh {self.distribution.device_mesh.describe()}>"

@@ -9,13 +9,10 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
+from keras_dist._tables import Table, render
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.render import layout_table, render_bytes, render_text
+from keras_dist.distribution.render import layout_table, render_bytes
 from keras_dist.planner import html
 from keras_dist.planner.comparison import Comparison, compare
 from keras_dist.planner.explanation import Explanation, explain
@@ -148,18 +145,16 @@ class PlanReport:
 
     def __str__(self) -> str:
         mesh = self.state.mesh.describe()
-        sizes = Table(title=f"Each of the devices of mesh {mesh}", title_justify="left", header_style="bold")
-        for header in ("figure", "from", "of one device"):
-            sizes.add_column(header, justify="right" if header == "of one device" else "left")
-        for role, nbytes in self.nbytes_by_role.items():
-            sizes.add_row(f"bytes of role {role}", "exact", render_bytes(nbytes))
+        lines = [(f"bytes of role {role}", "exact", render_bytes(n)) for role, n in self.nbytes_by_role.items()]
         upper = render_bytes(self.step.activation_nbytes)
-        sizes.add_row("bytes of intermediate results", "propagated", f"about {upper}")
-        sizes.add_row("FLOPs of a step", "propagated", f"{self.step.flops:,}")
+        lines.append(("bytes of intermediate results", "propagated", f"about {upper}"))
+        lines.append(("FLOPs of a step", "propagated", f"{self.step.flops:,}"))
         if compiled := self.verdict and self.verdict.compiled:
-            sizes.add_row("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes))
-            sizes.add_row("bytes at the peak", "compiled", render_bytes(compiled.peak_nbytes))
-            sizes.add_row("FLOPs of a step", "compiled", f"{compiled.flops:,}")
+            lines.append(("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes)))
+            lines.append(("bytes at the peak", "compiled", render_bytes(compiled.peak_nbytes)))
+            lines.append(("FLOPs of a step", "compiled", f"{compiled.flops:,}"))
+        headers = ("figure", "from", "of one device")
+        sizes = Table(f"Each of the devices of mesh {mesh}", headers, headers[2:], rows=[*lines])
         rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
         rows += self.batch.rows
         notes = [] if self.verdict is None else [str(self.verdict)]
@@ -168,19 +163,13 @@ class PlanReport:
             notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
         notes += [f"assumed: {text}" for text in self.assumed]
         tables = [layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *self._differences()]
-        return render_text(Group(*tables, *map(Text, notes)))
+        return render(*tables, *notes)
 
     def _differences(self) -> Iterator[Table]:
         """What theory, Shardy and XLA say of the bytes that a step moves, and by how much the latter differ."""
-        lines = self.difference_lines()
-        if not lines:
-            return
-        table = Table(title="Bytes of collectives of a step", title_justify="left", header_style="bold")
-        for header in html.DIFFERENCE_HEADERS:
-            table.add_column(header, justify="left" if header in ("kind", "axes") else "right")
-        for line in lines:
-            table.add_row(*line)
-        yield table
+        if lines := self.difference_lines():
+            headers = html.DIFFERENCE_HEADERS
+            yield Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])
 
     def difference_lines(self) -> list[tuple[str, ...]]:
         """Kind, axes, bytes in theory, propagated and compiled ones of collectives, and the difference of these two."""
@@ -200,15 +189,15 @@ class PlanReport:
         return lines
 
     def _moved(self) -> Table:
-        moved = Table(title="Collectives of a step (propagated)", title_justify="left", header_style="bold")
-        for header in html.COLLECTIVE_HEADERS:
-            moved.add_column(header, justify="right" if header in ("turns", "bytes") else "left", overflow="fold")
         *lines, total = self.collective_lines()
-        for line in lines:
-            moved.add_row(*map(Text, line))  # as they are: brackets in names are not rich's markup
-        moved.add_section()
-        moved.add_row(*total)
-        return moved
+        return Table(
+            "Collectives of a step (propagated)",
+            html.COLLECTIVE_HEADERS,
+            numbers=("turns", "bytes"),
+            priority=("kind", "bytes", "axes", "layer"),
+            rows=[*lines],
+            totals=[total],
+        )
 
     def collective_lines(self) -> list[tuple[str, ...]]:
         """Kind, axes, layer, operation, turns and bytes of the collectives, the largest first; last the total."""

@@ -38,7 +38,7 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         (
             ["mesh.shape=data=3", "distribution={}"],
             "mesh.shape: Shape does not match the number of devices",
-            "change a size",
+            "--mesh data=8, or shape = ",
         ),
     ],
 )

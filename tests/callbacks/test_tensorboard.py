@@ -191,7 +191,7 @@ def test_without_tensorboardx(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(MissingExtraError, match="needs the package tensorboardX") as error:
         TensorBoard()
-    assert error.value.fix == "pip install 'keras_dist[tensorboard]'"
+    assert error.value.fix == "pip install tensorboardX"
 
 
 @pytest.mark.parametrize(

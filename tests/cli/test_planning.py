@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 
+import jax
 import pytest
 
 from tests import commands, forks
@@ -175,6 +177,20 @@ def test_auto_says_that_nothing_fits(config, capsys):
     assert re.search(r"\nnothing fits: the best candidate needs [\d,]+ bytes of a device, which has 10\n", told)
     assert commands.run("auto", config, "--memory-limit", 10, "--json") == 1
     assert commands.run("auto", config, "--memory-limit", 10**9) == 0
+
+
+def test_auto_heeds_what_the_config_says_and_the_memory_of_this_machine(config, capsys, monkeypatch):
+    rules = re.search(r"(?s)\[distribution.layout\].*?\n\n", CONFIG)[0]
+    limited = config.with_name("limited.toml")
+    limited.write_text(CONFIG.replace(rules, '[distribution]\nstrategy = "auto"\nmemory_limit = 10\n\n'))
+    assert commands.run("auto", limited) == 1
+    assert "nothing fits" in capsys.readouterr().err
+    assert commands.run("auto", limited, "--memory-limit", 10**9) == 0, "which the option replaces"
+    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 10})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert commands.run("auto", config) == 1
+    assert "which has 10\n" in capsys.readouterr().err
+    assert commands.run("auto", config, "--target", "v5e:2x4", "--no-compile") == 0, "which has more"
 
 
 @pytest.mark.parametrize(

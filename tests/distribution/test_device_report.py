@@ -17,7 +17,7 @@ def test_all_devices_with_their_meshes_and_settings(monkeypatch):
     assert report.environment["PJRT_NPROC"] == "32" and "JAX_NUM_CPU_DEVICES" not in report.environment
     assert json.loads(json.dumps(report.to_dict()))["mesh_shapes"] == list(report.mesh_shapes)
     text = str(report)
-    for part in ("8 devices (cpu): cpu:0, cpu:1", "  data=2,model=4 ", "half of the rows", "kd.use_cpu_devices(8)"):
+    for part in ("8 devices (cpu): cpu:0, cpu:1", "\ndata=2,model=4 │", "half of the rows", "kd.use_cpu_devices(8)"):
         assert part in text
 
 

@@ -133,6 +133,28 @@ def test_what_is_not_let_in_is_told(address):
 
 
 @pytest.mark.multiprocess
+def test_without_a_job_the_error_says_how_to_run_alone_and_a_job_that_is_not_required_is_none(address, tmp_path):
+    not_required = {"named": {"required": False}}
+    (missing, alone, late, joined, partial), errors = outcomes(
+        {},
+        not_required,
+        not_required | {"devices before": True},
+        not_required | {"arguments": [address, 1, 0]},
+        not_required | {"environ": {"KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}},
+    )
+    assert missing[0] == "ClusterError" and "and JAX detects no job" in missing[1]
+    for way in ("keras-dist launch --processes 1 -- train.py", "leave the call out", "required=False"):
+        assert way in missing[1]
+    assert alone[:2] == late[:2] == ["process 0 of 1, 1 of 1 cpu devices", True] and errors[1] == ""
+    assert joined[0] == f"process 0 of 1, coordinator {address}, 1 of 1 cpu devices"
+    assert partial[0] == "ClusterError" and "num_processes=2, process_id=0" in partial[1]
+    (tmp_path / "train.py").write_text("import keras_dist as kd\nkd.initialize()\nprint(kd.distribution.cluster())")
+    command = re.search(r"`keras-dist (.* train\.py)`", missing[1])[1].split()
+    code, output, _ = Python("-m", "keras_dist", *command, env=environment(1), cwd=tmp_path).outcome(60)
+    assert code == 0 and "process 0 of 1, coordinator" in output
+
+
+@pytest.mark.multiprocess
 def test_all_have_collectives_of_one_kind(address):
     settings = {"jax_cpu_collectives_implementation": "mpi"}
     (first, second), _ = outcomes({"arguments": [address, 2, 0]}, {"arguments": [address, 2, 1], "settings": settings})

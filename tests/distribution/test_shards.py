@@ -29,8 +29,7 @@ def picture(mesh: kd.DeviceMesh, shape: tuple[int, ...], axes: tuple[Any, ...], 
 
 
 def cells(text: str) -> list[list[str]]:
-    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in text.splitlines()]
-    return [row for row in rows if row]
+    return [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
 
 
 def pictures_in(text: str) -> list[ElementTree.Element]:

@@ -23,12 +23,11 @@ class Net(kd.Model):
 
 
 def lines_of(model, **options):
-    """The cells of each line, without the frame."""
+    """The cells of each line of the table."""
     printed = []
     model.summary(line_length=200, print_fn=printed.append, **options)
     assert len(printed) == 1
-    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed[0].splitlines()]
-    return [cells for cells in rows if cells]
+    return [[cell.strip() for cell in line.split("│")] for line in printed[0].splitlines() if "│" in line]
 
 
 def cell(lines, first, header):
@@ -208,11 +207,19 @@ def test_some_layers_only():
         assert "'d4'" in caught.value.expected
 
 
+def printed_at(model, width):
+    printed = []
+    model.summary(line_length=width, print_fn=printed.append)
+    return printed[0]
+
+
 def test_the_width(model):
     for width in (60, 150):
-        printed = []
-        model.summary(line_length=width, print_fn=printed.append)
-        assert max(map(len, printed[0].splitlines())) <= width
+        text = printed_at(model, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert ("left out to fit 60 characters: " in text) == (width == 60)
+    needed = int(re.search(r"line_length=(\d+) shows them", printed_at(model, 60))[1])
+    assert "left out" not in printed_at(model, needed) and "left out" in printed_at(model, needed - 1)
     for wrong in (10, "wide", 80.5):
         with pytest.raises(ModelError, match="`line_length` is not the width of a table"):
             model.summary(line_length=wrong)

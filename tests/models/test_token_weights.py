@@ -29,7 +29,7 @@ def test_loss_and_gradients_are_those_of_numpy():
     model.compile(kd.optimizers.SGD(0.1), loss=loss, weighted_metrics=[per_token])
     weights = [jnp.asarray(value) for value in model.get_weights()]
     all_rows = np.arange(6)
-    # the mean over all batches is exact in the metric; the loss is the mean of those of the batches
+    # the mean over all batches is exact in the metric; the loss is the mean of those of the batches by their rows
     of_batches = jax.jit(lambda weights: [by_hand(weights, rows) for rows in (all_rows, all_rows[:4], all_rows[4:])])
     whole, *batches = of_batches(weights)
     found = model.evaluate(X, Y, sample_weight=WEIGHTS, batch_size=4, verbose=0, return_dict=True)

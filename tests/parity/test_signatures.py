@@ -25,6 +25,7 @@ EXCEPTIONS = [
     ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     ("distribution.initialize", "*_timeout_s", EXTRA, "how long processes wait for each other"),
     ("distribution.initialize", "communication_options", EXTRA, "as of TensorFlow's strategies"),
+    ("distribution.initialize", "required", EXTRA, "for scripts that also run alone"),
     *[("layers.*", f"*_{part}", BY_KEYWORD, "of a weight") for part in ("initializer", "regularizer", "constraint")],
     ("layers.*Attention", "*", BY_KEYWORD, "what stands behind `attention_axes`"),
     ("layers.*Embedding", "*", BY_KEYWORD, "what stands behind the arguments of weights"),

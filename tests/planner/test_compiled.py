@@ -124,13 +124,13 @@ def test_a_process_that_dies_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "extra"), [("v5e:2x4", "libtpu", "tpu"), ("h100:1x1x8", "jax_cuda12_plugin", "cuda")]
+    ("name", "package", "extra"), [("v5e:2x4", "libtpu", "tpu"), ("h100:1x1x8", "jax_cuda12_plugin", "cuda12")]
 )
 def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     with pytest.raises(kd.errors.MissingExtraError, match=f"needs the package {package}") as caught:
         compile_for(lowered(jnp.sum, platform=target(name).platform), name)
-    assert caught.value.fix == f"pip install 'keras_dist[{extra}]'"
+    assert caught.value.fix == f"pip install 'jax[{extra}]'"
 
 
 def test_the_process_ends_itself_where_nobody_is_left_to_kill_it(monkeypatch, tmp_path):

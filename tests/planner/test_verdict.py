@@ -65,7 +65,7 @@ def test_the_time_is_of_what_the_step_computes_and_moves():
 
 def test_without_the_extra_the_other_tiers_remain():
     verdict = planned(8).verdict
-    assert verdict.compiled is None and "keras_dist[tpu]" in verdict.note and "keras_dist[tpu]" in str(verdict)
+    assert verdict.compiled is None and "jax[tpu]" in verdict.note and "jax[tpu]" in str(verdict)
     assert planned(8, compiles=False).verdict.note == "not asked for"
 
 

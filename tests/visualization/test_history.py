@@ -54,5 +54,5 @@ def test_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match="needs the package matplotlib") as error:
         plot_history({"loss": [1.0]})
-    assert error.value.fix == "pip install 'keras_dist[plot]'"
+    assert error.value.fix == "pip install matplotlib"
     assert isinstance(error.value, ImportError)

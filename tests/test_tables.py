@@ -1,0 +1,307 @@
+"""Tables fit the terminal, notebook or file that shows them, and say what they leave out."""
+
+import fcntl
+import io
+import os
+import pathlib
+import re
+import struct
+import sys
+import termios
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import _tables, layers, planner
+from keras_dist._tables import Table, available_width, render
+from keras_dist.cli import arguments
+from keras_dist.cli.local_process import LocalProcess, Printer
+from keras_dist.distribution.device_report import report_devices
+from keras_dist.distribution.render import render_bytes
+from keras_dist.distribution.shards import ShardPicture
+from tests import layouts
+
+WIDTHS = pytest.mark.parametrize("width", [60, 80, 120, 200, None])
+RULES = {
+    ".*/(query|key|value)/kernel": (None, "model", None),
+    r"transformer_block(_\d+)?/.*feed_forward_in/kernel": (None, "model"),
+    r"transformer_block(_\d+)?/.*feed_forward_out/kernel": ("model", None),
+}
+
+
+class TransformerBlock(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.multi_head_attention = layers.MultiHeadAttention(4, 8)
+        self.feed_forward_in = layers.Dense(64, "relu", name="feed_forward_in")
+        self.feed_forward_out = layers.Dense(32, name="feed_forward_out")
+
+    def call(self, x):
+        x = x + self.multi_head_attention(x, x)
+        return x + self.feed_forward_out(self.feed_forward_in(x))
+
+
+@pytest.fixture(scope="module")
+def model():
+    with layouts.on("data=2,model=4", RULES).scope():
+        tokens = kd.Input((16,), dtype="int32", name="tokens")
+        embedded = layers.Embedding(100, 32)(tokens)
+        model = kd.Model(tokens, TransformerBlock()(TransformerBlock()(embedded)), name="decoder")
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def report(model):
+    return model.plan(np.zeros((16, 16), "int32"), np.zeros((16, 16, 32)))
+
+
+@pytest.fixture
+def at_width(monkeypatch):
+    """Sets the width; None is a pipe."""
+
+    def set_to(width):
+        if width is not None:
+            monkeypatch.setenv("COLUMNS", str(width))
+
+    return set_to
+
+
+def check(text, width):
+    """Every line fits, what is left out is named, and a terminal of the width that it names shows all."""
+    assert width is None or max(map(len, text.splitlines())) <= width, text
+    assert width is not None or "left out" not in text
+    return set(re.findall(r"COLUMNS=(\d+)", " ".join(text.split())))
+
+
+def paths_of(text):
+    """What the first columns hold, without the breaks."""
+    return re.sub(r"\s+", "", "".join(line.split("│")[0] for line in text.splitlines()))
+
+
+@WIDTHS
+def test_a_layout_plan(model, at_width, width, monkeypatch):
+    at_width(width)
+    text = str(model.layout_plan)
+    needed = check(text, width)
+    paths, rows = paths_of(text), model.layout_plan.rows
+    assert all(row.path in paths for row in rows), "whole, in the lines of their cells"
+    whole, each = (render_bytes(nbytes) for nbytes in (model.layout_plan.nbytes, model.layout_plan.nbytes_per_device))
+    assert re.search(rf"total(: bytes {whole}, per device {each}| .*│ +{whole} │ +{each})", text), "with its numbers"
+    header = text.splitlines()[1]
+    assert all(name in header for name in ("path", "shape", "layout"))
+    if width is None or width >= 80:
+        assert all(name in " ".join(text.splitlines()[1:3]) for name in ("rule", "device"))
+        assert ".*/(query|key|" in text
+    if width is None or width >= 200:
+        assert not needed and "│ parameter │ (-, model, -) │ .*/(query|key|value)/kernel " in text
+    for each in needed:
+        monkeypatch.setenv("COLUMNS", each)
+        assert "left out" not in str(model.layout_plan)
+        monkeypatch.setenv("COLUMNS", str(int(each) - 1))
+        assert "left out" in str(model.layout_plan)
+
+
+@WIDTHS
+def test_a_summary(model, at_width, width, capsys):
+    at_width(width)
+    model.summary()
+    text = capsys.readouterr().out
+    check(text, width)
+    paths = paths_of(text)
+    assert all(weight.path in paths for weight in model.weights)
+    assert "TransformerBlock)" in paths and "(-, model" in text
+    number = f"{model.count_params():,}"
+    assert re.search(rf"Total params(: params {number}, bytes| .*│ +{number} │)", text), "totals have their numbers"
+
+
+@WIDTHS
+def test_a_summary_of_a_module(at_width, width, capsys):
+    at_width(width)
+    with layouts.on("data=2,model=4", {"layers/0/kernel": (None, "model")}).scope():
+        module = kd.Model.from_nnx(lambda rngs: nnx.Sequential(nnx.Linear(8, 16, rngs=rngs)))
+    module.summary()
+    text = capsys.readouterr().out
+    check(text, width)
+    assert re.search(rf"layers/0/kernel +│ 8 x 16 +│ .*\(-, model\) +│ layers/0/{'kernel' * (width != 60)}", text)
+    assert ("128 B" in text) and "per" in text.splitlines()[1]
+
+
+@WIDTHS
+def test_reports(model, report, at_width, width, tmp_path):
+    at_width(width)
+    with layouts.on("data=8", {}).scope():
+        other = kd.Sequential([kd.Input((8,)), layers.Dense(4, name="a_layer_with_a_rather_long_name")])
+    other.compile("sgd", "mse")
+    compared = report.compare(other.plan(np.zeros((16, 8)), np.zeros((16, 4))))
+    with kd.checkpoint.CheckpointManager(other, tmp_path / "states") as manager:
+        manager.save()
+    doctor = kd.checkpoint.examine(tmp_path / "states")
+    block = "transformer_block/multi_head_attention/query/kernel"
+    texts = [
+        str(each) for each in (report, compared, report_devices(), report.explain(block), model.layout_plan.show(block))
+    ]
+    for text in texts:
+        check(text, width)
+    check(str(doctor).partition("\n")[2], width)
+    assert "bytes of intermediate results" in re.sub(r"\s+", " ", texts[0]) and "all_reduce" in texts[0]
+    assert "good" in str(doctor)
+
+
+@WIDTHS
+def test_what_a_search_prints(at_width, width):
+    at_width(width)
+    x = np.zeros((16, 32), "float32")
+    factory = lambda: kd.Sequential([kd.Input((32,)), layers.Dense(64), layers.Dense(32)])  # noqa: E731
+    found = kd.AutoParallel(kd.DeviceMesh("data=2,model=4"), compiles=False).search(factory, (x, x), loss="mse")
+    text = str(found)
+    check(text, width)
+    assert "Candidates, the best first" in text and " ms" in text
+    text = str(planner.dim_classes(factory, (x, x), loss="mse"))
+    check(text, width)
+    assert "kernel[1]" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, None])
+def test_a_picture_of_many_blocks(at_width, width):
+    at_width(width)
+    text = str(ShardPicture("w", (4, 80_000), "float32", (None, "data"), None, 4, kd.DeviceMesh("data=8")))
+    assert "left out" not in text and (width is None or max(map(len, text.splitlines())) <= width)
+    assert ("..." in text) == (width in (60, 80)), "fewer blocks, where not all fit"
+    assert "0:10000 " in text and "70000:80000" in text
+
+
+HEADERS = ("path", "dtype", "rule", "bytes")
+
+
+def small(**options):
+    rows = [("a/long/path/" * 4 + "kernel", "float32", "no rule", "1 B"), ("b", "bfloat16", "r", "10 B")]
+    return Table("of two", HEADERS, ("bytes",), rows=rows, **options)
+
+
+def test_columns_outside_of_the_priority_are_left_out_before_others_are_wrapped(at_width):
+    at_width(66)
+    text = render(small(priority=("path", "rule", "bytes")))
+    assert text.splitlines()[1].split() == ["path", "│", "rule", "│", "bytes"]
+    assert "left out to fit 66 characters: dtype; COLUMNS=" in text
+    assert "dtype" in render(small()) and "left out" not in render(small()), "all matter the same"
+
+
+def test_nothing_of_a_wrapped_cell_is_lost():
+    names = ["a" * 70, "x/y_z" * 20, "漢字" * 30, "[red]kept[/red]", "two\nlines", "  indented/" + "path/" * 20]
+    table = Table("", ("name", "more"), rows=[(name, "m" * 30) for name in names])
+    text = render(table, line_length=50)
+    assert max(map(_tables._length, text.splitlines())) <= 50
+    for name in names:
+        assert re.sub(r"\s", "", name) in paths_of(text)
+    assert all(line.startswith("  ") for line in text.splitlines() if "path/" in line)
+
+
+def test_names_do_not_steer_the_terminal():
+    text = render(Table("a\x1b[2Jtitle", ("name",), rows=[("red\x1b[31m\x07",)]), "a\rline")
+    assert not re.search(r"[\x1b\x07\r]", text) and r"red\x1b[31m\x07" in text
+
+
+def test_numbers_are_never_wrapped_and_flush_right():
+    header = "the number of bytes"
+    table = Table("", ("name", header), (header,), rows=[("x" * 60, "123,456,789 B")])
+    text = render(table, line_length=40)
+    assert "123,456,789 B" in text and max(map(len, text.splitlines())) <= 40
+    assert [line.rpartition("│ ")[2] for line in text.splitlines()[:2]] == ["the number of", "        bytes"]
+
+
+def test_an_encoding_without_lines(monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    print(small())
+    print(render(small()))
+    assert "dtype    | rule    | bytes\n" in render(small()) and "-+-" in render(small())
+
+
+class TestTheWidth:
+    @pytest.fixture
+    def terminal(self, monkeypatch):
+        """Makes stdout, or another stream, a terminal with so many columns."""
+        files = []
+
+        def make(columns, name="stdout"):
+            master, slave = os.openpty()
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            files.extend([os.fdopen(slave, "w"), os.fdopen(master, "rb", 0)])
+            monkeypatch.setattr(sys, name, files[-2])
+            return files[-1]
+
+        yield make
+        for file in files:
+            file.close()
+
+    def test_of_a_terminal(self, terminal, monkeypatch):
+        for columns, expected in ((80, 80), (200, 200), (0, 80)):
+            terminal(columns)
+            assert available_width() == expected
+        monkeypatch.setenv("COLUMNS", "61")
+        assert available_width() == 61, "which the user has set"
+
+    def test_of_a_pipe_and_a_file(self, monkeypatch, tmp_path):
+        with open(tmp_path / "file", "w") as file:
+            monkeypatch.setattr(sys, "stdout", file)
+            assert available_width() is None
+        monkeypatch.setattr(sys, "stdout", None)  # as of pythonw
+        assert available_width() is None
+
+    @pytest.mark.parametrize("text", ["", "0", "-80", "wide", "80.5", "1" * 5000])
+    def test_a_variable_that_is_no_width_says_nothing(self, monkeypatch, text):
+        monkeypatch.setenv("COLUMNS", text)
+        assert available_width() is None
+
+    def test_of_a_notebook_and_of_a_stream_that_only_looks_like_a_terminal(self, monkeypatch):
+        stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+        monkeypatch.setattr(sys, "stdout", stream())
+        assert available_width() == 120
+        window = type("Window", (io.StringIO,), {"isatty": lambda self: True})
+        monkeypatch.setattr(sys, "stdout", window())
+        assert available_width() == 80
+
+    def test_a_summary_in_a_terminal(self, terminal):
+        model = kd.Sequential([kd.Input((8,)), layers.Dense(4)])
+        for columns in (80, 200):
+            master = terminal(columns)
+            model.summary()
+            sys.stdout.flush()
+            lines = os.read(master.fileno(), 2**16).decode().splitlines()
+            assert max(map(len, lines)) <= columns and ("left out" in " ".join(lines)) == (columns == 80)
+            assert any("dense/kernel" in line and "replicated" in line and "no rule" in line for line in lines)
+
+    def test_of_stderr_where_a_command_reports_there(self, terminal, capsys):
+        class Found:
+            def __str__(self):
+                return render(small())
+
+            def to_toml(self):
+                return "[mesh]"
+
+        master = terminal(50, "stderr")
+        arguments.show_toml(Found(), False)
+        sys.stderr.flush()
+        assert max(map(len, os.read(master.fileno(), 2**16).decode().splitlines())) <= 50
+        assert capsys.readouterr().out == "[mesh]\n"
+
+    def test_a_process_of_the_launcher_has_that_of_its_terminal(self, monkeypatch, tmp_path):
+        program = [sys.executable, "-c", "import os; print(os.environ.get('COLUMNS'))"]
+        printed = []
+        for width in (None, 100):
+            if width is not None:
+                monkeypatch.setenv("COLUMNS", str(width))
+            process = LocalProcess(3, program, {}, tmp_path, Printer())
+            with process._process:  # waits, and closes its output
+                process.close()
+            printed.append(process.log[-1])
+        assert printed == ["None", "96"], "less `[3] `"
+
+
+def test_only_progress_needs_rich():
+    package = pathlib.Path(kd.__file__).parent
+    found = {str(file.relative_to(package)) for file in package.rglob("*.py") if "\nfrom rich" in file.read_text()}
+    assert found <= {"callbacks/progbar.py", "data/streams.py"}
