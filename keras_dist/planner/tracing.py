@@ -26,7 +26,9 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
+from keras_dist.mixed_precision import dtype_policy
 from keras_dist.training.activations import input_names, naming_scopes
 from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import rows_multiple
@@ -134,7 +136,7 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
             expected="a keras_dist.Model, a flax.nnx.Module, or a callable: factory() or factory(rngs=rngs)",
             fix="for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)",
         )
-    return Forward(graph, None, placed, 0), Choices()
+    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), Choices()
 
 
 def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer: Any, loss: Any) -> StepProgram:

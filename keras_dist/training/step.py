@@ -16,6 +16,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.layers.module_precision import cast_floats, compute_under
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.training.accumulators import Observation
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.gathers import with_gathers
@@ -27,6 +29,7 @@ from keras_dist.training.optimization import (
     apply_gradients,
     check_loss_scales,
     scale_loss,
+    scaling_checked,
 )
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.train_state import TrainState
@@ -57,6 +60,7 @@ class Forward:
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
         plan: where variables live; None where XLA shall choose when they are gathered.
+        precision: a mixed policy that a foreign module computes under; None as it is, and where layers see to it.
     """
 
     graph: ModuleGraph
@@ -66,6 +70,7 @@ class Forward:
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
     remat: Remat | None = None
     plan: LayoutPlan | None = None
+    precision: DTypePolicy | None = None
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
@@ -139,7 +144,14 @@ class Forward:
         return module
 
     def run(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
-        """What the module returns for `x` in training or evaluation mode."""
+        """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
+        if self.precision is None:
+            return self._run(module, step, x, training)
+        inputs = cast_floats(x, self.precision.compute_dtype)
+        outputs = compute_under(self.precision, module, lambda: self._run(module, step, inputs, training))
+        return cast_floats(outputs, self.precision.variable_dtype)
+
+    def _run(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
         if self.call is not None:
             return self.call(module, x, training, self.rngs(step))
         if isinstance(module, Layer):
@@ -180,9 +192,14 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
     return train_step
 
 
-def own_train_step(forward: Forward, train_step: TrainStep) -> Step:
+def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
     """The train step that a user wrote, with the random streams of each step."""
-    return lambda state, batch: train_step(state, batch, forward.rngs(state.step))
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        with scaling_checked(one.transformation for one in optimizers.values()):
+            return train_step(state, batch, forward.rngs(state.step))
+
+    return step
 
 
 def make_test_step(forward: Forward, objective: Objective) -> Step:
