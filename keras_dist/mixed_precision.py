@@ -176,10 +176,10 @@ def get(identifier: Any) -> DTypePolicy:
     Source: `keras.dtype_policies.get`.
     """
     if isinstance(identifier, Mapping):
-        given: Any = cast("Mapping[str, Any]", identifier)
-        config: Any = given.get("config", given)
-        is_config = isinstance(config, Mapping) and "name" in config
-        return DTypePolicy(config["name"], keep=config.get("keep")) if is_config else DTypePolicy(given)
+        given = cast("Mapping[str, Any]", identifier)
+        inner = given.get("config")
+        config = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else given
+        identifier = DTypePolicy(config.get("name", given), keep=config.get("keep"))
     if isinstance(identifier, DTypePolicy):
         return identifier
     if hasattr(identifier, "compute_dtype"):  # a policy of Keras

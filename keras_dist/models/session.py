@@ -87,9 +87,18 @@ class Session(LiveModule):
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
-        plan = self.cell.plan
-        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat, plan, self._precision)
+        choices = self.choices or Choices()
+        self.forward = Forward(
+            self.cell.graph,
+            self._call,
+            distribution,
+            self.seed,
+            self._compute_loss,
+            choices.remat,
+            self.cell.plan,
+            self._precision,
+            choices.options.pads,
+        )
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 

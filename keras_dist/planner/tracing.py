@@ -31,7 +31,6 @@ from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
 from keras_dist.training.activations import input_names, naming_scopes
 from keras_dist.training.choices import Choices
-from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
@@ -40,6 +39,7 @@ from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainer import Trainer
+from keras_dist.training.uneven_rows import rows_multiple
 
 OPTIMIZER = "adam"
 """The optimizer of steps of models that have none."""
@@ -145,7 +145,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     cell = StateCell(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan), choices)
+    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
     with naming_scopes():
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)

@@ -33,6 +33,7 @@ from keras_dist.training.optimization import (
 )
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.train_state import TrainState
+from keras_dist.training.uneven_rows import over_padded_rows, rows_multiple
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""
@@ -60,6 +61,7 @@ class Forward:
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
         plan: where variables live; None where XLA shall choose when they are gathered.
+        pads: whether the module is called with rows that the mesh divides, and padding is cut off its outputs.
         precision: a mixed policy that a foreign module computes under; None as it is, and where layers see to it.
     """
 
@@ -71,6 +73,7 @@ class Forward:
     remat: Remat | None = None
     plan: LayoutPlan | None = None
     precision: DTypePolicy | None = None
+    pads: bool = False
 
     def __call__(self, trainable: Any, rest: Any, step: Any, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards."""
@@ -78,7 +81,7 @@ class Forward:
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
             module = self.module(trainable, rest)
             with call_context.entered(training, anew=True):
-                y_pred = self.run(module, step, constrain_inputs(x, self.distribution), training)
+                y_pred = self.outputs(module, step, x, training)
             return y_pred, self.graph.split(module)[1]
 
         return self.gathering(call, trainable, rest, x)
@@ -93,7 +96,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                y_pred = self.run(module, state.step, constrain_inputs(batch[0], self.distribution), training)
+                y_pred = self.outputs(module, state.step, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
                 losses: dict[str, jax.Array] = {}
@@ -142,6 +145,20 @@ class Forward:
         module = self.graph.merge(trainable, rest)
         constrain_outputs(module, self.distribution)
         return module
+
+    def outputs(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
+        """The outputs of the module for the rows of `x`, with inputs laid out as rules say."""
+
+        def call(x: PyTree) -> PyTree:
+            return self.run(module, step, constrain_inputs(x, self.distribution), training)
+
+        return self.with_padding(call, x, x)
+
+    def with_padding(self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree) -> PyTree:
+        """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows."""
+        if not self.pads:
+            return call(arguments)
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution)
 
     def run(self, module: Any, step: ArrayLike, x: PyTree, training: bool) -> PyTree:
         """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
