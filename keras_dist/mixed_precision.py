@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error, check_option
+from keras_dist._patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.optimizers import LossScaleOptimizer
 
@@ -38,12 +40,16 @@ class DTypePolicy:
     Args:
         name: `"mixed_bfloat16"` or `"mixed_float16"`, which compute in half precision on float32 weights; or the name
             of an element type for both. None for the current policy.
+        keep: a regular expression for the whole paths of parameters of `flax.nnx` modules that stay float32, such as
+            norms and routers, in `Model.from_nnx`; in an `NNXLayer` for paths inside of its module. Layers are kept by
+            `dtype="float32"`. For mixed policies.
 
     Attributes:
         name: of the policy.
+        keep: as given.
 
     Raises:
-        ModelError: there is no such policy.
+        ModelError: there is no such policy, or `keep` is not a regular expression.
 
     Example:
         >>> from keras_dist import mixed_precision
@@ -51,13 +57,23 @@ class DTypePolicy:
         >>> policy.compute_dtype, policy.variable_dtype
         ('bfloat16', 'float32')
 
+    Differs from Keras: `keep`.
+
     Source: `keras.DTypePolicy`.
     """
 
     name: str
+    keep: str | None = None
 
-    def __init__(self, name: str | None = None) -> None:
-        object.__setattr__(self, "name", dtype_policy().name if name is None else _checked_name(name))
+    def __init__(self, name: str | None = None, *, keep: str | None = None) -> None:
+        name = dtype_policy().name if name is None else _checked_name(name)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "keep", _checked_keep(keep, name))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether arithmetic is in half precision, on float32 weights."""
+        return self.name in _MIXED
 
     @property
     def compute_dtype(self) -> str:
@@ -70,8 +86,13 @@ class DTypePolicy:
         return "float32" if self.name in _MIXED else self.name
 
     def get_config(self) -> dict[str, Any]:
-        """Return the name."""
-        return {"name": self.name}
+        """Return the name, and `keep` where it is given."""
+        return {"name": self.name} if self.keep is None else {"name": self.name, "keep": self.keep}
+
+    @property
+    def identifier(self) -> str | dict[str, Any]:
+        """The name, or the config where that says more; `get` takes both."""
+        return self.name if self.keep is None else self.get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DTypePolicy:
@@ -79,7 +100,7 @@ class DTypePolicy:
         return cls(**config)
 
     def __repr__(self) -> str:
-        return f'<DTypePolicy "{self.name}">'
+        return f'<DTypePolicy "{self.name}"{"" if self.keep is None else f" keep={self.keep!r}"}>'
 
 
 def dtype_policy() -> DTypePolicy:
@@ -155,9 +176,13 @@ def get(identifier: Any) -> DTypePolicy:
     Source: `keras.dtype_policies.get`.
     """
     if isinstance(identifier, Mapping):
-        config = cast("Mapping[str, Any]", identifier)
-        identifier = config.get("config", {}).get("name", config)
-    if hasattr(identifier, "compute_dtype"):  # also a policy of Keras
+        given = cast("Mapping[str, Any]", identifier)
+        inner = given.get("config")
+        config = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else given
+        identifier = DTypePolicy(config.get("name", given), keep=config.get("keep"))
+    if isinstance(identifier, DTypePolicy):
+        return identifier
+    if hasattr(identifier, "compute_dtype"):  # a policy of Keras
         identifier = identifier.name
     return dtype_policy() if identifier is None else DTypePolicy(identifier)
 
@@ -172,6 +197,23 @@ def _checked_name(name: Any) -> str:
         wrong = "is neither an element type nor a policy"
         error = ModelError if isinstance(name, str) else ArgumentTypeError
         raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16", error=error) from None
+
+
+def _checked_keep(keep: Any, name: str) -> str | None:
+    if keep is None:
+        return None
+    expected, example = "a regular expression for whole paths of parameters", ".*norm.*"
+    if not isinstance(keep, str):
+        raise argument_error("keep", keep, expected, example=example, error=ArgumentTypeError)
+    if name not in _MIXED:
+        wrong = f"is for mixed policies: parameters under {name!r} are not cast"
+        raise argument_error("keep", keep, "None", wrong=wrong, example="mixed_bfloat16")
+    try:
+        pattern(keep)
+    except re.error as error:
+        wrong = f"is not a regular expression: {error}"
+        raise argument_error("keep", keep, expected, wrong=wrong, example=re.escape(keep)) from error
+    return keep
 
 
 Policy = DTypePolicy

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import keras_dist as kd
 from keras_dist import errors, layers, mixed_precision, optimizers
@@ -142,11 +141,6 @@ class TestCasting:
         inputs = kd.Input((8,))
         model = kd.Model(inputs, layers.Dense(2, dtype="float32", use_bias=False)(inputs), dtype="mixed_bfloat16")
         np.testing.assert_allclose(model.predict(X, verbose=0), X @ model.get_weights()[0], rtol=1e-5, atol=1e-6)
-
-    def test_foreign_modules_compute_as_they_say_themselves(self) -> None:
-        mixed_precision.set_dtype_policy("mixed_bfloat16")
-        model = kd.Model.from_nnx(lambda rngs: nnx.Linear(8, 2, rngs=rngs))
-        assert model.predict(X, verbose=0).dtype == np.float32
 
 
 def network(policy: str) -> kd.Sequential:

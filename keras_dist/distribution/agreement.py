@@ -146,7 +146,7 @@ def _facts_of_process() -> Facts:
         "version of jax": jax.__version__,
         "version of keras_dist": keras_dist.__version__,
         **{name: getattr(jax.config, name) for name in _SETTINGS},
-        "dtype policy": mixed_precision.dtype_policy().name,
+        "dtype policy": str(mixed_precision.dtype_policy().identifier),
     }
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import jax
 from flax import nnx
 
 from keras_dist._patterns import pattern
@@ -250,9 +251,10 @@ def _widened(rule: str, path: str) -> str:
 def frames_inside() -> int:
     """Return the number of frames from the caller up to the user's code, for `stacklevel` of a warning.
 
-    Frames of Flax between ours count as ours: its metaclass calls the constructors of modules.
+    Frames of Flax and JAX between ours count as ours: Flax's metaclass calls the constructors of modules, JAX the steps
+    that it traces.
     """
-    inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__))
+    inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__), os.path.dirname(jax.__file__))
     frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1

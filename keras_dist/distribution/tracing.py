@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
@@ -19,40 +19,52 @@ _NAMES_OTHER_AXES = ("is not found in mesh", "must refer to an axis marked as ma
 _NEEDS_EXPLICIT_AXES = ("of type Auto or Manual",)
 
 
-def traced_in(distribution: Distribution, rows: int | None, trace: Callable[[], T], values: PyTree = ()) -> T:
+def traced_in(
+    distribution: Distribution, rows: int | None, trace: Callable[[], T], values: PyTree = (), pads: bool = False
+) -> T:
     """Call `trace()` with the mesh of the distribution in JAX's context.
 
-    If the mesh does not divide the rows, none is set: modules that look for one leave such a batch unsharded, as rules
-    for activations do, because XLA computes wrong gradients of rows that are split unevenly. Neither is one set if the
-    `values` lie on a mesh of another size, where the user has put them: JAX computes on one mesh at a time.
+    If the mesh does not divide the rows, and they are not padded, none is set: modules that look for one leave such a
+    batch unsharded, as rules for activations do, because XLA computes wrong gradients of rows that are split unevenly.
+    Neither is one set if the `values` lie on a mesh of another size, where the user has put them: JAX computes on one
+    mesh at a time.
     """
     mesh = distribution.device_mesh
+    is_uneven = rows is not None and not pads and rows % batch_shards(distribution) != 0
     try:
-        if (rows is not None and rows % batch_shards(distribution)) or _lie_elsewhere(values, mesh.size):
+        if is_uneven or _lie_elsewhere(values, mesh.size):
             return trace()
         with _jax.in_mesh(mesh.backend_mesh):
             return trace()
     except KerasDistError:
         raise
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, KeyError) as error:
         said, shards = str(error), batch_shards(distribution)
         given = f"mesh {mesh.describe()}; JAX says: {' '.join(said.split())[:300]}"
-        if any(text in said for text in _NEEDS_ROWS_THAT_DIVIDE):
-            given = f"a batch of {rows} rows on mesh {mesh.describe()}" if rows is not None and rows % shards else given
+        # without a mesh, as of `jax.sharding.get_abstract_mesh().shape["model"]`
+        lacks_mesh = error.args[:1] in [(name,) for name in mesh.axis_names] or _contains(said, _NAMES_OTHER_AXES)
+        if _contains(said, _NEEDS_ROWS_THAT_DIVIDE) or (is_uneven and lacks_mesh):
             what = "the module splits the batch by itself, with shard_map or a bare PartitionSpec"
             expected = f"a multiple of {shards} rows, and other dims that the axes in its specs divide"
             fix = "drop the last, shorter batch (drop_remainder=True), or choose a batch_size that divides the rows"
-        elif any(text in said for text in _NAMES_OTHER_AXES):
+            if is_uneven:
+                given = f"a batch of {rows} rows on mesh {mesh.describe()}"
+                fix = f'compile(..., uneven="pad"), which pads such batches for the module; or {fix}'
+        elif _contains(said, _NAMES_OTHER_AXES):
             what = "the module names an axis that the mesh does not have"
             expected = f"specs with the axes {list(mesh.axis_names)}"
             fix = "name the axes of the DeviceMesh as the module does"
-        elif any(text in said for text in _NEEDS_EXPLICIT_AXES):
+        elif _contains(said, _NEEDS_EXPLICIT_AXES):
             what = "the module is written for a mesh with Explicit axes"
             expected = "specs for axes that are Auto, as those of a DeviceMesh are"
             fix = "use jax.lax.with_sharding_constraint, or leave the specs out and write rules '<path>/output'"
         else:
             raise
         raise ModelError(what, given=given, expected=expected, fix=fix) from error
+
+
+def _contains(said: str, texts: Sequence[str]) -> bool:
+    return any(text in said for text in texts)
 
 
 def _lie_elsewhere(values: PyTree, devices: int) -> bool:

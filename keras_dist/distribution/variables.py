@@ -186,7 +186,7 @@ def _with_aliases(
             paths_by_array.setdefault(id(leaf), []).append(spec.path)
     result = []
     for spec, leaf in zip(specs, leaves, strict=True):
-        known = [*_tied_names(spec.path, tied), *paths_by_array.get(id(leaf), ())]
+        known = [*tied_names(spec.path, tied), *paths_by_array.get(id(leaf), ())]
         collection, _, rest = spec.path.partition("/")
         if collection in collections and spec.role == "statistic":
             known.append(rest)
@@ -195,8 +195,8 @@ def _with_aliases(
     return result
 
 
-def _tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:
-    """Every name of `path` that follows from exchanging tied prefixes, itself included."""
+def tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:
+    """Return every name of `path` that follows from exchanging tied prefixes, itself included."""
     names = [path]
     for name in names:
         for group in tied:

@@ -120,7 +120,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         self._trainable = bool(trainable)
         self._trainable_was_set = False
         self._outside.is_passing = call_context.caller() is not None
-        self._dtype_policy = policy_of(dtype, self._name)
+        self._dtype_policy = policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
             self.supports_masking = True  # as in Keras; a constructor may say otherwise
@@ -297,7 +297,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             for name, value in self._arguments.items()
             if value is not None or not name.endswith(("_layout", "activity_regularizer"))
         }
-        own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype_policy.name}
+        own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype_policy.identifier}
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:

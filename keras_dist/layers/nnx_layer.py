@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 
 from keras_dist._types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.module_precision import compute_under
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.saving.vocabulary import snake_case
 
@@ -16,7 +17,8 @@ from keras_dist.saving.vocabulary import snake_case
 class NNXLayer(Layer):
     """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
 
-    Its variables keep their paths: `linear/kernel`. The model copies their values.
+    Its variables keep their paths: `linear/kernel`. The model copies their values. Under a mixed policy its parameters
+    are cast while it is called, as those of `Model.from_nnx` are.
 
     Args:
         module: called as `module(inputs)`, in training or evaluation mode.
@@ -33,6 +35,8 @@ class NNXLayer(Layer):
         >>> layer(layers.Input((8,))).shape
         (None, 3)
     """
+
+    _takes_keep: ClassVar[bool] = True
 
     def __init__(self, module: nnx.Module, *, name: str | None = None, **kwargs: Any) -> None:
         if not isinstance(module, nnx.Module):
@@ -55,7 +59,9 @@ class NNXLayer(Layer):
             self._members.train()
         else:
             self._members.eval()
-        return self._members(inputs)
+        if not (self.autocast and self.dtype_policy.is_mixed):
+            return self._members(inputs)
+        return compute_under(self.dtype_policy, self._members, lambda: self._members(inputs))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of a subclass that makes its module itself.

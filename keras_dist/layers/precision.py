@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax.numpy as jnp
 
@@ -21,6 +21,8 @@ class Precision:
     _has_weights: bool
     autocast: bool
     _dtype_policy: DTypePolicy
+    _takes_keep: ClassVar[bool] = False
+    """Whether it may hold parameters of `flax.nnx` modules, which `keep` of a policy is for."""
 
     @property
     def dtype_policy(self) -> DTypePolicy:
@@ -39,7 +41,7 @@ class Precision:
                 expected="policies that are set before the first call",
                 fix="pass dtype=... when you make the layer",
             )
-        self._dtype_policy = policy_of(value, self.name)
+        self._dtype_policy = policy_of(value, self.name, takes_keep=self._takes_keep)
 
     @property
     def dtype(self) -> str:
@@ -97,14 +99,22 @@ class Precision:
         return self.compute_dtype if is_mixed or around is not None else None
 
 
-def policy_of(dtype: DTypeLike | DTypePolicy | None, layer: str) -> DTypePolicy:
+def policy_of(dtype: DTypeLike | DTypePolicy | None, layer: str, *, takes_keep: bool = False) -> DTypePolicy:
     """Return the policy that the argument `dtype` of a layer means.
 
     Raises:
-        ModelError: it means none; names the layer.
+        ModelError: it means none, or its `keep` is for `flax.nnx` modules; names the layer.
     """
     try:
-        return mixed_precision.get(dtype)
+        policy = mixed_precision.get(dtype)
     except ModelError as error:
         error.add_note(f"for `dtype` of layer {layer!r}")
         raise
+    if policy.keep is not None and not takes_keep:
+        raise ModelError(
+            f"`keep` of a dtype policy is for flax.nnx modules; layer {layer!r} is not one",
+            given=f"{policy!r}",
+            expected="a policy without `keep`",
+            fix=f'layers that stay float32 are made with dtype="float32", others with dtype={policy.name!r}',
+        )
+    return policy

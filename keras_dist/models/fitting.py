@@ -90,7 +90,7 @@ def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
 
 
 _BOOLS = (False, True)
-_STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", "check", "prefetch")
+_STEP_OPTIONS = ("run_eagerly", "steps_per_execution", "jit_compile", "donate", "check", "prefetch", "uneven")
 
 
 def _objective(
@@ -370,18 +370,19 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
 
 
 def step_options(
-    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any
+    run_eagerly: Any, steps_per_execution: Any, jit_compile: Any, donate: Any, check: Any, prefetch: Any, uneven: Any
 ) -> StepOptions:
     """How the steps run."""
     for name, value in (("run_eagerly", run_eagerly), ("donate", donate), ("check", check)):
         check_option(name, value, _BOOLS)
     check_option("jit_compile", jit_compile, (True, False, "auto"))
+    check_option("uneven", uneven, (None, "pad"))
     steps = None
     if not isinstance(steps_per_execution, str) or steps_per_execution != "auto":
         steps = check_steps("steps_per_execution", steps_per_execution, "'auto'")
     jit = not run_eagerly and jit_compile is not False
     ahead = check_steps("prefetch", prefetch, "")
-    return StepOptions(steps, jit, bool(donate and not check), bool(check), ahead)
+    return StepOptions(steps, jit, bool(donate and not check), bool(check), ahead, uneven == "pad")
 
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:

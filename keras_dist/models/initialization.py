@@ -28,10 +28,12 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers import Layer, call_context, shape_tracing
+from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import tell_paths, walk
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.binding import bind
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
@@ -163,6 +165,7 @@ def session_of_module(
     seed: int | None,
     order: Sequence[str] | None = None,
     compute_loss: Callable[..., jax.Array] | None = None,
+    policy: DTypePolicy | None = None,
 ) -> Session:
     """The session of a model that is made of a `flax.nnx` module, or of a factory of one; see `Model.from_nnx`."""
     check_not_forked()
@@ -172,8 +175,9 @@ def session_of_module(
     if not isinstance(factory_or_module, nnx.Module):
         check_is_no_function(factory_or_module)
     seed = _next_seed() if seed is None else random.check_seed(seed)
+    precision = None if policy is None else precision_of_modules(policy)
     chosen = current_distribution()
-    if isinstance(chosen, AutoParallel):
+    if chosen is not None and chosen.is_searched:
         raise DistributionError(
             "AutoParallel has no layout yet: `from_nnx` and `from_keras` create the weights at once",
             given="a model made under AutoParallel, which finds a layout when the first batch is known",
@@ -195,7 +199,7 @@ def session_of_module(
             },
         )
         cell = StateCell(graph, plan, plan.place(state))
-        return Session(cell, call, distribution, seed, order, compute_loss)
+        return Session(cell, call, distribution, seed, order, compute_loss, precision=precision)
     if not callable(factory_or_module):
         raise ModelError(
             "from_nnx: neither a module nor a factory",
@@ -213,7 +217,7 @@ def session_of_module(
         graph, init = trace(found)
     distribution = distribution_now(found)
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed)
+    return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed, precision=precision)
 
 
 def _init(

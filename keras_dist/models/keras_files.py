@@ -82,7 +82,7 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: boo
     check_described(model)
     session = model._with_weights()
     written, compiled = serialize_keras_object(model), written_compile(model)
-    own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
+    own = {"config": written, "compile": compiled, "policy": model.dtype_policy.identifier}
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
     contents = contents_of(model, session)
@@ -138,7 +138,7 @@ def load_keras(
             config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
             check_no_code([config, compiled])
         reader = archive.arrays()
-        policy = own["policy"] if isinstance(own.get("policy"), str) else None
+        policy = own["policy"] if isinstance(own.get("policy"), str | dict) else None
         with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
             model = made_of(config, model_class)
             session = model._with_weights()

@@ -206,15 +206,19 @@ class LiveModule:
         if training and self.forward.remat is not None:
             self.forward.remat.mark(module)
 
-        def call() -> PyTree:
+        def run(given: Any) -> PyTree:
+            args, kwargs = given
             if isinstance(module, Layer):
                 return module(*args, **kwargs, training=training)
             return self.forward.run(module, self.cell.state.step if draw is None else draw, args[0], bool(training))
 
+        def call() -> PyTree:
+            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs)
+
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:
             context.set_mask(*masked)
-            outputs = traced_in(self.distribution, rows, call, (trainable, rest, args, kwargs))
+            outputs = traced_in(self.distribution, rows, call, (trainable, rest, args, kwargs), self.forward.pads)
         return outputs, module, context
 
     def module(self) -> Any:

@@ -211,12 +211,12 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     return model
 
 
-def _policy_of(stored: Stored) -> str | None:
+def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
     """The dtype policy under which a model that is stored was made; None if nothing is noted of it."""
-    name = stored.document(POLICY) if stored.has(POLICY) else None
-    if name is not None and not isinstance(name, str):
-        raise stored.unreadable(POLICY, shorten(name))
-    return name
+    policy = stored.document(POLICY) if stored.has(POLICY) else None
+    if policy is not None and not isinstance(policy, str | dict):
+        raise stored.unreadable(POLICY, shorten(policy))
+    return policy
 
 
 def _reading(stored: Stored, document: str) -> contextlib.AbstractContextManager[None]:

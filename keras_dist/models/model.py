@@ -14,7 +14,7 @@ from flax import nnx
 from keras_dist._arguments import check_int
 from keras_dist._operators import values_in
 from keras_dist._tables import render
-from keras_dist._types import PyTree
+from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
@@ -23,6 +23,7 @@ from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
 from keras_dist.models.naming import named_layers
@@ -94,6 +95,7 @@ class Model(Placed):
     Source: `keras.Model`.
     """
 
+    _takes_keep: ClassVar[bool] = True
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
             (*("make_train_function", "make_test_function", "make_predict_function"),),
@@ -151,8 +153,15 @@ class Model(Placed):
         *,
         trainable: Trainable = None,
         seed: int | None = None,
+        dtype: DTypeLike | DTypePolicy | None = None,
     ) -> Model:
         """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
+
+        Under a mixed policy steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
+        gradients, slots, statistics and outputs, and so losses and metrics, stay float32. Each module that owns
+        parameters casts its own floating inputs, too, as a layer does. Values that a call assigns to a parameter are
+        dropped. A module with a `dtype` of its own computes in that, on its float32 parameters. A warning names such
+        modules, and those in which other float32 arrays promote half precision.
 
         Args:
             factory_or_module: a function of `flax.nnx.Rngs` that makes the module: its arrays are made sharded, never
@@ -163,6 +172,8 @@ class Model(Placed):
             trainable: which variables are trained: an NNX filter, or a regular expression for whole paths of
                 parameters; by default every `nnx.Param`.
             seed: fixes initial values and Dropout; by default that of `kd.set_random_seed`, else a fresh one.
+            dtype: a policy: `"mixed_bfloat16"`, `"mixed_float16"`, or with parameters that stay float32
+                `DTypePolicy("mixed_bfloat16", keep=".*norm.*|router/.*")`; by default the current policy.
 
         Raises:
             ModelError: the factory does not make an NNX module, or `trainable` selects nothing.
@@ -176,7 +187,10 @@ class Model(Placed):
             ['bias', 'kernel']
         """
         model = cls()
-        model._outside.session = session_of_module(factory_or_module, call, trainable, seed)
+        if dtype is not None:
+            model.dtype_policy = dtype
+        session = session_of_module(factory_or_module, call, trainable, seed, policy=model.dtype_policy)
+        model._outside.session = session
         return model
 
     @classmethod

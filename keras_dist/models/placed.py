@@ -12,6 +12,7 @@ from keras_dist._types import PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.layers import Layer
+from keras_dist.layers.module_precision import follow
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
 from keras_dist.models.naming import layers_in
@@ -78,8 +79,15 @@ class Placed(Layered):
         self._with_weights().take_values(module)
 
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
-        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`."""
-        return self._with_weights().cell.graph.merge(trainable, rest)
+        """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`.
+
+        Under a mixed policy its call computes as those of the model's steps do.
+        """
+        session = self._with_weights()
+        module, precision = session.cell.graph.merge(trainable, rest), session.forward.precision
+        if precision is not None:
+            follow(precision, module)
+        return module
 
     def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
         """Return the values of a module that `merge` made, as `(trainable, rest)`."""

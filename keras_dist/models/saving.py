@@ -77,7 +77,7 @@ def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> 
 def documents_of(model: Saveable) -> dict[str, Any]:
     """What a folder needs beside arrays so that `load_model` makes the model of it."""
     check_not_of_keras(model)
-    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.name}
+    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if model._outside.binding is not None:
         documents = {CONFIG: serialize_keras_object(model), **documents}
     return documents
@@ -347,7 +347,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     check_described(model)
     own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
     custom_objects = {cls.__name__: cls for cls in own}
-    documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.name)
+    documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
     if model._outside.binding is not None:
         session = model._with_weights()
@@ -365,7 +365,7 @@ def copied(model: Saveable) -> Any:
         return make(*arguments)
 
 
-def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: str, state: Any) -> Any:
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any) -> Any:
     with under_policy(policy):
         # not in safe mode: whoever unpickles runs what code it brings
         model = deserialize_keras_object(config, custom_objects, safe_mode=False)

@@ -21,6 +21,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
 from keras_dist.models.naming import path_of_keras
 from keras_dist.models.trainability import Trainability
@@ -46,6 +47,7 @@ class Session(LiveModule):
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
         names: what `add_weight` called the variables, by their paths.
+        precision: a mixed policy that a foreign module computes under.
 
     Attributes:
         cell: owns the arrays.
@@ -68,6 +70,7 @@ class Session(LiveModule):
         order: Sequence[str] | None = None,
         compute_loss: Callable[..., Any] | None = None,
         names: Mapping[str, str] | None = None,
+        precision: DTypePolicy | None = None,
     ) -> None:
         super().__init__(cell, distribution, order, names)
         self.seed = seed
@@ -75,6 +78,7 @@ class Session(LiveModule):
         self.fits = 0
         self.stated: tuple[bool, ...] = ()
         self._call = call
+        self._precision = precision
         self._compute_loss = compute_loss
         self._optimizer_states: list[ModelState] = []
         self._settle(distribution)
@@ -82,8 +86,18 @@ class Session(LiveModule):
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        graph, loss, remat = self.cell.graph, self._compute_loss, self.choices and self.choices.remat
-        self.forward = Forward(graph, self._call, distribution, self.seed, loss, remat, self.cell.plan)
+        choices = self.choices or Choices()
+        self.forward = Forward(
+            self.cell.graph,
+            self._call,
+            distribution,
+            self.seed,
+            self._compute_loss,
+            choices.remat,
+            self.cell.plan,
+            self._precision,
+            choices.options.pads,
+        )
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 

@@ -69,6 +69,7 @@ class Trainer(KerasSteps):
         check: bool = False,
         prefetch: int = 2,
         remat: str | None = None,
+        uneven: Literal["pad"] | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -111,6 +112,12 @@ class Trainer(KerasSteps):
                 in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
                 layers that keep only their inputs. The numbers are the same. In a `train_step` of one's own it is what
                 `stateless_call(..., training=True)` computes.
+            uneven: "pad" for modules that split the rows of a batch themselves, as with `jax.shard_map`, which others
+                than a multiple of the devices do not allow. The last, shorter batch is padded for the module: added
+                rows repeat the last one, and are cut off its outputs before any loss, metric or weight sees them.
+                Everything that the module computes row by row is exact. What mixes rows inside of it sees the added
+                ones: statistics of BatchNormalization, and losses that layers add. By default the module is called with
+                the real rows.
 
         Raises:
             UnknownNameError: a name is not known.

@@ -26,10 +26,11 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
+from keras_dist.mixed_precision import dtype_policy
 from keras_dist.training.activations import input_names, naming_scopes
 from keras_dist.training.choices import Choices
-from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
@@ -38,6 +39,7 @@ from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainer import Trainer
+from keras_dist.training.uneven_rows import rows_multiple
 
 OPTIMIZER = "adam"
 """The optimizer of steps of models that have none."""
@@ -134,7 +136,7 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
             expected="a keras_dist.Model, a flax.nnx.Module, or a callable: factory() or factory(rngs=rngs)",
             fix="for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)",
         )
-    return Forward(graph, None, placed, 0), Choices()
+    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), Choices()
 
 
 def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer: Any, loss: Any) -> StepProgram:
@@ -143,7 +145,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     cell = StateCell(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan), choices)
+    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
     with naming_scopes():
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)

@@ -27,6 +27,7 @@ class StepOptions:
         donate: whether a step may reuse the memory of the state before it.
         check: whether compiled steps check indices, and leave the state as it is where one is wrong.
         prefetch: how many executions the loop is ahead of the devices.
+        pads: whether modules see rows that the mesh does not divide with padding.
     """
 
     steps_per_execution: int | None = None
@@ -34,6 +35,7 @@ class StepOptions:
     donate: bool = True
     check: bool = False
     prefetch: int = MAX_IN_FLIGHT
+    pads: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,16 +23,17 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.distribution.tracing import batch_shards, traced_in
+from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, accumulator_of, add
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
-from keras_dist.training.executions import Execution, Single, data_layouts
+from keras_dist.training.executions import Execution, Single
 from keras_dist.training.step import Draw, Step, check_train_step
 from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
+from keras_dist.training.uneven_rows import real_rows
 
 Logs = dict[str, Any]
 """The states of accumulators by name, on the device."""
@@ -59,13 +59,6 @@ MANY_SHAPES = 16
 FEWER_SHAPES = (
     "make batches with drop_remainder=True, or pad them to a few shapes with kd.data.pad_batch(batch, multiple_of=...)"
 )
-
-
-def rows_multiple(x: Any, distribution: Distribution) -> int:
-    """The number that the rows of a batch of inputs like `x` must be a multiple of to be placed evenly."""
-    mesh = distribution.device_mesh
-    layouts = jax.tree.leaves(data_layouts((x, None, None), distribution))
-    return math.lcm(*(mesh.axis_size(layout.axes[0]) for layout in layouts), batch_shards(distribution))
 
 
 class CompiledSteps:
@@ -173,14 +166,14 @@ class CompiledSteps:
             given = jax.tree.leaves((state, batch.arrays))
             reads = reads and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in given)
             run = trace if reads else functools.partial(jax.eval_shape, trace)
-            traced_in(self._distribution, batch.rows, lambda: run(state, batch.arrays))
+            self._traced(batch.rows, lambda: run(state, batch.arrays))
         return accumulators
 
     def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
         program = self._compile_train(step, Single(batch))
         program = program if self._options.jit else jax.jit(program)
-        return traced_in(self._distribution, batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
+        return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
     def _prepared(
         self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any, needs_all: bool = True
@@ -200,7 +193,7 @@ class CompiledSteps:
                 liveness.note_shared_steps(_KINDS[mode], execution.steps)
             with _noting(execution):
                 if not self._options.jit:
-                    return traced_in(self._distribution, execution.rows, lambda: program(*arguments))
+                    return self._traced(execution.rows, lambda: program(*arguments))
                 result = program(*arguments)
                 if self._options.check:
                     error, result = result
@@ -256,7 +249,10 @@ class CompiledSteps:
             if not self._options.jit:
                 return program
             arguments = _arguments(mode, before, execution)
-            return traced_in(self._distribution, execution.rows, lambda: self._lowered(program, arguments))
+            return self._traced(execution.rows, lambda: self._lowered(program, arguments))
+
+    def _traced(self, rows: int, trace: Callable[[], Any]) -> Any:
+        return traced_in(self._distribution, rows, trace, pads=self._options.pads)
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         platform = self._mesh.platform if is_without_arrays() else None
@@ -389,25 +385,6 @@ def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
-
-
-def real_rows(arrays: Any, rows: int, distribution: Distribution) -> Any:
-    """The first rows of each array, without the padding (traced).
-
-    Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
-    put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
-    embedding.
-    """
-    mesh = distribution.device_mesh
-    repeated = batch_shards(distribution) != mesh.size
-
-    def cut(array: Any) -> Any:
-        if len(array) == rows:
-            return array
-        real = array[:rows]
-        return jax.lax.with_sharding_constraint(real, _replicated(mesh)) if repeated else real
-
-    return jax.tree.map(cut, arrays)
 
 
 def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -151,6 +152,25 @@ def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
             expected="the same loss_scale_factor for all optimizers",
             fix="give all of them one factor, or none",
         )
+
+
+@contextlib.contextmanager
+def scaling_checked(given: Iterable[Any]) -> Generator[None]:
+    """Check that gradients, which some optimizers scale back, are taken inside of a loss that they have scaled."""
+    scaling = [one for one in given if getattr(one, "scales_loss", False)]
+    for optimizer in scaling:
+        optimizer._has_scaled = False
+    yield
+    for optimizer in scaling:
+        if not optimizer._has_scaled:
+            raise ModelError(
+                "train_step takes gradients of a loss that is not scaled",
+                given=f"the optimizer {optimizer.name!r}, which divides gradients by its loss scale",
+                expected="gradients of self.optimizer.scale_loss(loss)",
+                fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it (in a "
+                'pure train_step model.optimizer.scale_loss(loss, state.slots["optimizer"])); or '
+                "compile(..., auto_scale_loss=False) with an optimizer without `loss_scale_factor`",
+            )
 
 
 def accumulates(named: Mapping[str, Optimizer]) -> bool:

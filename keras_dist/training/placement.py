@@ -11,7 +11,6 @@ from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.choices import StepOptions
-from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import (
     ResidentFeed,
     Single,
@@ -26,6 +25,7 @@ from keras_dist.training.executions import (
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
 from keras_dist.training.throughput import FixedSteps, StepsTuner
+from keras_dist.training.uneven_rows import rows_multiple
 
 Examples = Batching | Streaming
 Feed = StreamFeed | ResidentFeed

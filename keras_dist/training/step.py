@@ -17,6 +17,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.layers.module_precision import cast_floats, compute_under
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.training.accumulators import Observation, flat_logs
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.gathers import with_gathers
@@ -28,9 +30,11 @@ from keras_dist.training.optimization import (
     apply_gradients,
     check_loss_scales,
     scale_loss,
+    scaling_checked,
 )
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.train_state import TrainState
+from keras_dist.training.uneven_rows import over_padded_rows, rows_multiple
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""
@@ -88,6 +92,8 @@ class Forward:
             the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
         plan: where variables live; None where XLA shall choose when they are gathered.
+        pads: whether the module is called with rows that the mesh divides, and padding is cut off its outputs.
+        precision: a mixed policy that a foreign module computes under; None as it is, and where layers see to it.
     """
 
     graph: ModuleGraph
@@ -97,6 +103,8 @@ class Forward:
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
     remat: Remat | None = None
     plan: LayoutPlan | None = None
+    precision: DTypePolicy | None = None
+    pads: bool = False
 
     def __call__(self, trainable: Any, rest: Any, at: ArrayLike | Draw, x: Any, training: bool) -> tuple[Any, Any]:
         """The output for `x`, and `rest` afterwards; see `rngs` for `at`."""
@@ -104,7 +112,7 @@ class Forward:
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
             module = self.module(trainable, rest)
             with call_context.entered(training, anew=True):
-                y_pred = self.run(module, at, constrain_inputs(x, self.distribution), training)
+                y_pred = self.outputs(module, at, x, training)
             return y_pred, self.graph.split(module)[1]
 
         return self.gathering(call, trainable, rest, x)
@@ -120,7 +128,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                y_pred = self.run(module, at, constrain_inputs(batch[0], self.distribution), training)
+                y_pred = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
                 losses: dict[str, jax.Array] = {}
@@ -170,8 +178,29 @@ class Forward:
         constrain_outputs(module, self.distribution)
         return module
 
+    def outputs(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
+        """The outputs of the module for the rows of `x`, with inputs laid out as rules say."""
+
+        def call(x: PyTree) -> PyTree:
+            return self.run(module, at, constrain_inputs(x, self.distribution), training)
+
+        return self.with_padding(call, x, x)
+
+    def with_padding(self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree) -> PyTree:
+        """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows."""
+        if not self.pads:
+            return call(arguments)
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution)
+
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
-        """What the module returns for `x` in training or evaluation mode."""
+        """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
+        if self.precision is None:
+            return self._run(module, at, x, training)
+        inputs = cast_floats(x, self.precision.compute_dtype)
+        outputs = compute_under(self.precision, module, lambda: self._run(module, at, inputs, training))
+        return cast_floats(outputs, self.precision.variable_dtype)
+
+    def _run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         if self.call is not None:
             return self.call(module, x, training, self.rngs(at))
         if isinstance(module, Layer):
@@ -212,9 +241,14 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
     return train_step
 
 
-def own_train_step(forward: Forward, train_step: TrainStep) -> Step:
+def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
     """The train step that a user wrote, with the random streams of each step."""
-    return lambda state, batch: train_step(state, batch, forward.rngs(state.step))
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        with scaling_checked(one.transformation for one in optimizers.values()):
+            return train_step(state, batch, forward.rngs(state.step))
+
+    return step
 
 
 def make_test_step(

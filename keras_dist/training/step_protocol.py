@@ -19,7 +19,7 @@ from keras_dist.metrics import Metric
 from keras_dist.training.accumulators import flat_logs
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import noting_masks
-from keras_dist.training.optimization import Optimizer
+from keras_dist.training.optimization import Optimizer, scaling_checked
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Draw, check_state
 from keras_dist.training.train_state import TrainState
@@ -176,17 +176,14 @@ class ProtocolStep:
         known = [variable for _, optimizer in self._optimizers for variable in optimizer.variables]
         own = self._protocol.metrics_variables()
         _check_count(own, metrics)
-        for _, optimizer in self._optimizers:
-            optimizer._has_scaled = False
         scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
-        with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks():
+        updating = [optimizer for _, optimizer in self._optimizers if self._mode == "train"]
+        with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks(), scaling_checked(updating):
             returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after
         for part, values, name in zip(indices, changed, _PARTS[self._mode], strict=False):
             self._put(leaves, part, values, name)
-        if self._mode == "train":
-            self._check_scaled()
         self._check_length(metrics_after, len(metrics), "metrics_variables")
         metrics_after = [
             _like(value, before, f"metrics_variables[{index}]")
@@ -260,18 +257,6 @@ class ProtocolStep:
             expected=expected,
             fix=f"return {expected.partition(' with ')[0]}",
         )
-
-    def _check_scaled(self) -> None:
-        """Check that the gradients, which an optimizer is going to scale back, were taken of the scaled loss."""
-        for _, optimizer in self._optimizers:
-            if getattr(optimizer, "scales_loss", False) and not optimizer._has_scaled:
-                raise ModelError(
-                    "train_step takes gradients of a loss that is not scaled",
-                    given=f"the optimizer {optimizer.name!r}, which divides gradients by its loss scale",
-                    expected="gradients of self.optimizer.scale_loss(loss)",
-                    fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it; "
-                    "or compile(..., auto_scale_loss=False) with an optimizer without `loss_scale_factor`",
-                )
 
 
 def _like(value: Any, before: Any, name: str) -> jax.Array:

@@ -455,7 +455,7 @@ def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Ca
     if choices.objective is not None:
         found["test"] = steps.make_test_step(forward, choices.objective)
     if choices.train_step is not None:
-        found["train"] = steps.own_train_step(forward, choices.train_step)
+        found["train"] = steps.own_train_step(forward, choices.train_step, choices.optimizers)
     elif choices.objective is not None:
         found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
     if choices.protocol is not None:

@@ -14,9 +14,9 @@ import scipy.sparse
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import source_of
 from keras_dist.data.streams import StreamSource
-from keras_dist.training.compiled import rows_multiple
 from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
 from keras_dist.training.throughput import FixedSteps, StepsTuner
+from keras_dist.training.uneven_rows import rows_multiple
 from tests import layouts
 from tests.sources import BATCHED, BY_NUMBER, ONCE
 

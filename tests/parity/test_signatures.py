@@ -46,6 +46,8 @@ EXCEPTIONS = [
     ("*.load_model", "factory", EXTRA, "what makes the module of a model of `from_nnx`"),
     ("*.load_model", "call", EXTRA, "how it is called"),
     ("*.load_model", "trainable", EXTRA, "what of it is trained"),
+    ("*DTypePolicy", "keep", EXTRA, "parameters of `flax.nnx` modules that stay float32"),
+    ("mixed_precision.Policy", "keep", EXTRA, "parameters of `flax.nnx` modules that stay float32"),
     ("optimizers.*", "*", BY_KEYWORD, "as of Optimizer"),
     ("optimizers.get", "learning_rate", EXTRA, "for optimizers by name"),
     ("utils.model_to_dot", "show_layouts", EXTRA, "where weights and activations lie"),

@@ -114,14 +114,37 @@ def test_modules_find_the_mesh_without_jit_in_steps_and_in_layers(plain):
     assert functional(X[:8]).shape == (8, WIDTH)
 
 
-@pytest.mark.parametrize("shard", [bare, mapped])
+def by_size_of_an_axis(x):
+    """As ring attention does."""
+    return mapped(x) if jax.sharding.get_abstract_mesh().shape["model"] > 1 else x
+
+
+def by_mesh_in_context(x):
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(lambda x: x * 1, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
+
+
+@pytest.mark.parametrize("shard", [bare, mapped, by_size_of_an_axis, by_mesh_in_context])
 def test_short_batches_of_modules_that_split_them(shard):
     model = net(shard)
     with pytest.raises(ModelError, match="splits the batch by itself") as caught:
         model.fit(X[:9], X[:9], 4, verbose=0)
     assert "a batch of 1 rows on mesh {data: 2, model: 4}" in caught.value.given
     assert "a multiple of 2 rows" in caught.value.expected
-    assert "drop_remainder" in caught.value.fix
+    assert "drop_remainder" in caught.value.fix and 'compile(..., uneven="pad")' in caught.value.fix
+
+
+def test_other_errors_on_a_short_batch_stay_as_they_are():
+    class Picky(Net):
+        def __call__(self, x):
+            if x.shape[0] == 1:
+                raise KeyError("rows")
+            return super().__call__(x)
+
+    with scope():
+        model = kd.Model.from_nnx(Picky)
+    with pytest.raises(KeyError, match="rows"):
+        model.predict(X[:9], 4, verbose=0)
 
 
 @pytest.mark.parametrize(
