@@ -31,6 +31,7 @@ from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
+from keras_dist.training.report import check_report
 from keras_dist.training.step import ModuleCall, TrainStep
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     has_metrics = objective is not None and any(given is not None for given in metrics)
     measured = ModelMetrics(objective if has_metrics else None)
     remat = resolve_remat(arguments["remat"])
-    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat)
+    has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
+    report = check_report(arguments["report"], has_own_step)
+    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report)
 
 
 _BOOLS = (False, True)

@@ -13,8 +13,9 @@ from keras_dist._operators import value_of
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.record import ModelRecord
 from keras_dist.training.accumulators import by_name
@@ -51,9 +52,9 @@ class KerasSteps(Layer):
         """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
 
         A subclass may override it. It runs inside the compiled step: it may use its arguments, the weights and
-        `self.losses`, must return a scalar, and must not change anything but metrics of the model. Called in a custom
-        `train_step` it returns the loss of `compile` only; `stateless_call(..., return_losses=True)` returns the
-        others.
+        `self.losses`, must return a scalar, and must not change anything but metrics of the model. It may also return
+        `(loss, {"name": scalar})`, whose scalars are logged beside the loss. Called in a custom `train_step` it returns
+        the loss of `compile` only; `stateless_call(..., return_losses=True)` returns the others.
 
         Args:
             x: inputs.
@@ -123,9 +124,17 @@ class KerasSteps(Layer):
                 binding = record.binding
                 if given is None and binding is not None:
                     record.losses_given = binding.penalties(self.trainable_weights)
-                loss = self.compute_loss(**arguments)
+                loss, reported = split_reported(self.compute_loss(**arguments))
             finally:
                 record.losses_given = given
+            if reported:
+                raise ModelError(
+                    "compute_loss returns values to log in a model that logs by its metrics",
+                    given=f"(loss, {shorten(reported)}), and metrics or steps that the model's class defines",
+                    expected="the loss alone",
+                    fix="make a metric in __init__, self.extra = kd.metrics.Mean('extra'), and update it in "
+                    "compute_loss: self.extra.update_state(value)",
+                )
             after = [scope.values(part) for part in parts[1:]]
         return loss, (trainable_variables, *after)  # type: ignore[return-value]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -69,18 +69,22 @@ class Trainer(KerasSteps):
         check: bool = False,
         prefetch: int = 2,
         remat: str | None = None,
+        report: Sequence[str] | str | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
         Args:
             optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
                 each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
-                whose whole path the regular expression matches.
+                whose whole path the regular expression matches. An optax transformation accumulates gradients as
+                `optimizers.OptaxOptimizer(transformation, gradient_accumulation_steps=4)`.
             loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
-                returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
-                predictions. For several outputs a list or dict by output of these, with None for outputs without a
-                loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
-                None where `compute_loss`, layers or regularizers say what is minimised.
+                returns a value for each example, or a scalar; or one of these and a dict of scalars,
+                `(loss, {"name": scalar})`, which are logged as means over batches, weighted by rows as `"loss"` is. As
+                in Keras, targets (batch,) become (batch, 1) for such predictions. For several outputs a list or dict by
+                output of these, with None for outputs without a loss, or one for all. A callable gets targets and
+                outputs whole where they are shaped differently. None where `compute_loss`, layers or regularizers say
+                what is minimised.
             loss_weights: factors of the losses in their sum, a list or dict by output.
             metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
                 each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
@@ -111,6 +115,15 @@ class Trainer(KerasSteps):
                 in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
                 layers that keep only their inputs. The numbers are the same. In a `train_step` of one's own it is what
                 `stateless_call(..., training=True)` computes.
+            report: values of the training itself that `fit` and `train_on_batch` log beside loss and metrics:
+
+                - `"gradient_norm"`: global norm of the gradient of an update, unscaled, of accumulated ones their mean,
+                  before it is clipped; of an epoch the mean over updates.
+                - `"learning_rate"`: rate of the last step; of several optimizers one each, `"<name>_learning_rate"`. A
+                  plain optax transformation must be an alias with a schedule, or of `optax.inject_hyperparams`.
+                - `"tokens_per_second"`: tokens of the epoch by its wall time without compilation. Tokens are the values
+                  of the loss with a sample weight other than 0 that no mask leaves out, over all devices.
+                - `"examples_per_second"`: rows of the epoch by the same time.
 
         Raises:
             UnknownNameError: a name is not known.

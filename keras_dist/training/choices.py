@@ -49,6 +49,7 @@ class Choices:
         metrics: the metric objects, which tell what was measured last.
         options: how the steps run.
         remat: what the backward pass computes again; None for nothing.
+        report: names of values of the training itself that are logged.
         optimizers: by name, with the variables they update; none before the weights exist.
     """
 
@@ -60,6 +61,7 @@ class Choices:
     metrics: ModelMetrics = dataclasses.field(default_factory=lambda: ModelMetrics(None))
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
     remat: Remat | None = None
+    report: tuple[str, ...] = ()
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
 
     def is_own(self, mode: Mode) -> bool:

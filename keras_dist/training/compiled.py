@@ -27,7 +27,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards, traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, accumulator_of, add
+from keras_dist.training.accumulators import Accumulator, accumulator_of, add, check_names
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single, data_layouts
@@ -165,6 +165,7 @@ class CompiledSteps:
             reads = reads and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in given)
             run = trace if reads else functools.partial(jax.eval_shape, trace)
             traced_in(self._distribution, batch.rows, lambda: run(state, batch.arrays))
+        check_names(accumulators)
         return accumulators
 
     def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:

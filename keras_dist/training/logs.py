@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from keras_dist._types import PyTree
-from keras_dist.training.accumulators import Accumulator
+from keras_dist.training.accumulators import Accumulator, RateAccumulator
 
 
 class LazyLogs(MutableMapping[str, Any]):
@@ -21,6 +22,7 @@ class LazyLogs(MutableMapping[str, Any]):
         states: of the accumulators, on the device.
         accumulators: how to read them, in their order.
         known: further values that are on the host already.
+        seconds: returns how long the batches took, by which numbers become rates.
     """
 
     def __init__(
@@ -28,10 +30,12 @@ class LazyLogs(MutableMapping[str, Any]):
         states: Mapping[str, PyTree],
         accumulators: Mapping[str, Accumulator],
         known: Mapping[str, Any] | None = None,
+        seconds: Callable[[], float] = lambda: math.nan,
     ) -> None:
         self._states = states
         self._accumulators = accumulators
         self._known = dict(known or {})
+        self._seconds = seconds
         self._fetched: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -67,7 +71,10 @@ class LazyLogs(MutableMapping[str, Any]):
             host = jax.device_get(dict(self._states))
             self._fetched = {}
             for name, accumulator in self._accumulators.items():
-                self._fetched |= accumulator.read(host[name])
+                read = accumulator.read(host[name])
+                if isinstance(accumulator, RateAccumulator):
+                    read = {name: count / self._seconds() for name, count in read.items()}
+                self._fetched |= read
             self._fetched |= self._known
         return self._fetched
 
