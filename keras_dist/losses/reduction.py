@@ -21,9 +21,10 @@ REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
 
 def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
     """Split what a loss returned into its values and the scalars to log beside them: `(values, {"name": scalar})`."""
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+    pair = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
+    if len(pair) != 2 or not isinstance(pair[1], Mapping):
         return returned, {}
-    values, reported = cast("tuple[object, Mapping[object, Any]]", returned)
+    values, reported = pair[0], cast("Mapping[object, Any]", pair[1])
     for name, value in reported.items():
         if not isinstance(name, str) or not (is_array(value) or isinstance(value, int | float)) or jnp.shape(value):
             raise ModelError(

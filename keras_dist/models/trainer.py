@@ -266,6 +266,10 @@ class Trainer(KerasSteps):
         Where each process gives examples of its own (`auto_shard_dataset=False`), there is a row for those of all, in
         the order in which batches have them: `data.process_rows` tells which rows of each batch are whose.
 
+        An output whose first dim is not the rows of the batch, such as a scalar or a table, has an entry for each
+        batch: `(batches, ...)`, also where there is one batch. `predict_on_batch` returns it as it is. A table that is
+        as long as every batch is taken for rows; another `batch_size` tells them apart.
+
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
             batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
@@ -278,7 +282,7 @@ class Trainer(KerasSteps):
                 are: the examples that it gives, or of examples that all give, those of `data.process_rows`.
 
         Raises:
-            ModelError: an output has no row for each example, or an argument cannot be used.
+            ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
             DataError: the data cannot be batched.
 
         Example:
@@ -302,7 +306,8 @@ class Trainer(KerasSteps):
             >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
             ((5, 8), (5, 2))
 
-        Differs from Keras: `call` and `local`.
+        Differs from Keras: `call` and `local`; outputs without rows are stacked, where Keras raises an error or
+        concatenates them.
 
         Source: `keras.Model.predict`.
         """

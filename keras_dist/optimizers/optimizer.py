@@ -334,7 +334,8 @@ class Optimizer(WeightDecay, Configurable):
     ) -> tuple[Any, Any, Any, Any]:
         """A step along the weighted mean of the gradients when enough have come, and none until then."""
         count = self.gradient_accumulation_steps or 1
-        sums, weights = add_batch(grads, weight, before.accumulated, before.batch_weight)
+        total: Any = before.batch_weight
+        sums, weights = add_batch(grads, weight, before.accumulated, total)
 
         def step() -> tuple[Any, Any, Any, Any]:
             return (

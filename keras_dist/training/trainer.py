@@ -26,7 +26,7 @@ from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, real_outputs
+from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
@@ -317,7 +317,7 @@ class Trainer:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
         outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
-        return real_outputs(batch.rows, outputs)
+        return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
