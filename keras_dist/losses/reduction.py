@@ -23,7 +23,7 @@ def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
     """Split what a loss returned into its values and the scalars to log beside them: `(values, {"name": scalar})`."""
     pair = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
     if len(pair) != 2 or not isinstance(pair[1], Mapping):
-        return returned, {}
+        return cast("object", returned), {}
     values, reported = pair[0], cast("Mapping[object, Any]", pair[1])
     for name, value in reported.items():
         if not isinstance(name, str) or not (is_array(value) or isinstance(value, int | float)) or jnp.shape(value):

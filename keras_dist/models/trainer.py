@@ -70,6 +70,7 @@ class Trainer(KerasSteps):
         prefetch: int = 2,
         remat: str | None = None,
         report: Sequence[str] | str | None = None,
+        batch_keys: Mapping[str, PyTree] | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
@@ -124,6 +125,11 @@ class Trainer(KerasSteps):
                 - `"tokens_per_second"`: tokens of the epoch by its wall time without compilation. Tokens are the values
                   of the loss with a sample weight other than 0 that no mask leaves out, over all devices.
                 - `"examples_per_second"`: rows of the epoch by the same time.
+            batch_keys: keys of inputs, targets and weights in batches that are dicts, such as
+                `dict(x="input_ids", y="labels", sample_weight="attention_mask")`; for several inputs a tuple, list or
+                dict of keys. They hold for the batches and examples of all data sets that the model is given, and for
+                dicts of arrays without `y`; `predict` needs those of `x` alone. What is not a dict is taken as without
+                them.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -313,7 +319,7 @@ class Trainer(KerasSteps):
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        examples = fitting.batching(fitting.source(self, x), batch_size, steps)
+        examples = fitting.batching(fitting.source(self, x, only_inputs=True), batch_size, steps)
         return fitting.predict(self, examples, callbacks, verbose, call, local)
 
     def train_on_batch(
@@ -336,7 +342,7 @@ class Trainer(KerasSteps):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         session = fitting.ready_to_train(self, "train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
@@ -344,7 +350,7 @@ class Trainer(KerasSteps):
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         session = self._compiled("test_on_batch", x)
         fitting.check_measures(session, "test_on_batch")
         return fitting.keras_result(session.trainer.test_batch(ArraySource(x, y, sample_weight)), return_dict)
@@ -352,7 +358,7 @@ class Trainer(KerasSteps):
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
-        x = self._prepared(x)
+        x, _, _ = fitting.arrays_of_batch(self, x, only_inputs=True)
         return self._with_weights(x).trainer.predict_batch(ArraySource(x), local)
 
     def lower_train_step(self, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> jax.stages.Lowered:
@@ -361,7 +367,7 @@ class Trainer(KerasSteps):
         Raises:
             ModelError: the model is not compiled.
         """
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property
