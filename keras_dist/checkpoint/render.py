@@ -28,6 +28,7 @@ def render_diagnosis(found: Diagnosis) -> str:
         lines.append(f"no checkpoints in {found.path}")
     for state in found.states:
         lines += _listed(f"damaged: {state.name}: ", state.problems)
+    lines += [_base(base, [state.name for state in found.states if base.name in state.bases]) for base in found.bases]
     lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
     lines += [f"put aside: {name}" for name in found.aside]
     if found.writer is not None:
@@ -71,6 +72,11 @@ def _table(found: Diagnosis) -> Table:
         )
         table.add_row(*map(Text, cells))  # as they are: brackets in names are not rich's markup
     return table
+
+
+def _base(base: SavedState, states: Sequence[str]) -> str:
+    of = f"arrays of {', '.join(states)}" if states else "no state needs it; the next save deletes it"
+    return f"base: {base.name}: {_amount(base.arrays)}, {'good' if base.is_good else 'DAMAGED'}; {of}"
 
 
 def _amount(arrays: Sequence[SavedArray]) -> str:
