@@ -21,6 +21,7 @@ from keras_dist.models.record import ModelRecord
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import mask_noted
+from keras_dist.training.objective import check_free
 from keras_dist.training.step import Batch, TrainStep
 from keras_dist.training.step_protocol import StepProtocol
 from keras_dist.training.train_state import TrainState
@@ -440,9 +441,11 @@ def _prepare(model: KerasSteps, state: TrainState, batch: Batch) -> None:
     x, y, sample_weight = batch
     y_pred = model._with_weights(x).forward(state.trainable, state.rest, state.step, x, False)[0]
     with Scope():
-        measured.note_losses(objective.losses(batch, y_pred), x)
+        losses = objective.losses(batch, y_pred)
+        measured.note_losses(losses, x)
         if measured.compiled is not None:
             measured.compiled.update_state(y, y_pred, sample_weight)
+            check_free(measured.compiled.logged or {}, losses)
 
 
 def _mask_of(y_pred: PyTree) -> PyTree:

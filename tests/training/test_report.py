@@ -165,6 +165,28 @@ def test_masked_tokens_are_not_counted() -> None:
     assert model.fit(ids, ids, verbose=0).history["tokens_per_second"] == [6.0]
 
 
+@pytest.mark.usefixtures("one_second")
+def test_a_resumed_epoch_has_rates_of_its_own_rows_and_the_norm_of_all_updates(tmp_path: Any) -> None:
+    class Stop(kd.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                raise KeyError("stop")
+
+    def fit(directory: Any, *callbacks: Any) -> Any:
+        model = model_on()
+        model.compile("sgd", "mse", report=["gradient_norm", "learning_rate", "examples_per_second"])
+        backup = kd.callbacks.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+        return model.fit(X, Y, batch_size=5, shuffle=False, verbose=0, callbacks=[backup, *callbacks]).history
+
+    with pytest.raises(KeyError, match="stop"):
+        fit(tmp_path / "a", Stop())
+    resumed, whole = fit(tmp_path / "a"), fit(tmp_path / "b")
+    assert resumed["gradient_norm"] == whole["gradient_norm"]
+    assert resumed["learning_rate"] == whole["learning_rate"]
+    assert whole["examples_per_second"] == [40.0]
+    assert resumed["examples_per_second"] == [30.0]  # the last state was saved before the stop: 3 of 4 batches
+
+
 def test_rates_are_by_the_wall_time_of_the_epoch() -> None:
     model = model_on()
     model.compile("sgd", "mse", report="examples_per_second", steps_per_execution=1)

@@ -119,6 +119,25 @@ def test_compute_loss_may_return_them() -> None:
     np.testing.assert_allclose(found["mae"], [mean_over_batches(model)], rtol=1e-5)
 
 
+class OwnSteps(kd.Sequential):
+    def train_step(self, state: Any, data: Any) -> Any:
+        return super().train_step(state, data)
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        return super().test_step(state, data)
+
+
+def test_steps_of_ones_own_that_call_those_of_keras_log_them() -> None:
+    model = OwnSteps([kd.Input((4,)), layers.Dense(3)])
+    model.compile(kd.optimizers.SGD(0.0), loss=squared)
+    found = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y), validation_batch_size=4)
+    np.testing.assert_allclose(found.history["mae"], [mean_over_batches(model)], rtol=1e-5)
+    np.testing.assert_allclose(found.history["val_mae"], [mean_over_batches(model)], rtol=1e-5)
+    model.compile(kd.optimizers.SGD(0.0), loss=squared, metrics=[kd.metrics.MeanAbsoluteError(name="mae")])
+    with pytest.raises(ModelError, match="two values would be logged as 'mae'"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_compute_loss_of_a_model_with_metrics_logs_by_these() -> None:
     class Measures(ComputesLoss):
         def __init__(self) -> None:
