@@ -27,7 +27,7 @@ SHARED_BYTES = 2**16
 """Smaller arrays stay with the states: statistics have a few kilobytes, and each array makes hashing compile longer."""
 
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
-"""What the bits of elements are read as, by their bytes; those of 8 bytes have two of these."""
+"""Integer types by the bytes of an element; elements of 8 bytes are read as two integers."""
 
 
 Bases = Mapping[str, Mapping[str, str]]

@@ -114,7 +114,7 @@ class LossScaleOptimizer(Optimizer):
         return self._taking_steps().rate_of_step(before.inner, after.inner)
 
     def _factor(self, state: PyTree) -> Any:
-        """What gradients are multiplied by for the inner optimizer."""
+        """Return the factor that unscales gradients for the inner optimizer."""
         return (getattr(self.inner_optimizer, "loss_scale_factor", None) or 1.0) / state.dynamic_scale
 
     def _taking_steps(self) -> Optimizer | OptaxOptimizer:

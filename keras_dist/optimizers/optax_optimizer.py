@@ -75,7 +75,7 @@ class OptaxOptimizer(CustomLoops):
                 expected="an object with `init` and `update`",
                 fix="for example OptaxOptimizer(optax.adam(1e-3))",
             )
-        steps, wrong = gradient_accumulation_steps, "is no count of steps"
+        steps, wrong = gradient_accumulation_steps, "is not a number of steps"
         check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
         self.transformation = optax.with_extra_args_support(transformation)
         self.name = name

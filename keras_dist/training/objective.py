@@ -155,7 +155,7 @@ class Objective:
         raise ModelError(
             "tokens_per_second: the tokens of a batch cannot be counted",
             given=f"{len(counts)} losses with a value for each token",
-            expected="one loss whose values, before they are reduced, are those of the tokens (batch, time)",
+            expected="one loss with a value for each token (batch, time) before it is reduced",
             fix="let the loss return one value for each token instead of their mean"
             if not counts
             else 'report "examples_per_second" instead, or let the other losses return scalars',
