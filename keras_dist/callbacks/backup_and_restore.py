@@ -25,6 +25,9 @@ class BackupAndRestore(Callback):
     directly; other iterables are read again up to the position, unless their iterators have a state. Callbacks of your
     own resume if they define `get_state` and `set_state`.
 
+    Weights that training leaves alone, such as those of a base under LoRA, are written once, and again only where they
+    have changed; see `share_frozen` of `CheckpointManager`.
+
     Ctrl-C and SIGTERM end training after the running step and a save, with exit code 75 (`EXIT_CODE`), which asks for a
     restart. A second signal ends it at once.
 
@@ -89,6 +92,7 @@ class BackupAndRestore(Callback):
         self._timer: SaveTimer | None = None
         self._batches = self._saved_at = 0
         self._last_batch = -1
+        self._has_noted = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Whether it counts batches."""
@@ -106,8 +110,14 @@ class BackupAndRestore(Callback):
         """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
+        self._has_noted = False
         manager = CheckpointManager(
-            self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync
+            self.model,
+            self.backup_dir,
+            self.keep,
+            asynchronous=self.asynchronous,
+            fsync=self.fsync,
+            share_frozen=True,
         )
         self._manager = manager
         stored = manager.newest()
@@ -116,6 +126,12 @@ class BackupAndRestore(Callback):
             self.model.restore(stored, continue_training=True)
             print_message(f"BackupAndRestore: going on with {stored.folder}")
         self._timer = timer_of(self.save_freq)
+
+    def on_epoch_begin(self, epoch: int, logs: EpochLogs | None = None) -> None:
+        """Note the weights before the first step, to find out what training leaves alone."""
+        if not self._has_noted:
+            self._has_noted = True
+            self._open().note_frozen()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Save after every `save_freq` batches, or whenever that time has passed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 from keras_dist._arguments import check_path
@@ -123,6 +122,5 @@ class OrbaxCheckpoint(ModelCheckpoint):
             )
         snapshot = self.model.snapshot(with_config=not self.save_weights_only)
         if self.save_weights_only:
-            arrays = {name: array for name, array in snapshot.arrays.items() if name.startswith("variables/")}
-            snapshot = dataclasses.replace(snapshot, arrays=arrays, documents={})
+            snapshot = snapshot.part([name for name in snapshot.arrays if name.startswith("variables/")], {})
         self._manager.save(snapshot)

@@ -16,6 +16,9 @@ from typing import Any
 from keras_dist import _jax
 from keras_dist._arguments import check_path
 from keras_dist.checkpoint import manifest
+from keras_dist.checkpoint.base import DOCUMENT as BASES
+from keras_dist.checkpoint.base import FINGERPRINTS, bases_from_json, has_arrays
+from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.render import render_diagnosis
 from keras_dist.checkpoint.snapshot import FORMAT, KINDS, RECORD, is_array, is_count
 from keras_dist.config import parse_mesh_shape
@@ -76,6 +79,7 @@ class SavedState:
         epoch: the epoch of the training; None if it was written outside of `fit`.
         batch: number of batches of the epoch that were done; None if it was written outside of `fit`.
         mesh: the sizes of the mesh axes it was saved on.
+        bases: the names of the bases that hold some of its arrays.
     """
 
     name: str
@@ -90,6 +94,7 @@ class SavedState:
     epoch: int | None = None
     batch: int | None = None
     mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    bases: tuple[str, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -157,6 +162,7 @@ class Diagnosis:
         aside: damaged folders that were moved aside.
         writer: who holds the lock; None if nobody.
         restoring: for each state that has a plan, what restoring it on the mesh that `examine` was given would do.
+        bases: arrays that states share. What is wrong with one is among the problems of its states, too.
     """
 
     path: pathlib.Path
@@ -165,6 +171,7 @@ class Diagnosis:
     aside: tuple[str, ...]
     writer: Holder | None
     restoring: Mapping[str, Restoring] = dataclasses.field(default_factory=dict)
+    bases: tuple[SavedState, ...] = ()
 
     def __str__(self) -> str:
         return render_diagnosis(self)
@@ -173,7 +180,8 @@ class Diagnosis:
         """Return all of it as plain values that JSON can hold."""
         found = dataclasses.asdict(self)
         found |= {"path": str(self.path), "is_good": self.is_good}
-        for state, told in zip(self.states, found["states"], strict=True):
+        told_of = [*found["states"], *found["bases"]]
+        for state, told in zip((*self.states, *self.bases), told_of, strict=True):
             told |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
         return found
 
@@ -221,7 +229,12 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
         directory = path
         around = _folders(directory)
         found = [one for one in around if _is_state(one) and not is_draft(one) and not _ASIDE.fullmatch(one.name)]
-    states = [_examined(folder) for folder in found]
+    bases = {one.name: _examined(one) for one in _folders(directory) if BASE_NAME.fullmatch(one.name)}
+    states = [_with_bases(_examined(folder), folder, bases) for folder in found if folder.name not in bases]
+    states = states or [bases.pop(folder.name) for folder in found]  # the folder of a base was given
+    if found == [path]:
+        needed = {name for state in states for name in state.bases}
+        bases = {name: base for name, base in bases.items() if name in needed}
     return Diagnosis(
         path,
         tuple(sorted(states, key=lambda state: (-1 if state.step is None else state.step, state.name))),
@@ -229,6 +242,7 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
         tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
         holder_of(directory),
         {} if sizes is None else {state.name: state.restored_on(sizes) for state in states if state.mesh},
+        tuple(bases.values()),
     )
 
 
@@ -284,6 +298,30 @@ def _examined(folder: pathlib.Path) -> SavedState:
             unread = f"{document}.json cannot be read: {type(error).__name__}: {shorten(str(error))[1:-1]}"
             return dataclasses.replace(state, problems=(unread,))
     return state
+
+
+def _with_bases(state: SavedState, folder: pathlib.Path, known: Mapping[str, SavedState]) -> SavedState:
+    """Return the state with what is wrong with the bases that it names."""
+    if BASES not in state.documents:
+        return state
+    bases = bases_from_json(_read_or_none(folder, BASES))
+    if bases is None:
+        unread = () if state.problems else (f"{BASES}.json cannot be read",)
+        return dataclasses.replace(state, problems=(*state.problems, *unread))
+    told: list[str] = []
+    for name, arrays in bases.items():
+        problems = known[name].problems if name in known else (f"{manifest.NAME} is missing",)
+        if not problems and not has_arrays(_read_or_none(folder.parent / name, FINGERPRINTS), arrays):
+            problems = ("has other arrays than the state was saved with",)
+        told += [f"{name}: {problem}" for problem in problems]
+    return dataclasses.replace(state, bases=tuple(bases), problems=(*state.problems, *told))
+
+
+def _read_or_none(folder: pathlib.Path, document: str) -> Any:
+    try:
+        return _read(folder, document)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _read(folder: pathlib.Path, document: str) -> Any:

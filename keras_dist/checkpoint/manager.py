@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
 import contextlib
+import dataclasses
 import os
 import pathlib
 import threading
@@ -14,8 +15,10 @@ from typing import Protocol, Self
 
 from keras_dist._arguments import check_int, check_optional, check_path
 from keras_dist.checkpoint import manifest
+from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
+from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.folder import discard, settled
-from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, states_in
+from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bases_needed, states_in
 from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
@@ -77,6 +80,12 @@ class CheckpointManager:
             which start no threads at exit, call `close` first: else the save may fail, with a warning.
         fsync: whether the files and folders of a state are forced to the disk before it is moved to its place, and
             older ones are deleted only when that is on the disk, too. It costs what the disk takes to write.
+        share_frozen: whether weights of 64 KiB or more that training leaves alone, such as those of a base under LoRA,
+            are written once, to a folder `base_00000012` that states refer to. Weights that no gradient trains, and
+            that are equal at two saves, or at `note_frozen` and a save, are taken for such. What has changed meanwhile
+            is with the state, and in another base from the next save on. Equal are fingerprints of 64 bits, which the
+            devices compute. A base is written before `save` returns, and is deleted with the last state that refers to
+            it. Copy the whole directory then: a state alone lacks these weights.
 
     Raises:
         CheckpointError: another job writes there, an argument cannot be used, or the directory is of another storage
@@ -110,6 +119,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         asynchronous: bool = False,
         fsync: bool = False,
+        share_frozen: bool = False,
     ) -> None:
         check_number_kept("keep", keep)
         wrong, others = "is not a number of steps", "None"
@@ -120,7 +130,9 @@ class CheckpointManager:
         self._model = model
         self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
         self._keep, self._keep_every = keep, keep_every
-        self._asynchronous, self._fsync = asynchronous, fsync
+        self._asynchronous, self._fsync, self._share_frozen = asynchronous, fsync, share_frozen
+        self._bases: Bases = {}
+        self._noted: dict[str, str] = {}
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
@@ -179,10 +191,56 @@ class CheckpointManager:
 
             self._job.each(begin)
             path = self._path(taken[0].step)
-            self._writer = _Writer(taken[0], path, self._fsync, lambda: self._job_behind.first(self._prune))
+            self._writer = _Writer(
+                self._with_bases(taken[0]), path, self._fsync, lambda: self._job_behind.first(self._prune)
+            )
         if not self._asynchronous:
             self.wait_until_finished()
         return str(path)
+
+    def note_frozen(self) -> None:
+        """Note the weights as they are before training: what is equal at the first save is taken for frozen.
+
+        With `share_frozen`; otherwise nothing happens.
+        """
+        if self._share_frozen:
+            with self._model.at_rest():
+                self._noted = self._fingerprints(self._model.snapshot())
+
+    def _fingerprints(self, snapshot: Snapshot) -> dict[str, str]:
+        large = {name: array for name, array in snapshot.arrays.items() if array.nbytes >= SHARED_BYTES}
+        return fingerprints({name: array for name, array in large.items() if name in snapshot.untrained})
+
+    def _with_bases(self, snapshot: Snapshot) -> Snapshot:
+        """Let a state refer to bases for what has not changed since it was noted; write one with what none has."""
+        if not self._share_frozen:
+            return snapshot
+        found, before = self._fingerprints(snapshot), self._noted
+        self._noted = found
+        bases = {
+            folder: {name: one for name, one in arrays.items() if found.get(name) == one}
+            for folder, arrays in self._bases.items()
+        }
+        there = {name for arrays in bases.values() for name in arrays}
+        frozen = {name: one for name, one in found.items() if before.get(name) == one and name not in there}
+        if frozen:
+            name = self._job.first(lambda: self._free_base(snapshot.step), str)
+            place = self.directory / name
+            try:
+                snapshot.part(frozen, {FINGERPRINTS: frozen}).begin(place, self._fsync)()
+            except OSError as error:
+                raise not_written(place, error) from error
+            bases[name] = frozen
+        # another base than these may be deleted, for no state needs it
+        self._bases = {folder: arrays for folder, arrays in bases.items() if arrays}
+        return dataclasses.replace(snapshot, bases=self._bases)
+
+    def _free_base(self, step: int) -> str:
+        """A name that no base has: states may refer to another one of this step."""
+        name, taken = f"base_{step:08d}", {path.name for path in bases_in(self.directory)}
+        while name in taken:
+            name += "_"
+        return name
 
     def check(self) -> None:
         """Raise the error of a save in the background that has failed.
@@ -221,9 +279,9 @@ class CheckpointManager:
             return mine[0].step if mine[0] is not None else None
 
         step = self._job.first(look, (int, NoneType))
-        if mine or step is None:
-            return mine[0] if mine else None
-        return Stored(self._path(step), is_checked=True)
+        found = mine[0] if mine else None if step is None else Stored(self._path(step), is_checked=True)
+        self._bases = {} if found is None else found.bases
+        return found
 
     def _newest(self) -> Stored | None:
         """See `newest`."""
@@ -321,15 +379,16 @@ class CheckpointManager:
         self._lock = Lock(self.directory)
         try:
             places = {place_of(path) for path in self.directory.iterdir()}
-            for place in sorted(place for place in places if place is not None and STEP.fullmatch(place.name)):
-                settled(place)
+            for place in sorted(place for place in places if place is not None):
+                if STEP.fullmatch(place.name) or BASE_NAME.fullmatch(place.name):
+                    settled(place)
         except BaseException:
             self._lock.release()
             raise
 
     def _discard_half_written(self) -> None:
         """In a bucket: delete what has no manifest, which is written last."""
-        for path in map(self._path, self.steps):
+        for path in (*map(self._path, self.steps), *bases_in(self.directory)):
             if not (path / manifest.NAME).is_file():
                 discard(path)
                 warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
@@ -366,6 +425,15 @@ class CheckpointManager:
             whole = self._whole()
             for step in sorted({*whole[: -self._keep]} - self._kept_for_good(whole)):
                 discard(self._path(step))
+        self._prune_bases()
+
+    def _prune_bases(self) -> None:
+        """Delete the bases that no state refers to."""
+        bases = bases_in(self.directory)
+        needed = bases_needed(self.directory) if bases else frozenset()
+        for path in bases:
+            if needed is not None and path.name not in needed:
+                discard(path)
 
     def _kept_for_good(self, whole: list[int]) -> set[int]:
         """The first step at or after each multiple of `keep_every`."""
@@ -378,6 +446,7 @@ class CheckpointManager:
     def _discard_all(self) -> None:
         for step in self._whole():
             discard(self._path(step))
+        self._prune_bases()
 
     def _remove_empty(self) -> None:
         """Remove the directory, unless other things are in it. A bucket has none."""
@@ -453,9 +522,14 @@ class _Writer:
             raise self._failed(self._error) from self._error
 
     def _failed(self, error: BaseException) -> CheckpointError:
-        return CheckpointError(
-            f"{str(self._path)!r} was not written",
-            given=f"{type(error).__name__}: {getattr(error, 'summary', error)}",
-            expected="a directory that can be written, with room for another state",
-            fix="free space or choose another directory; the states before this one are untouched",
-        )
+        return not_written(self._path, error)
+
+
+def not_written(path: pathlib.Path, error: BaseException) -> CheckpointError:
+    """Return the error for a state, or a base, that could not be written."""
+    return CheckpointError(
+        f"{str(path)!r} was not written",
+        given=f"{type(error).__name__}: {getattr(error, 'summary', error)}",
+        expected="a directory that can be written, with room for another state",
+        fix="free space or choose another directory; the states before this one are untouched",
+    )

@@ -22,6 +22,7 @@ def render_diagnosis(found: Diagnosis) -> str:
     lines: list[Table | str] = [_table(found) if found.states else f"no checkpoints in {found.path}"]
     for state in found.states:
         lines += _listed(f"damaged: {state.name}: ", state.problems)
+    lines += [_base(base, [state.name for state in found.states if base.name in state.bases]) for base in found.bases]
     lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
     lines += [f"put aside: {name}" for name in found.aside]
     if found.writer is not None:
@@ -59,6 +60,11 @@ def _table(found: Diagnosis) -> Table:
         )
         table.rows.append(cells)
     return table
+
+
+def _base(base: SavedState, states: Sequence[str]) -> str:
+    of = f"arrays of {', '.join(states)}" if states else "no state needs it; the next save deletes it"
+    return f"base: {base.name}: {_amount(base.arrays)}, {'good' if base.is_good else 'DAMAGED'}; {of}"
 
 
 def _amount(arrays: Sequence[SavedArray]) -> str:

@@ -11,7 +11,7 @@ import math
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +20,15 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
+from keras_dist.checkpoint.base import DOCUMENT as BASES
+from keras_dist.checkpoint.base import FINGERPRINTS, NAME, Bases, bases_from_json, has_arrays
 from keras_dist.checkpoint.folder import draft_at, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError
-from keras_dist.saving.buckets import folder_path, refreshed, resolved
+from keras_dist.errors import CheckpointError, shorten
+from keras_dist.saving.buckets import absolute, folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import read_regular
 
@@ -54,12 +56,29 @@ class Snapshot:
         arrays: by name.
         plan: the layouts of those of a model.
         documents: JSON values by file name.
+        untrained: the names of weights that no gradient trains; training may change them, as it does statistics.
+        bases: hold some of the arrays already, beside the place of this checkpoint.
     """
 
     step: int
     arrays: Mapping[str, jax.Array | np.ndarray]
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    untrained: frozenset[str] = frozenset()
+    bases: Bases = dataclasses.field(default_factory=dict)
+
+    def part(self, names: Collection[str], documents: Mapping[str, Any]) -> Snapshot:
+        """Return a snapshot of some of the planned arrays, with their rows of the plan.
+
+        Args:
+            names: of the arrays.
+            documents: in place of those of this one.
+        """
+        planned = [name for name in self.arrays if not name.startswith("training/")]
+        rows = tuple(row for name, row in zip(planned, self.plan.rows, strict=True) if name in names)
+        plan = dataclasses.replace(self.plan, rows=rows, treedef=jax.tree.structure([*rows]))
+        arrays = {name: array for name, array in self.arrays.items() if name in names}
+        return Snapshot(self.step, arrays, plan, documents)
 
     def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
@@ -78,14 +97,18 @@ class Snapshot:
         job = Rendezvous("a save")
         draft = draft_at(place, job, fsync)
 
+        bases = {BASES: self.bases} if self.bases else {}
+        there = {name for held in self.bases.values() for name in held}
+        arrays = {name: array for name, array in self.arrays.items() if name not in there}
+
         def write_documents() -> None:
-            for name, document in {RECORD: self._record(), **self.documents}.items():
+            for name, document in {RECORD: self._record(), **bases, **self.documents}.items():
                 (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
 
         try:
             with writing_to(place):
                 job.first(write_documents)
-                wait = write_arrays(draft.folder, self.arrays, job)
+                wait = write_arrays(draft.folder, arrays, job)
         except BaseException:
             draft.abandon()
             raise
@@ -121,9 +144,11 @@ class Stored:
     Args:
         folder: where it is.
         is_checked: whether its files were already compared with the manifest, perhaps by another process.
+        is_base: whether it is itself a base of another one.
 
     Attributes:
         folder: where it is.
+        bases: the arrays that are in other checkpoints beside it; see `CheckpointManager`.
         record: the format, the step, when and with which versions it was written, the names, shapes and element types
             of its arrays, and the layout plan they had.
 
@@ -131,7 +156,7 @@ class Stored:
         CheckpointError: it is damaged, or not a checkpoint.
     """
 
-    def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
+    def __init__(self, folder: pathlib.Path, is_checked: bool = False, *, is_base: bool = False) -> None:
         self.folder = folder = present(folder)
         problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
         if problems:
@@ -154,6 +179,35 @@ class Stored:
             )
         if not _is_record(self.record):
             raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
+        self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
+        self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
+
+    def _found_bases(self) -> Bases:
+        noted = self.document(BASES)
+        bases = bases_from_json(noted)
+        if bases is None or not all(arrays.keys() <= self.record["arrays"].keys() for arrays in bases.values()):
+            raise self.unreadable(BASES, shorten(noted))
+        return bases
+
+    def _opened_base(self, name: str, is_checked: bool) -> Stored:
+        """Open a base, and check that it has the arrays that this checkpoint was saved with."""
+        try:
+            found = Stored(absolute(self.folder).parent / name, is_checked, is_base=True)
+        except CheckpointError as error:
+            raise self._without_base(name, error.problems or (error.given,)) from error
+        if not has_arrays(found.document(FINGERPRINTS), self.bases[name]):
+            raise self._without_base(name, ("has other arrays than this checkpoint was saved with",))
+        return found
+
+    def _without_base(self, name: str, problems: Sequence[str]) -> CheckpointError:
+        told = tuple(f"{name}: {problem}" for problem in problems)
+        return CheckpointError(
+            f"{str(self.folder)!r} is damaged: some of its arrays are in {name}",
+            given="; ".join(told),
+            expected=f"{name} beside it, every file as it was written",
+            fix="restore another one, or copy the whole directory again",
+            problems=told,
+        )
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
@@ -216,7 +270,11 @@ class Stored:
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
         """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
-        return read_arrays(self.folder, wanted)
+        elsewhere = {name: folder for folder, arrays in self.bases.items() for name in arrays}
+        found = read_arrays(self.folder, {name: like for name, like in wanted.items() if name not in elsewhere})
+        for folder, base in self._opened.items():
+            found |= base.arrays({name: like for name, like in wanted.items() if elsewhere.get(name) == folder})
+        return found
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
@@ -235,6 +293,28 @@ def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
         return {}
     found = ((STEP.fullmatch(path.name), path) for path in directory.iterdir())
     return dict(sorted((int(match[1]), path) for match, path in found if match is not None))
+
+
+def bases_in(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of the bases in the directory of a `CheckpointManager`."""
+    directory = refreshed(directory)
+    return [path for path in directory.iterdir() if NAME.fullmatch(path.name)] if directory.is_dir() else []
+
+
+def bases_needed(directory: pathlib.Path) -> frozenset[str] | None:
+    """The names of the bases that states in a directory refer to, damaged ones too; None where one cannot tell."""
+    found: set[str] = set()
+    for folder in refreshed(directory).iterdir():
+        try:
+            bases = bases_from_json(json.loads(read_regular(folder / f"{BASES}.json")))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, RecursionError):
+            return None
+        if bases is None:
+            return None
+        found |= bases.keys()
+    return frozenset(found)
 
 
 def newest_in(directory: pathlib.Path) -> pathlib.Path | None:

@@ -134,10 +134,10 @@ def _unlisted(value: PyTree, name: str) -> PyTree:
     """Convert the lists of numbers in a dict, as in rows of Hugging Face, to arrays."""
     if type(value) is not dict:
         return value
-    return {key: _as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
+    return {key: list_as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
 
 
-def _as_array(item: PyTree, name: str) -> PyTree:
+def list_as_array(item: PyTree, name: str) -> PyTree:
     """Convert a list of numbers, or of such lists, to an array, in dicts, too; return anything else unchanged."""
     if not isinstance(item, list):
         return _unlisted(item, name)

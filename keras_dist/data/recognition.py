@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,8 +11,9 @@ import numpy as np
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import unpack
-from keras_dist.data.conversion import is_array
-from keras_dist.data.lookup import LookupSource
+from keras_dist.data.batch_keys import BatchKeys
+from keras_dist.data.conversion import Arrays, is_array
+from keras_dist.data.lookup import LookupSource, list_as_array
 from keras_dist.data.source import DataSource, RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, shorten
@@ -32,6 +33,7 @@ def source_of(
     sample_weight: PyTree = None,
     name: str = "",
     prepare: Callable[[PyTree], PyTree] | None = None,
+    keys: BatchKeys | None = None,
 ) -> Source:
     """Return the source that reads the data given to `fit`, `evaluate` or `predict`.
 
@@ -42,8 +44,12 @@ def source_of(
         name: prefix of the data's name in error messages, such as `"validation "`.
         prepare: makes arrays of numbers of rows of inputs: of all at once where they are arrays or lists, else of those
             of a batch.
+        keys: of inputs, targets and weights in batches and examples that are dicts, and in `x` where it is a dict of
+            arrays without `y`; None where dicts are inputs.
     """
     kind = _kind_of(x)
+    if kind is None and keys is not None and y is None and sample_weight is None:
+        x, y, sample_weight = unpack_or_inputs(x, keys, f"{name}x")
     if kind is None:
         if isinstance(x, dict | list | tuple | None) or is_array(x):
             return ArraySource(x if prepare is None else prepare(x), y, sample_weight, name)
@@ -61,31 +67,60 @@ def source_of(
                 expected=f"a data set that gives {argument} itself",
                 fix="let it give (x, y) or (x, y, sample_weight), or pass x as an array",
             )
-    if prepare is None:
+    if prepare is None and keys is None:
         return kind(x, name=name)
     if kind is LookupSource:
-        return LookupSource(_PreparedExamples(x, prepare), name=name)
+        if keys is not None:
+            x = mapped(x, lambda example: keys.parts(example, "the example", list_as_array))
+        return LookupSource(x if prepare is None else mapped(x, lambda one: _prepared(one, prepare)), name=name)
     source = kind(x, name=name)
     if isinstance(source, ArraySource):
         inputs, *others = source.arrays
-        return ArraySource(prepare(inputs), *others, name=name)
-    source.prepare = prepare
+        if keys is not None and others == [None, None]:
+            inputs, *others = unpack_or_inputs(inputs, keys, f"{name}x")
+        return ArraySource(inputs if prepare is None else prepare(inputs), *others, name=name)
+    source.prepare, source.keys = prepare, keys
     return source
 
 
-class _PreparedExamples:
-    """Examples by number, whose inputs are made arrays of numbers one by one."""
+def unpack_or_inputs(x: PyTree, keys: BatchKeys, name: str) -> Arrays:
+    """Return `(x, y, sample_weight)` of arrays in a dict; anything else is inputs."""
+    return keys.parts(x, name) if isinstance(x, Mapping) else (x, None, None)
 
-    def __init__(self, examples: Any, prepare: Callable[[PyTree], PyTree]) -> None:
-        self._examples, self._prepare = examples, prepare
+
+def mapped(examples: Any, change: Callable[[PyTree], PyTree]) -> _MappedExamples:
+    """Return examples by number, each changed by a function."""
+    return (_ListsOfExamples if hasattr(examples, "__getitems__") else _MappedExamples)(examples, change)
+
+
+class _MappedExamples:
+    """Examples by number, each changed by a function."""
+
+    def __init__(self, examples: Any, change: Callable[[PyTree], PyTree]) -> None:
+        self._examples, self._change = examples, change
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def __getitem__(self, number: int) -> PyTree:
-        x, *others = unpack(self._examples[number], "the example")
-        lifted = jax.tree.map(lambda leaf: np.asarray(leaf)[None], x)
-        return (jax.tree.map(lambda leaf: leaf[0], self._prepare(lifted)), *others)
+        return self._change(self._examples[number])
+
+    def __repr__(self) -> str:
+        return repr(self._examples)
+
+
+class _ListsOfExamples(_MappedExamples):
+    """The same, of which several are read at once."""
+
+    def __getitems__(self, numbers: list[int]) -> list[PyTree]:
+        return [self._change(example) for example in self._examples.__getitems__(numbers)]
+
+
+def _prepared(example: PyTree, prepare: Callable[[PyTree], PyTree]) -> PyTree:
+    """An example whose inputs are made arrays of numbers."""
+    x, *others = unpack(example, "the example")
+    lifted = jax.tree.map(lambda leaf: np.asarray(leaf)[None], x)
+    return (jax.tree.map(lambda leaf: leaf[0], prepare(lifted)), *others)
 
 
 def is_data_set(x: PyTree) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
+from keras_dist.data.batch_keys import BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
 from keras_dist.errors import DataError, shorten
@@ -25,9 +26,11 @@ class DataSource:
         title: the name of the data set in error messages.
         way_of_targets: how targets are given, for error messages.
         prepare: makes arrays of numbers of the inputs of a batch; None where they are.
+        keys: of inputs, targets and weights in batches that are dicts; None where dicts are inputs.
     """
 
     prepare: Callable[[PyTree], PyTree] | None = None
+    keys: BatchKeys | None = None
     way_of_targets = "let the data set give (x, y)"
     name: str
     title: str

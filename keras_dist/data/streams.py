@@ -140,6 +140,7 @@ class StreamSource(DataSource):
 
     def _arrays(self, element: PyTree) -> Arrays:
         """Return `(x, y, sample_weight)` as numpy arrays, which may share memory with the source."""
+        element = element if self.keys is None else self.keys.parts(element, "the batch")
         x, y, sample_weight = unpack(element, "the batch")
         if self.prepare is not None:
             x = self.prepare(x)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from keras_dist import _ranges
 from keras_dist._arguments import check_option
-from keras_dist._signatures import takes
+from keras_dist._signatures import keywords_taken, takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
-from keras_dist.losses.reduction import REDUCTIONS, check_values, divisor_of, reduce_values
+from keras_dist.losses.reduction import REDUCTIONS, check_values, divisor_of, reduce_values, split_reported
 from keras_dist.losses.targets import align_ranks, as_rows, from_numbers
 from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.vocabulary import snake_case
@@ -65,7 +65,7 @@ class Loss(Configurable):
         return self._dtype.name
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        """A value for each example (batch, ...), or a scalar."""
+        """A value for each example (batch, ...), or a scalar; or `(values, {"name": scalar})`, to log the scalars."""
         raise ModelError(
             f"{type(self).__name__} has no values",
             given=f"the class {type(self).__name__}",
@@ -91,9 +91,43 @@ class Loss(Configurable):
         Raises:
             ModelError: shapes do not fit, or the loss returns no value for each example.
         """
+        return self.with_reported(y_true, y_pred, sample_weight, mask)[0]
+
+    def with_reported(
+        self,
+        y_true: PyTree,
+        y_pred: PyTree,
+        sample_weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a batch, and the scalars that `call` returned beside its values, by name.
+
+        Arguments are as those of a call.
+        """
+        if type(self).__call__ is not Loss.__call__:  # the user's own, which may not take a mask
+            options = keywords_taken(type(self).__call__, {"mask": mask})
+            return split_reported(self(y_true, y_pred, sample_weight, **options))
         with jax.named_scope(self.name):
-            values, masks = self._unreduced(y_true, y_pred, mask)
-            return reduce_values(values, sample_weight, masks, self.reduction)
+            values, masks, reported = self._unreduced(y_true, y_pred, mask)
+            return reduce_values(values, sample_weight, masks, self.reduction), reported
+
+    def count(
+        self,
+        y_true: PyTree,
+        y_pred: PyTree,
+        sample_weight: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> ArrayLike | None:
+        """The number of values with a weight other than 0 that no mask leaves out; None for a loss that is a scalar.
+
+        Arguments are as those of a call.
+        """
+        if type(self).__call__ is not Loss.__call__:
+            return None
+        values, masks, _ = self._unreduced(y_true, y_pred, mask)
+        if sample_weight is not None:
+            masks = [*masks, jnp.asarray(sample_weight) != 0]
+        return divisor_of(values, None, masks, "sum_over_batch_size") if values.ndim else None
 
     def divisor(
         self,
@@ -108,25 +142,28 @@ class Loss(Configurable):
         """
         if type(self).__call__ is not Loss.__call__:  # its own, of which only the number is known
             return 1.0 if self.reduction == "sum" else float(len(jax.tree.leaves(y_pred)[0]))
-        values, masks = self._unreduced(y_true, y_pred, mask)
+        values, masks, _ = self._unreduced(y_true, y_pred, mask)
         if values.ndim == 0 and self.reduction != "sum":
             return float(len(jax.tree.leaves(y_pred)[0]))
         return divisor_of(values, sample_weight, masks, self.reduction)
 
-    def _unreduced(self, y_true: PyTree, y_pred: PyTree, mask: ArrayLike | None) -> tuple[jax.Array, list[ArrayLike]]:
-        """The values, and masks of those that count."""
+    def _unreduced(
+        self, y_true: PyTree, y_pred: PyTree, mask: ArrayLike | None
+    ) -> tuple[jax.Array, list[ArrayLike], dict[str, jax.Array]]:
+        """The values, masks of those that count, and what is reported beside them."""
         mask = getattr(y_pred, "_keras_mask", None) if mask is None else mask
         y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
         with _ranges.counting(mask):
-            values = self._values(y_true, y_pred)
-        return values, [m for m in (mask, self._counts(y_true, values)) if m is not None]
+            values, reported = self._values(y_true, y_pred)
+        return values, [m for m in (mask, self._counts(y_true, values)) if m is not None], reported
 
     def _cast(self, tree: PyTree) -> PyTree:
         return jax.tree.map(functools.partial(jnp.asarray, dtype=self._dtype), tree)
 
-    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        """The checked values of `call`."""
-        return check_values(self.call(y_true, y_pred), y_true, y_pred)
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The checked values of `call`, and what it reports beside them."""
+        values, reported = split_reported(self.call(y_true, y_pred))
+        return check_values(values, y_true, y_pred), reported
 
     def _counts(self, y_true: PyTree, values: jax.Array) -> jax.Array | None:
         """A mask of the values that count, where the loss itself leaves some out."""
@@ -185,8 +222,8 @@ class FunctionLoss(Loss):
         """The values of the function: one for each example, or a scalar."""
         return self.function(y_true, y_pred, **{name: vars(self)[name] for name in self._argument_names})
 
-    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        return self.call(y_true, y_pred)
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return self.call(y_true, y_pred), {}
 
 
 class ElementwiseLoss(FunctionLoss):
@@ -195,12 +232,12 @@ class ElementwiseLoss(FunctionLoss):
     Differs from Keras: predictions (batch,) count as (batch, 1), so that each has a value of its own and a weight.
     """
 
-    def _values(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        return self.call(*as_rows(self.name, y_true, y_pred))
+    def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return self.call(*as_rows(self.name, y_true, y_pred)), {}
 
 
 class LossFunctionWrapper(Loss):
-    """A callable `(y_true, y_pred) -> values or scalar` as a `Loss`.
+    """A callable `(y_true, y_pred) -> values or scalar` as a `Loss`; it may return `(values, {"name": scalar})`.
 
     It is called with targets and predictions as they are, trees too, but for a last dim of 1 that only one of them has.
     Targets may be None.

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,23 @@ from keras_dist.losses.targets import is_array
 
 _MEANS = ("sum_over_batch_size", "mean")
 REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
+
+
+def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
+    """Split what a loss returned into its values and the scalars to log beside them: `(values, {"name": scalar})`."""
+    pair = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
+    if len(pair) != 2 or not isinstance(pair[1], Mapping):
+        return cast("object", returned), {}
+    values, reported = pair[0], cast("Mapping[object, Any]", pair[1])
+    for name, value in reported.items():
+        if not isinstance(name, str) or not (is_array(value) or isinstance(value, int | float)) or jnp.shape(value):
+            raise ModelError(
+                f"`loss` returned a value to log that is not a scalar: {shorten(name)}",
+                given=f"{shorten(value)} of shape {jnp.shape(value)}" if is_array(value) else shorten(value),
+                expected='(loss, {"name": scalar})',
+                fix=f'reduce it in the loss: {{"{name}": jnp.mean(...)}}',
+            )
+    return values, {cast("str", name): jnp.asarray(value) for name, value in reported.items()}
 
 
 def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:

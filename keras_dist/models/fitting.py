@@ -14,10 +14,11 @@ from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
 from keras_dist.data.arrays import ArraySource
+from keras_dist.data.batch_keys import BatchKeys, check_batch_keys
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import check_batch_size
-from keras_dist.data.recognition import Source, is_data_set, source_of
+from keras_dist.data.recognition import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
@@ -32,6 +33,7 @@ from keras_dist.training.objective import Objective, resolve_objective
 from keras_dist.training.optimization import DEFAULT, as_optimizer
 from keras_dist.training.outputs import Outputs
 from keras_dist.training.rematerialisation import resolve_remat
+from keras_dist.training.report import check_report
 from keras_dist.training.step import ModuleCall, TrainStep
 
 if TYPE_CHECKING:
@@ -86,7 +88,10 @@ def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     has_metrics = objective is not None and any(given is not None for given in metrics)
     measured = ModelMetrics(objective if has_metrics else None)
     remat = resolve_remat(arguments["remat"])
-    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat)
+    has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
+    report = check_report(arguments["report"], has_own_step)
+    keys = check_batch_keys(arguments["batch_keys"])
+    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report, keys)
 
 
 _BOOLS = (False, True)
@@ -266,9 +271,25 @@ def batching(
     return Batching(source, batch_size, limited(steps_argument, steps, max_steps_per_epoch()))
 
 
-def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None) -> Source:
+def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False) -> Source:
     """The source of examples, whose inputs go through the layers of the model that run on the host."""
-    return source_of(x, y, sample_weight, prepare=prepare_of(model))
+    return source_of(x, y, sample_weight, prepare=prepare_of(model), keys=keys_of(model, only_inputs))
+
+
+def keys_of(model: Trainer, only_inputs: bool = False) -> BatchKeys | None:
+    """The keys in batches that are dicts, as `compile` was given them; None without any."""
+    keys = model._chosen().batch_keys
+    return keys.of_inputs() if only_inputs and keys is not None else keys
+
+
+def arrays_of_batch(
+    model: Trainer, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False
+) -> tuple[PyTree, PyTree, PyTree]:
+    """The inputs of the compiled part of the model, targets and weights of one batch, which may be one dict."""
+    keys = keys_of(model, only_inputs)
+    if keys is not None and y is None and sample_weight is None:
+        x, y, sample_weight = unpack_or_inputs(x, keys, "the batch")
+    return model._prepared(x), y, sample_weight
 
 
 def prepare_of(model: Trainer) -> Callable[[PyTree], PyTree] | None:
@@ -288,7 +309,7 @@ def training_sources(
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     examples, validation = source(model, *arrays), None
     if validation_data is not None:
-        validation = validation_source(validation_data, prepare_of(model))
+        validation = validation_source(validation_data, prepare_of(model), keys_of(model))
     elif validation_split:
         examples, validation = split_source(examples, validation_split)
     return weighted_by_class(examples, class_weight), validation
@@ -344,10 +365,12 @@ def check_freq(validation_freq: Any) -> int | list[int]:
     )
 
 
-def validation_source(validation_data: Any, prepare: Callable[[PyTree], PyTree] | None = None) -> Source:
+def validation_source(
+    validation_data: Any, prepare: Callable[[PyTree], PyTree] | None = None, keys: BatchKeys | None = None
+) -> Source:
     """The examples of `validation_data`."""
-    if is_data_set(validation_data):
-        return source_of(validation_data, name="validation ", prepare=prepare)
+    if is_data_set(validation_data) or (keys is not None and isinstance(validation_data, Mapping)):
+        return source_of(validation_data, name="validation ", prepare=prepare, keys=keys)
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
         raise DataError(
             "`validation_data` cannot be used",

@@ -181,7 +181,8 @@ def snapshot(session: Session, progress: Progress | None, documents: Mapping[str
             expected="at least one device of each process, since all of them save",
             fix="make the mesh of list_devices(), the devices of all processes",
         )
-    arrays = dict(zip(names_of(session), session.cell.arrays, strict=True))
+    names = names_of(session)
+    arrays = dict(zip(names, session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
     if progress is not None:
         written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
@@ -189,7 +190,12 @@ def snapshot(session: Session, progress: Progress | None, documents: Mapping[str
         fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
         documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
         arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
-    return Snapshot(int(session.cell.state.step), arrays, session.cell.state_plan, documents)
+    trained = len(jax.tree.leaves(session.cell.state.trainable))
+    rest = len(jax.tree.leaves(session.cell.state.rest))
+    rows = zip(names, session.cell.state_plan.rows, strict=True)
+    untrained = [name for name, row in [*rows][trained : trained + rest] if row.role in ("parameter", "statistic")]
+    plan = session.cell.state_plan
+    return Snapshot(int(session.cell.state.step), arrays, plan, documents, frozenset(untrained))
 
 
 def names_of(session: Session) -> list[str]:

@@ -13,13 +13,15 @@ from keras_dist._operators import value_of
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.record import ModelRecord
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import mask_noted
+from keras_dist.training.objective import check_free
 from keras_dist.training.step import Batch, TrainStep
 from keras_dist.training.step_protocol import StepProtocol
 from keras_dist.training.train_state import TrainState
@@ -51,9 +53,9 @@ class KerasSteps(Layer):
         """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
 
         A subclass may override it. It runs inside the compiled step: it may use its arguments, the weights and
-        `self.losses`, must return a scalar, and must not change anything but metrics of the model. Called in a custom
-        `train_step` it returns the loss of `compile` only; `stateless_call(..., return_losses=True)` returns the
-        others.
+        `self.losses`, must return a scalar, and must not change anything but metrics of the model. It may also return
+        `(loss, {"name": scalar})`, whose scalars are logged beside the loss. Called in a custom `train_step` it returns
+        the loss of `compile` only; `stateless_call(..., return_losses=True)` returns the others.
 
         Args:
             x: inputs.
@@ -123,9 +125,17 @@ class KerasSteps(Layer):
                 binding = record.binding
                 if given is None and binding is not None:
                     record.losses_given = binding.penalties(self.trainable_weights)
-                loss = self.compute_loss(**arguments)
+                loss, reported = split_reported(self.compute_loss(**arguments))
             finally:
                 record.losses_given = given
+            if reported:
+                raise ModelError(
+                    "compute_loss returns values to log in a model that logs by its metrics",
+                    given=f"(loss, {shorten(reported)}), and metrics or steps that the model's class defines",
+                    expected="the loss alone",
+                    fix="make a metric in __init__, self.extra = kd.metrics.Mean('extra'), and update it in "
+                    "compute_loss: self.extra.update_state(value)",
+                )
             after = [scope.values(part) for part in parts[1:]]
         return loss, (trainable_variables, *after)  # type: ignore[return-value]
 
@@ -431,9 +441,11 @@ def _prepare(model: KerasSteps, state: TrainState, batch: Batch) -> None:
     x, y, sample_weight = batch
     y_pred = model._with_weights(x).forward(state.trainable, state.rest, state.step, x, False)[0]
     with Scope():
-        measured.note_losses(objective.losses(batch, y_pred), x)
+        losses = objective.losses(batch, y_pred)
+        measured.note_losses(losses, x)
         if measured.compiled is not None:
             measured.compiled.update_state(y, y_pred, sample_weight)
+            check_free(measured.compiled.logged or {}, losses)
 
 
 def _mask_of(y_pred: PyTree) -> PyTree:

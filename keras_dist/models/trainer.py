@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -70,18 +70,23 @@ class Trainer(KerasSteps):
         prefetch: int = 2,
         remat: str | None = None,
         uneven: Literal["pad"] | None = None,
+        report: Sequence[str] | str | None = None,
+        batch_keys: Mapping[str, PyTree] | None = None,
     ) -> None:
         """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
 
         Args:
             optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
                 each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
-                whose whole path the regular expression matches.
+                whose whole path the regular expression matches. An optax transformation accumulates gradients as
+                `optimizers.OptaxOptimizer(transformation, gradient_accumulation_steps=4)`.
             loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
-                returns a value for each example, or a scalar. As in Keras, targets (batch,) become (batch, 1) for such
-                predictions. For several outputs a list or dict by output of these, with None for outputs without a
-                loss, or one for all. A callable gets targets and outputs whole where they are shaped differently.
-                None where `compute_loss`, layers or regularizers say what is minimised.
+                returns a value for each example, or a scalar; or one of these and a dict of scalars,
+                `(loss, {"name": scalar})`, which are logged as means over batches, weighted by rows as `"loss"` is. As
+                in Keras, targets (batch,) become (batch, 1) for such predictions. For several outputs a list or dict by
+                output of these, with None for outputs without a loss, or one for all. A callable gets targets and
+                outputs whole where they are shaped differently. None where `compute_loss`, layers or regularizers say
+                what is minimised.
             loss_weights: factors of the losses in their sum, a list or dict by output.
             metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
                 each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
@@ -118,6 +123,20 @@ class Trainer(KerasSteps):
                 Everything that the module computes row by row is exact. What mixes rows inside of it sees the added
                 ones: statistics of BatchNormalization, and losses that layers add. By default the module is called with
                 the real rows.
+            report: values of the training itself that `fit` and `train_on_batch` log beside loss and metrics:
+
+                - `"gradient_norm"`: global norm of the gradient of an update, unscaled, of accumulated ones their mean,
+                  before it is clipped; of an epoch the mean over updates.
+                - `"learning_rate"`: rate of the last step; of several optimizers one each, `"<name>_learning_rate"`. A
+                  plain optax transformation must be an alias with a schedule, or of `optax.inject_hyperparams`.
+                - `"tokens_per_second"`: tokens of the epoch by its wall time without compilation. Tokens are the values
+                  of the loss with a sample weight other than 0 that no mask leaves out, over all devices.
+                - `"examples_per_second"`: rows of the epoch by the same time.
+            batch_keys: keys of inputs, targets and weights in batches that are dicts, such as
+                `dict(x="input_ids", y="labels", sample_weight="attention_mask")`; for several inputs a tuple, list or
+                dict of keys. They hold for the batches and examples of all data sets that the model is given, and for
+                dicts of arrays without `y`; `predict` needs those of `x` alone. What is not a dict is taken as without
+                them.
 
         Raises:
             UnknownNameError: a name is not known.
@@ -271,6 +290,10 @@ class Trainer(KerasSteps):
         Where each process gives examples of its own (`auto_shard_dataset=False`), there is a row for those of all, in
         the order in which batches have them: `data.process_rows` tells which rows of each batch are whose.
 
+        An output whose first dim is not the rows of the batch, such as a scalar or a table, has an entry for each
+        batch: `(batches, ...)`, also where there is one batch. `predict_on_batch` returns it as it is. A table that is
+        as long as every batch is taken for rows; another `batch_size` tells them apart.
+
         Args:
             x: inputs, or a data set, as of `fit`, whose targets are not looked at.
             batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
@@ -286,7 +309,7 @@ class Trainer(KerasSteps):
                 the seed and on `batch_size`. Layers with generators of their own do not draw from them.
 
         Raises:
-            ModelError: an output has no row for each example, or an argument cannot be used.
+            ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
             DataError: the data cannot be batched.
 
         Example:
@@ -310,13 +333,14 @@ class Trainer(KerasSteps):
             >>> model.predict(x, verbose=0).shape, model.predict(x, verbose=0, call=encode).shape
             ((5, 8), (5, 2))
 
-        Differs from Keras: `call`, `local` and `seed`.
+        Differs from Keras: `call`, `local` and `seed`; outputs without rows are stacked, where Keras raises an error or
+        concatenates them.
 
         Source: `keras.Model.predict`.
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
-        examples = fitting.batching(fitting.source(self, x), batch_size, steps)
+        examples = fitting.batching(fitting.source(self, x, only_inputs=True), batch_size, steps)
         return fitting.predict(self, examples, callbacks, verbose, call, local, seed)
 
     def train_on_batch(
@@ -339,7 +363,7 @@ class Trainer(KerasSteps):
 
         Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
         """
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         session = fitting.ready_to_train(self, "train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
@@ -347,7 +371,7 @@ class Trainer(KerasSteps):
 
     def test_on_batch(self, x: Any, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False) -> Any:
         """Compute the loss and the metrics of a batch; see `evaluate`."""
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         session = self._compiled("test_on_batch", x)
         fitting.check_measures(session, "test_on_batch")
         values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
@@ -356,7 +380,7 @@ class Trainer(KerasSteps):
     def predict_on_batch(self, x: Any, *, local: bool = False) -> PyTree:
         """Return the outputs for a batch; see `predict`."""
         check_option("local", local, (False, True))
-        x = self._prepared(x)
+        x, _, _ = fitting.arrays_of_batch(self, x, only_inputs=True)
         session = self._with_weights(x)
         return session.trainer.predict_batch(ArraySource(x), session.next_draw(), local)
 
@@ -366,7 +390,7 @@ class Trainer(KerasSteps):
         Raises:
             ModelError: the model is not compiled.
         """
-        x = self._prepared(x)
+        x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
     @property

@@ -35,6 +35,7 @@ from keras_dist.optimizers.multi_optimizer import MultiOptimizer as MultiOptimiz
 from keras_dist.optimizers.multi_optimizer import MultiOptimizerState as MultiOptimizerState
 from keras_dist.optimizers.multi_optimizer import OptimizerMap as OptimizerMap
 from keras_dist.optimizers.muon import Muon as Muon
+from keras_dist.optimizers.optax_optimizer import AccumulationState as AccumulationState
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
@@ -48,7 +49,7 @@ from keras_dist.saving.vocabulary import Vocabulary
 
 
 def _converted(found: Any) -> Any:
-    if isinstance(found, Optimizer):
+    if isinstance(found, Optimizer | OptaxOptimizer):
         return found
     if callable(getattr(found, "init", None)) and callable(getattr(found, "update", None)):
         return optax.with_extra_args_support(found)
@@ -136,7 +137,7 @@ complete_docstrings(
     ours=(
         *("LearningRateState", "LossScaleState", "ModelState", "MultiOptimizerState", "OptimizerState"),
         *("ScheduledRateState",),
-        *("OptaxOptimizer", "OptimizerVariable", "checked_rate", "is_config", "scale_by_rate"),
+        *("AccumulationState", "OptaxOptimizer", "OptimizerVariable", "checked_rate", "is_config", "scale_by_rate"),
     ),
 )
 

@@ -13,6 +13,7 @@ from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer
 
 
@@ -69,7 +70,7 @@ class LossScaleOptimizer(Optimizer):
         **kwargs: Any,
     ) -> None:
         _check_shared(kwargs, inner_optimizer)
-        rate = getattr(inner_optimizer, "_rate", 0.0)
+        rate = inner_optimizer._rate if isinstance(inner_optimizer, Optimizer) else 0.0
         steps = getattr(inner_optimizer, "gradient_accumulation_steps", None)
         use_ema = getattr(inner_optimizer, "use_ema", False)
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
@@ -85,11 +86,7 @@ class LossScaleOptimizer(Optimizer):
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         """Return what is to be added to the weights, zeros where a gradient is not finite, and the state afterwards."""
-        factor = (getattr(self.inner_optimizer, "loss_scale_factor", None) or 1.0) / state.dynamic_scale
-        inner = self.inner_optimizer
-        if not isinstance(inner, Optimizer):
-            inner = optax.with_extra_args_support(inner)
-            extra.pop("batch_weight", None)
+        factor, inner = self._factor(state), self._taking_steps()
 
         def step() -> tuple[PyTree, LossScaleState]:
             grads = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
@@ -103,8 +100,26 @@ class LossScaleOptimizer(Optimizer):
             halved = LossScaleState(state.dynamic_scale / 2, jnp.zeros_like(state.step_counter), state.inner)
             return optax.tree.zeros_like(updates), halved
 
-        finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(updates)] or [True]  # nothing is trained
-        return jax.lax.cond(jnp.all(jnp.array(finite)), step, skip)
+        return jax.lax.cond(_are_finite(updates), step, skip)
+
+    def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
+        """Return the squared norm of the gradient of a step, and whether it is not skipped."""
+        factor = self._factor(state)
+        grads = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
+        squared, is_due = self._taking_steps().squared_norm(grads, state.inner, batch_weight)
+        return squared, jnp.logical_and(_are_finite(updates), is_due)
+
+    def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
+        """Return the learning rate of a step of the inner optimizer."""
+        return self._taking_steps().rate_of_step(before.inner, after.inner)
+
+    def _factor(self, state: PyTree) -> Any:
+        """Return the factor that unscales gradients for the inner optimizer."""
+        return (getattr(self.inner_optimizer, "loss_scale_factor", None) or 1.0) / state.dynamic_scale
+
+    def _taking_steps(self) -> Optimizer | OptaxOptimizer:
+        inner = self.inner_optimizer
+        return inner if isinstance(inner, Optimizer | OptaxOptimizer) else OptaxOptimizer(inner, self.name)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the weights that training ends with: those of the inner optimizer."""
@@ -166,6 +181,11 @@ class LossScaleOptimizer(Optimizer):
 
     def _key(self) -> tuple[Any, ...]:
         return id(self.inner_optimizer), self.initial_scale, self.dynamic_growth_steps, self.name
+
+
+def _are_finite(grads: PyTree) -> jax.Array:
+    finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)] or [True]  # nothing is trained
+    return jnp.all(jnp.array(finite))
 
 
 _DEFAULTS = {"ema_momentum": 0.99}

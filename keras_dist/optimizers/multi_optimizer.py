@@ -14,7 +14,7 @@ from flax import traverse_util
 from keras_dist import _paths
 from keras_dist._arguments import check_callable
 from keras_dist._patterns import pattern
-from keras_dist._types import PyTree
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer
@@ -228,6 +228,29 @@ class MultiOptimizer(Optimizer):
             flat |= traverse_util.flatten_dict(found)
         iterations = jnp.asarray(optax.safe_increment(state.iterations))
         return _restored(updates, flat), MultiOptimizerState(iterations, states)
+
+    def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
+        """Return the squared norm of the gradients of all optimizers that take a step, and whether one does."""
+        parts = self._parts(updates).items()
+        found = [self._by_key(key).squared_norm(part, state.inner[key], batch_weight) for key, part in parts]
+        squared = sum((jnp.where(is_due, one, 0.0) for one, is_due in found), jnp.zeros((), jnp.float32))
+        return squared, jnp.any(jnp.array([is_due for _, is_due in found]))
+
+    def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
+        """Return the learning rate of a step, if there is one optimizer.
+
+        Raises:
+            ModelError: there are several.
+        """
+        if len(before.inner) == 1:
+            (key,) = before.inner
+            return self._by_key(key).rate_of_step(before.inner[key], after.inner[key])
+        raise ModelError(
+            "a MultiOptimizer has no learning rate",
+            given=f"{len(before.inner)} optimizers",
+            expected="an optimizer with one rate",
+            fix="give compile a dict of optimizers by name: each rate then has a name",
+        )
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the weights that training ends with, as each optimizer says."""

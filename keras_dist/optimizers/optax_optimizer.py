@@ -2,46 +2,185 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any, NamedTuple, NoReturn
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from keras_dist._types import PyTree
-from keras_dist.errors import ModelError
+from keras_dist._arguments import check_int, check_optional
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.errors import ConfigError, ModelError, shorten
+from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.optimizers.held_state import has_rate
+
+_OF_THE_LOSS = ("value", "grad", "value_fn")
+"""Arguments of transformations that look at the loss, such as lbfgs."""
+
+
+class AccumulationState(NamedTuple):
+    """The state of a transformation whose gradients are accumulated.
+
+    Attributes:
+        iterations: batches seen, an int32 scalar.
+        slots: of the transformation, which counts updates.
+        accumulated: sums of gradients, shaped as the weights.
+        batch_weight: sum of the weights of these batches, a float32 scalar.
+    """
+
+    iterations: jax.Array
+    slots: PyTree
+    accumulated: PyTree
+    batch_weight: jax.Array
 
 
 class OptaxOptimizer(CustomLoops):
     """A transformation of optax with the variables of an optimizer, as `compile(optax.adam(1e-3))` makes it.
 
     Args:
-        transformation: of optax.
+        transformation: of optax; any chain.
         name: the name among the model's optimizers.
+        gradient_accumulation_steps: number of batches whose gradients make one update, of their mean. In `fit` each
+            batch is weighted by the divisor of its loss (rows, or the sum of token weights), so that the update equals
+            that of one large batch. The state of the transformation changes, and its schedules count, once an update.
 
     Attributes:
         transformation: of optax.
         name: the name among the model's optimizers.
+
+    Raises:
+        ModelError: `gradient_accumulation_steps` is not an integer of at least 2, or `transformation` is not of optax.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> import optax
+        >>> chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-3, 100)))
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+        >>> model.compile(kd.optimizers.OptaxOptimizer(chain, gradient_accumulation_steps=4), loss="mse")
     """
 
-    def __init__(self, transformation: optax.GradientTransformationExtraArgs, name: str) -> None:
-        self.transformation = transformation
+    def __init__(
+        self,
+        transformation: optax.GradientTransformation,
+        name: str = "optimizer",
+        gradient_accumulation_steps: int | None = None,
+    ) -> None:
+        if not (callable(getattr(transformation, "init", None)) and callable(getattr(transformation, "update", None))):
+            raise ModelError(
+                "`transformation` must be an optax transformation",
+                given=f"{shorten(transformation)} of type {type(transformation).__name__}",
+                expected="an object with `init` and `update`",
+                fix="for example OptaxOptimizer(optax.adam(1e-3))",
+            )
+        steps, wrong = gradient_accumulation_steps, "is not a number of steps"
+        check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
+        self.transformation = optax.with_extra_args_support(transformation)
         self.name = name
+        self.gradient_accumulation_steps = steps
 
     def init(self, params: PyTree) -> PyTree:
         """Return the state before the first step."""
-        return self.transformation.init(params)
+        slots = self.transformation.init(params)
+        if self.gradient_accumulation_steps is None:
+            return slots
+        zero = jnp.zeros((), jnp.int32)
+        return AccumulationState(zero, slots, optax.tree.zeros_like(params), jnp.zeros((), jnp.float32))
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        """Return what is to be added to the weights, and the state afterwards."""
-        return self.transformation.update(updates, state, params, **extra)
+        """Return what is to be added to the weights, and the state afterwards.
+
+        Args:
+            updates: the gradients.
+            state: before the step.
+            params: the weights.
+            **extra: handed on to the transformation, except `batch_weight`: the weight of the gradients among those
+                that are accumulated, 1 by default.
+
+        Raises:
+            ModelError: the transformation needs the loss, and gradients are accumulated.
+        """
+        weight = extra.pop("batch_weight", 1.0)
+        if self.gradient_accumulation_steps is None:
+            return self.transformation.update(updates, state, params, **extra)
+        # the loss of the large batch is not known, nor a function of it
+        extra = {name: value for name, value in extra.items() if name not in _OF_THE_LOSS}
+        sums, weights = add_batch(updates, weight, state.accumulated, state.batch_weight)
+        iterations = jnp.asarray(optax.safe_increment(state.iterations))
+
+        def step() -> tuple[PyTree, AccumulationState]:
+            steps, slots = self._updated_slots(mean_gradient(sums, weights), state.slots, params, extra)
+            empty = optax.tree.zeros_like(sums), jnp.zeros_like(weights)
+            return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, sums), AccumulationState(
+                iterations, slots, *empty
+            )
+
+        def wait() -> tuple[PyTree, AccumulationState]:
+            return optax.tree.zeros_like(sums), AccumulationState(iterations, state.slots, sums, weights)
+
+        return jax.lax.cond(self._is_due(state), step, wait)
+
+    def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
+        """Return the squared norm of the gradient of a step; see `Optimizer.squared_norm`."""
+        if self.gradient_accumulation_steps is None:
+            return squared_norm_of(updates), True
+        sums = add_batch(updates, batch_weight, state.accumulated, state.batch_weight)
+        return squared_norm_of(mean_gradient(*sums)), self._is_due(state)
+
+    def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
+        """Return the learning rate of a step, where the state or the transformation has it.
+
+        Raises:
+            ModelError: it has none, or several.
+        """
+        nodes = [node for node in jax.tree.leaves(after, is_leaf=_has_hyperparams) if _has_hyperparams(node)]
+        if nodes:
+            rates = [node.hyperparams["learning_rate"] for node in nodes]
+        else:
+            before_nodes = jax.tree.leaves(before, is_leaf=lambda node: _is_schedule_state(node) or has_rate(node))
+            rates = [node.learning_rate for node in before_nodes if has_rate(node)]
+            counts = [node.count for node in before_nodes if _is_schedule_state(node)]
+            schedules = _schedules_in(self.transformation)
+            if len(schedules) == len(counts) == 1:
+                rates.append(schedules[0](counts[0]))
+            elif schedules or counts:
+                rates = []
+        if len(rates) == 1:
+            return rates[0]
+        raise ModelError(
+            f"the learning rate of optimizer {self.name!r} is not known",
+            given="an optax transformation whose state holds no learning rate, or several",
+            expected="one rate: of a schedule in an optax alias such as optax.adamw(schedule), of "
+            "optax.inject_hyperparams, or of an optimizer of keras_dist",
+            fix="optax.inject_hyperparams(optax.adamw)(learning_rate=...); for a chain of your own "
+            "optax.inject_hyperparams(lambda learning_rate: optax.chain(...))(learning_rate=...)",
+        )
+
+    def _is_due(self, state: AccumulationState) -> Any:
+        return (state.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0
+
+    def _updated_slots(self, grads: PyTree, slots: PyTree, params: PyTree, extra: Any) -> tuple[PyTree, PyTree]:
+        try:
+            return self.transformation.update(grads, slots, params, **extra)
+        except TypeError as error:
+            if not any(f"'{name}'" in str(error) for name in _OF_THE_LOSS):
+                raise
+            raise ModelError(
+                f"optimizer {self.name!r} needs the loss, and cannot accumulate gradients",
+                given=f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {error}",
+                expected="a transformation of gradients alone: the loss of several batches is known after the last one",
+                fix="leave out gradient_accumulation_steps, and make batch_size larger",
+            ) from error
 
     def get_config(self) -> NoReturn:
         """Raise an error: the arguments of optax transformations are not known.
 
         Raises:
-            ModelError: always.
+            ConfigError: always.
         """
-        raise ModelError(
+        raise ConfigError(
             f"optimizer {self.name!r} has no config",
             given="an optax transformation",
             expected="an optimizer by name, or one made by keras_dist.optimizers",
@@ -50,10 +189,13 @@ class OptaxOptimizer(CustomLoops):
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same transformation: then `compile` keeps its slots."""
-        return isinstance(other, OptaxOptimizer) and self.transformation == other.transformation
+        return isinstance(other, OptaxOptimizer) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash(self.transformation)
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.transformation, self.gradient_accumulation_steps
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -65,3 +207,41 @@ class OptaxOptimizer(CustomLoops):
     def _rate(self) -> Any:  # type: ignore[override]
         self._check_built("learning_rate")
         return None
+
+
+def _has_hyperparams(node: Any) -> bool:
+    """Whether it is a state of `optax.inject_hyperparams` with a learning rate."""
+    hyperparams = getattr(node, "hyperparams", None)
+    return isinstance(hyperparams, Mapping) and "learning_rate" in hyperparams
+
+
+def _is_schedule_state(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
+
+
+def _schedules_in(transformation: Any) -> list[Any]:
+    """The schedules that `optax.scale_by_learning_rate` was given in a chain.
+
+    Optax keeps them in closures alone. Where it no longer does, none is found, and the rate is not known.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [transformation]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, FunctionType):
+            cells = dict(
+                zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
+            )
+            if one.__qualname__ == "scale_by_learning_rate.<locals>.<lambda>" and "learning_rate" in cells:
+                found.append(cells["learning_rate"])
+            else:
+                waiting += cells.values()
+        elif isinstance(one, tuple | list):
+            waiting += one
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+    return found

@@ -13,6 +13,7 @@ from flax import traverse_util
 from keras_dist._arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
+from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.arguments import check_clips, check_known
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState, check_rate, rate_after
 from keras_dist.optimizers.weight_decay import WeightDecay, path_of
@@ -196,8 +197,7 @@ class Optimizer(WeightDecay, Configurable):
             rate = rate_after(self._rate, before.iterations)  # which may have been set
         extra["learning_rate"] = rate
         weight = extra.pop("batch_weight", 1.0)
-        if self.loss_scale_factor is not None:
-            updates = jax.tree.map(lambda g: g / self.loss_scale_factor, updates)
+        updates = self._unscaled(updates)
         if self.gradient_accumulation_steps is None:
             steps, slots = self._step(updates, before.slots, params, extra)
             accumulated = before.accumulated, before.batch_weight
@@ -210,6 +210,33 @@ class Optimizer(WeightDecay, Configurable):
         if callable(self._rate):
             rate = rate_after(self._rate, iterations)
         return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
+
+    def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
+        """Return the squared global norm of the gradient that `update` steps along, and whether it takes a step.
+
+        The gradient is unscaled, is the mean of accumulated ones, and is not clipped.
+
+        Args:
+            updates: the gradients.
+            state: before the step.
+            batch_weight: as of `update`.
+        """
+        _, before = state
+        grads, is_due = self._unscaled(updates), True
+        if self.gradient_accumulation_steps is not None:
+            sums = add_batch(grads, batch_weight, before.accumulated, before.batch_weight)
+            grads, is_due = mean_gradient(*sums), (before.iterations + 1) % self.gradient_accumulation_steps == 0
+        return squared_norm_of(grads), is_due
+
+    def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
+        """Return the learning rate of a step, a scalar.
+
+        Args:
+            before: the state before it.
+            after: the state after it.
+        """
+        del after
+        return rate_after(self._rate, before.inner.iterations) if callable(self._rate) else before.learning_rate
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the weights that training ends with: their average with `use_ema`, else `params`.
@@ -289,6 +316,10 @@ class Optimizer(WeightDecay, Configurable):
             steps = jax.tree.map(lambda s, d, p: s if d is p else s + (d - p), steps, decayed, params)
         return jax.tree.map(lambda s, g: s.astype(g.dtype), steps, grads), slots
 
+    def _unscaled(self, grads: PyTree) -> PyTree:
+        factor = self.loss_scale_factor
+        return grads if factor is None else jax.tree.map(lambda g: g / factor, grads)
+
     def _clip(self, grads: PyTree) -> Any:
         if self.clipnorm is not None:
             return jax.tree.map(lambda g: _shortened(g, self.clipnorm), grads)
@@ -303,14 +334,12 @@ class Optimizer(WeightDecay, Configurable):
     ) -> tuple[Any, Any, Any, Any]:
         """A step along the weighted mean of the gradients when enough have come, and none until then."""
         count = self.gradient_accumulation_steps or 1
-        sums = jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), before.accumulated, grads)
-        weights = before.batch_weight + weight
+        total: Any = before.batch_weight
+        sums, weights = add_batch(grads, weight, before.accumulated, total)
 
         def step() -> tuple[Any, Any, Any, Any]:
-            whole = jnp.where(weights == 0, 1, weights)
-            means = jax.tree.map(lambda total: (total / whole).astype(total.dtype), sums)
             return (
-                *self._step(means, before.slots, params, extra),
+                *self._step(mean_gradient(sums, weights), before.slots, params, extra),
                 optax.tree.zeros_like(sums),
                 jnp.zeros_like(weights),
             )

@@ -24,6 +24,25 @@ class OpenMean(NamedTuple):
     weight: Any
 
 
+class UpdatesTotal(NamedTuple):
+    """A value of one update and 1, or 0 and 0 in a step without an update; both scalars."""
+
+    total: Any
+    updates: Any
+
+
+class Latest(NamedTuple):
+    """A scalar of which the last one is logged."""
+
+    value: Any
+
+
+class Count(NamedTuple):
+    """A number of things in a batch, which is logged as things per second."""
+
+    value: Any
+
+
 class Observation(NamedTuple):
     """What a metric gets to see of a batch.
 
@@ -80,8 +99,54 @@ class MeanAccumulator:
         return OpenMean(np.float32(0), np.float32(0))
 
     def read(self, state: OpenMean) -> dict[str, Any]:
-        """The mean."""
-        return {self.name: float(state.total / state.weight)}
+        """The mean; NaN of nothing."""
+        with np.errstate(invalid="ignore"):
+            return {self.name: float(np.divide(state.total, state.weight))}
+
+
+class UpdatesAccumulator(MeanAccumulator):
+    """The mean of a scalar over updates."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LastAccumulator:
+    """The value of the last step."""
+
+    name: str
+    like: jax.ShapeDtypeStruct
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.name,)
+
+    def start(self) -> np.ndarray:
+        """Zeros, before the first step."""
+        return np.zeros(self.like.shape, self.like.dtype)
+
+    def read(self, state: Any) -> dict[str, Any]:
+        """The value: a number as a float."""
+        return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
+
+
+@dataclasses.dataclass(frozen=True)
+class RateAccumulator:
+    """A number of things, in the epoch and this process; `LazyLogs` divides it by the seconds that they took."""
+
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own."""
+        return (self.name,)
+
+    def start(self) -> np.float32:
+        """Return zero."""
+        return np.float32(0)
+
+    def read(self, state: Any) -> dict[str, Any]:
+        """The number."""
+        return {self.name: float(state)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,12 +168,18 @@ class MetricAccumulator:
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
-Accumulator = MeanAccumulator | MetricAccumulator
+Accumulator = MeanAccumulator | MetricAccumulator | LastAccumulator | RateAccumulator
 """How something that is logged is begun and read, and its names; `add` adds to it."""
 
 
 def accumulator_of(name: str, found: Any) -> Accumulator:
     """The accumulator of what a step found under this name (traced)."""
+    if isinstance(found, UpdatesTotal):
+        return UpdatesAccumulator(name)
+    if isinstance(found, Latest):
+        return LastAccumulator(name, jax.ShapeDtypeStruct((), np.float32))
+    if isinstance(found, Count):
+        return RateAccumulator(name)
     if not isinstance(found, Observation):
         return MeanAccumulator(name)
     variables = found.added_to(tuple(found.metric.stateless_reset_state()))
@@ -120,6 +191,19 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
     except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
         return MetricAccumulator(name, found.metric, (name,), compute)
     return MetricAccumulator(name, found.metric, tuple(_checked(name, result)), jax.jit(compute))
+
+
+def check_names(accumulators: Mapping[str, Accumulator]) -> None:
+    """Check that no metric with several values logs one under the name of a loss, or of what a loss reports."""
+    for name, accumulator in accumulators.items():
+        repeated = set(accumulator.names) & (accumulators.keys() - {name})
+        if repeated and isinstance(accumulator, MetricAccumulator):
+            raise ModelError(
+                f"two values would be logged as {min(repeated)!r}",
+                given=f"the metric {name!r}, whose result has {', '.join(map(repr, accumulator.names))}",
+                expected="a name of its own for each",
+                fix="rename it in the result of the metric, or in the dict that the loss returns",
+            )
 
 
 def by_name(name: str, result: Any) -> Mapping[str, Any]:
@@ -168,4 +252,10 @@ def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:
     """The state of an accumulator after a batch: a metric's as it says, a mean with the scalar weighted by rows."""
     if isinstance(found, Observation):
         return found.added_to(state)
+    if isinstance(found, Latest):
+        return jnp.asarray(found.value, jnp.float32)
+    if isinstance(found, Count):
+        return state + jnp.asarray(found.value, jnp.float32)
+    if isinstance(found, UpdatesTotal):
+        return OpenMean(state.total + found.total, state.weight + found.updates)
     return OpenMean(state.total + jnp.asarray(found, jnp.float32) * rows, state.weight + rows)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import optimizers
+from keras_dist.data.batch_keys import BatchKeys
 from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
@@ -51,6 +52,8 @@ class Choices:
         metrics: the metric objects, which tell what was measured last.
         options: how the steps run.
         remat: what the backward pass computes again; None for nothing.
+        report: names of values of the training itself that are logged.
+        batch_keys: of inputs, targets and weights in batches that are dicts; None where dicts are inputs.
         optimizers: by name, with the variables they update; none before the weights exist.
     """
 
@@ -62,6 +65,8 @@ class Choices:
     metrics: ModelMetrics = dataclasses.field(default_factory=lambda: ModelMetrics(None))
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
     remat: Remat | None = None
+    report: tuple[str, ...] = ()
+    batch_keys: BatchKeys | None = None
     optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
 
     def is_own(self, mode: Mode) -> bool:

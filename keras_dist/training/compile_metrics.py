@@ -11,7 +11,7 @@ from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
 from keras_dist.metrics.variable import MetricVariable
-from keras_dist.training.accumulators import Accumulator, MetricAccumulator, by_name
+from keras_dist.training.accumulators import Accumulator, MeanAccumulator, MetricAccumulator, by_name
 from keras_dist.training.masks import mask_noted
 from keras_dist.training.objective import Objective
 
@@ -98,7 +98,11 @@ class ModelMetrics:
             for name, accumulator in accumulators.items()
             if isinstance(accumulator, MetricAccumulator)
         }
-        means = {name: self._means.setdefault(name, Mean(name)) for name in accumulators if name not in logged}
+        means = {
+            name: self._means.setdefault(name, Mean(name))
+            for name, accumulator in accumulators.items()
+            if type(accumulator) is MeanAccumulator
+        }
         if self.compiled is not None:
             self.compiled.logged = logged
         for name, metric in (logged | means).items():

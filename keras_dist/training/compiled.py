@@ -26,10 +26,11 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, accumulator_of, add
+from keras_dist.training.accumulators import Accumulator, accumulator_of, add, check_names
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single
+from keras_dist.training.logs import PerBatch, is_per_batch
 from keras_dist.training.step import Draw, Step, check_train_step
 from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
@@ -141,7 +142,15 @@ class CompiledSteps:
             "predict", step, execution, expected, state, draw, needs_all=not local
         )()
         # in the program that computes them, XLA would gather the last kernel instead
-        return drawn | states, self._outputs_at[local](outputs) if self._outputs_at else outputs
+        return drawn | states, self._gathered(outputs, local) if self._outputs_at else outputs
+
+    def _gathered(self, outputs: Any, local: bool) -> Any:
+        """Outputs of several processes, each of which sees those for all rows, or for its own."""
+        leaves, tree = jax.tree.flatten(outputs, is_leaf=is_per_batch)
+        found = self._outputs_at[local]([leaf for leaf in leaves if not is_per_batch(leaf)])
+        whole = self._outputs_at[False]([leaf for leaf in leaves if is_per_batch(leaf)])
+        with_rows, without = iter(found), iter(whole)
+        return tree.unflatten([next(without if is_per_batch(leaf) else with_rows) for leaf in leaves])
 
     def accumulators(
         self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
@@ -167,6 +176,7 @@ class CompiledSteps:
             reads = reads and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in given)
             run = trace if reads else functools.partial(jax.eval_shape, trace)
             self._traced(batch.rows, lambda: run(state, batch.arrays))
+        check_names(accumulators)
         return accumulators
 
     def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:
@@ -400,14 +410,9 @@ def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
 
 
 def _pad_rows(outputs: Any, rows: int, padded: int) -> Any:
-    def pad(path: Any, output: Any) -> Any:
+    def pad(output: Any) -> Any:
         if jnp.ndim(output) == 0 or output.shape[0] != rows:
-            raise ModelError(
-                f"predict: output {jax.tree_util.keystr(path) or 'of the model'} has no row for each example",
-                given=f"shape {jnp.shape(output)} for {rows} rows",
-                expected=f"shape ({rows}, ...)",
-                fix="return outputs with the batch along the first dim, or leave the others out with `call=`",
-            )
+            return PerBatch(output)
         return jnp.concatenate([output, jnp.repeat(output[-1:], padded - rows, axis=0)]) if padded != rows else output
 
-    return jax.tree_util.tree_map_with_path(pad, outputs)
+    return jax.tree.map(pad, outputs)

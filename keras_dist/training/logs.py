@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from keras_dist._types import PyTree
-from keras_dist.training.accumulators import Accumulator
+from keras_dist.errors import ModelError, shorten
+from keras_dist.training.accumulators import Accumulator, RateAccumulator
 
 
 class LazyLogs(MutableMapping[str, Any]):
@@ -21,6 +24,7 @@ class LazyLogs(MutableMapping[str, Any]):
         states: of the accumulators, on the device.
         accumulators: how to read them, in their order.
         known: further values that are on the host already.
+        seconds: returns how long the batches took, by which numbers become rates.
     """
 
     def __init__(
@@ -28,10 +32,12 @@ class LazyLogs(MutableMapping[str, Any]):
         states: Mapping[str, PyTree],
         accumulators: Mapping[str, Accumulator],
         known: Mapping[str, Any] | None = None,
+        seconds: Callable[[], float] = lambda: math.nan,
     ) -> None:
         self._states = states
         self._accumulators = accumulators
         self._known = dict(known or {})
+        self._seconds = seconds
         self._fetched: dict[str, Any] | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -67,7 +73,10 @@ class LazyLogs(MutableMapping[str, Any]):
             host = jax.device_get(dict(self._states))
             self._fetched = {}
             for name, accumulator in self._accumulators.items():
-                self._fetched |= accumulator.read(host[name])
+                read = accumulator.read(host[name])
+                if isinstance(accumulator, RateAccumulator):
+                    read = {name: count / self._seconds() for name, count in read.items()}
+                self._fetched |= read
             self._fetched |= self._known
         return self._fetched
 
@@ -94,9 +103,43 @@ class LazyOutputs(Mapping[str, Any]):
         return 1
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class PerBatch:
+    """An output without a row for each example, such as a scalar or a table: a node of the outputs of a batch."""
+
+    value: Any
+
+
+def is_per_batch(node: Any) -> bool:
+    """Whether it is a `PerBatch`."""
+    return isinstance(node, PerBatch)
+
+
 def joined(outputs: list[PyTree]) -> PyTree:
-    """The outputs for the rows of all batches, of those for each."""
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)
+    """Join the outputs of batches: rows one after the other, and outputs without rows stacked (batches, ...)."""
+    return jax.tree_util.tree_map_with_path(_joined, *outputs, is_leaf=is_per_batch)
+
+
+def _joined(path: Any, *parts: Any) -> np.ndarray:
+    if not any(map(is_per_batch, parts)):
+        return np.concatenate(parts)
+    # an output with rows has them in every batch: a table as long as one of the batches has none
+    values = [part.value if is_per_batch(part) else part for part in parts]
+    if len({value.shape for value in values}) > 1:
+        name = jax.tree_util.keystr(path) or "of the model"
+        raise ModelError(
+            f"predict: output {name} has neither a row for each example nor one shape",
+            given=f"shapes {shorten(sorted({value.shape for value in values}))} of {len(values)} batches",
+            expected="shape (rows, ...), or the same shape in all batches, which are stacked",
+            fix="choose a batch_size that divides the examples; or leave the output out with `call=`",
+        )
+    return np.stack(values)
+
+
+def of_one_batch(outputs: PyTree) -> PyTree:
+    """Return the outputs of a batch as the model returned them."""
+    return jax.tree.map(lambda one: one.value if is_per_batch(one) else one, outputs, is_leaf=is_per_batch)
 
 
 def real_outputs(rows: int, outputs: PyTree) -> PyTree:
@@ -106,7 +149,13 @@ def real_outputs(rows: int, outputs: PyTree) -> PyTree:
         rows: how many are real: the first ones.
         outputs: on the device, and divided by rows, if at all, among several processes.
     """
-    return jax.tree.map(lambda output: _real_rows(rows, output), outputs)
+
+    def real(output: Any) -> Any:
+        if is_per_batch(output):
+            return PerBatch(np.array(output.value))
+        return _real_rows(rows, output)
+
+    return jax.tree.map(real, outputs, is_leaf=is_per_batch)
 
 
 def _real_rows(rows: int, output: Any) -> np.ndarray:

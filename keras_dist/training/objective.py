@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from keras_dist import metrics
 from keras_dist._arguments import check_number
-from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
@@ -46,12 +45,10 @@ class _Term:
     loss: Loss
     loss_weight: float | None
 
-    def value(self) -> jax.Array:
-        """The loss, a scalar."""
-        # a `__call__` of the user's own may not know masks, which Keras does not hand over either
+    def measure(self) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss, a scalar, and the scalars that it reports, by name."""
         loss, of = self.loss, self.output
-        options = keywords_taken(type(loss).__call__, {"mask": of.mask})
-        value = loss(of.y_true, of.y_pred, of.sample_weight, **options)
+        value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
             raise ModelError(
                 f"the loss {loss.name!r} is not reduced to a number",
@@ -59,12 +56,17 @@ class _Term:
                 expected="a scalar",
                 fix='leave out `reduction`, or pass "sum"',
             )
-        return value
+        return value, reported
 
     def divisor(self) -> ArrayLike:
         """What the loss was divided by, a scalar."""
         of = self.output
         return self.loss.divisor(of.y_true, of.y_pred, sample_weight=of.sample_weight, mask=of.mask)
+
+    def count(self) -> ArrayLike | None:
+        """The number of values that count; None for a loss that is a scalar."""
+        of = self.output
+        return self.loss.count(of.y_true, of.y_pred, of.sample_weight, of.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,6 +104,8 @@ class Objective:
     def losses(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
         """The `loss` of a batch, and with several outputs that of each, before its weight; nothing without a loss.
 
+        The scalars that losses report come last; with several losses under names that begin with the output's.
+
         Args:
             batch: `(x, y, sample_weight)`.
             y_pred: what the model returned.
@@ -110,7 +114,7 @@ class Objective:
         terms = self._terms(batch, y_pred, mask)
         if not terms:
             return {}  # what the layers add is all there is
-        values = [term.value() for term in terms]
+        values, reported = zip(*(term.measure() for term in terms), strict=True)
         weighted = [
             value if term.loss_weight is None else value * term.loss_weight
             for term, value in zip(terms, values, strict=True)
@@ -119,7 +123,13 @@ class Objective:
         for term, value in zip(terms, values, strict=True) if len(terms) > 1 else ():
             name = f"{term.name}_loss"
             each[name] = each[name] + value if name in each else value
-        return {"loss": sum(weighted[1:], weighted[0]), **each}
+        found = {"loss": sum(weighted[1:], weighted[0]), **each}
+        for term, scalars in zip(terms, reported, strict=True):
+            prefix = f"{term.name}_" if len(terms) > 1 and term.name else ""
+            named = {f"{prefix}{name}": value for name, value in scalars.items()}
+            check_free(found, named)
+            found |= named
+        return found
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
         """How much a batch counts among others that make one large batch: what its loss was divided by.
@@ -129,6 +139,27 @@ class Objective:
         """
         divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
+
+    def tokens(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
+        """The number of tokens in a batch: values of the loss with a weight other than 0 that no mask leaves out.
+
+        Arguments are those of `losses`.
+
+        Raises:
+            ModelError: no loss, or several, have a value for each token.
+        """
+        counts = [term.count() for term in self._terms(batch, y_pred, mask)]
+        counts = [count for count in counts if count is not None]
+        if len(counts) == 1:
+            return counts[0]
+        raise ModelError(
+            "tokens_per_second: the tokens of a batch cannot be counted",
+            given=f"{len(counts)} losses with a value for each token",
+            expected="one loss with a value for each token (batch, time) before it is reduced",
+            fix="let the loss return one value for each token instead of their mean"
+            if not counts
+            else 'report "examples_per_second" instead, or let the other losses return scalars',
+        )
 
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
@@ -152,7 +183,7 @@ class Objective:
                 f"two values would be logged as {min(repeated)!r}",
                 given=f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}",
                 expected="a name of its own for each",
-                fix="give the metric another name",
+                fix="give the metric another name, or rename the value in the dict that the loss returns",
             )
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         return {**{name: losses[name] for name in names if name in losses}, **in_order}
@@ -364,6 +395,18 @@ def _listed(given: PyTree) -> list[Metric]:
     if isinstance(given, Mapping):
         given = list(given.values())
     return [metric for item in given for metric in _listed(item)] if isinstance(given, list) else [given]
+
+
+def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
+    """Check that the values that a loss, or `report`, adds to the logs have names of their own."""
+    for name in reported:
+        if name in taken:
+            raise ModelError(
+                f"two values would be logged as {name!r}",
+                given=f"a loss that returns a value of this name, or `report`, beside {', '.join(map(repr, taken))}",
+                expected="another name for each value",
+                fix="rename it in the dict that the loss returns, or rename the metric",
+            )
 
 
 def _free(taken: Mapping[str, Any], name: str) -> str:

@@ -119,7 +119,7 @@ def apply_gradients(
                 "grad": part,
                 "value_fn": lambda params, optimizer=optimizer: value_fn(optimizer.put(state.trainable, params)),
             }
-        if batch_weight is not None and isinstance(optimizer.transformation, optimizers.Optimizer):
+        if batch_weight is not None:
             extra["batch_weight"] = batch_weight
         params = optimizer.select(trainable)
         updates, slots[key] = optimizer.transformation.update(part, slots[key], params, **extra)

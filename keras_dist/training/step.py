@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -18,12 +18,13 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.module_precision import cast_floats, compute_under
+from keras_dist.losses.reduction import split_reported
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.training.accumulators import Observation, flat_logs
+from keras_dist.training.accumulators import Count, Latest, Observation, UpdatesTotal, flat_logs
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.objective import Objective
+from keras_dist.training.objective import Objective, check_free
 from keras_dist.training.optimization import (
     Optimizer,
     accumulates,
@@ -33,6 +34,7 @@ from keras_dist.training.optimization import (
     scaling_checked,
 )
 from keras_dist.training.rematerialisation import Remat
+from keras_dist.training.report import reported
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import over_padded_rows, rows_multiple
 
@@ -88,8 +90,8 @@ class Forward:
         call: `call(module, x, training, rngs) -> y_pred`; None for `module(x)`, which draws from its own streams.
         distribution: gives the layouts of inputs and activations.
         seed: fixes the `rngs` of every step; programs that were traced with another one keep that.
-        compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar`, which may call the `compiled_loss` of
-            the call context; None for the objective's loss alone.
+        compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar or (scalar, {"name": scalar})`, which may
+            call the `compiled_loss` of the call context; None for the objective's loss alone.
         remat: what the backward pass computes again in training; None for nothing.
         plan: where variables live; None where XLA shall choose when they are gathered.
         pads: whether the module is called with rows that the mesh divides, and padding is cut off its outputs.
@@ -142,7 +144,10 @@ class Forward:
                     compiled_loss(batch, y_pred)
                 else:  # of a subclass it may take outputs apart, or need none of the losses
                     context.compiled_loss = compiled_loss
-                    losses["loss"] = check_scalar(self.compute_loss(module, batch, y_pred, training))
+                    loss, beside = split_reported(self.compute_loss(module, batch, y_pred, training))
+                    losses["loss"] = check_scalar(loss)
+                    check_free(losses, beside)
+                    losses.update(beside)
             return losses, y_pred, mask, self.graph.split(module)[1]
 
         return self.gathering(call, trainable, state.rest, batch)
@@ -216,8 +221,10 @@ class Forward:
         return nnx.Rngs(at.key() if isinstance(at, Draw) else jax.random.fold_in(jax.random.key(self.seed), at))
 
 
-def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer]) -> Step:
-    """One step of gradient descent on the mean loss of a batch."""
+def make_train_step(
+    forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer], report: Collection[str] = ()
+) -> Step:
+    """One step of gradient descent on the mean loss of a batch, which logs what is in `report`, too."""
     check_loss_scales(optimizers)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
@@ -227,16 +234,22 @@ def make_train_step(forward: Forward, objective: Objective, optimizers: Mapping[
 
         differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
         (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(differentiated, has_aux=True)(state.trainable)
+        grads = forward.scattered(grads)
+        batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates(optimizers) else None
         new = apply_gradients(
             state,
             optimizers,
-            forward.scattered(grads),
+            grads,
             value=losses["loss"],
             value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
-            batch_weight=objective.batch_weight(batch, y_pred, mask) if accumulates(optimizers) else None,
+            batch_weight=batch_weight,
         )
+        states, outputs = (state, new), (y_pred, mask)
+        extra = reported(report, objective, optimizers, states, grads, batch, outputs, batch_weight)
         new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
-        return new, objective.logs(losses, batch, y_pred, mask)
+        logs = objective.logs(losses, batch, y_pred, mask)
+        check_free(logs, extra)
+        return new, {**logs, **extra}
 
     return train_step
 
@@ -279,7 +292,7 @@ def check_scalar(loss: Any) -> jax.Array:
         raise ModelError(
             "compute_loss did not return a scalar",
             given=f"{shorten(loss)} of type {type(loss).__name__}",
-            expected="one number for the batch",
+            expected='one number for the batch, or (loss, {"name": scalar})',
             fix="for example jnp.mean(loss)",
         )
     return jnp.asarray(loss)
@@ -298,7 +311,7 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
     check_state("train_step", before, after)
     logs = flat_logs("train_step", logs)
     for name, value in logs.items():
-        if not isinstance(value, Observation) and not _is_scalar(value):
+        if not isinstance(value, Observation | UpdatesTotal | Latest | Count) and not _is_scalar(value):
             raise ModelError(
                 f"train_step logs {name!r}, which is not a scalar",
                 given=f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value),

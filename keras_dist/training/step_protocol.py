@@ -16,7 +16,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
-from keras_dist.training.accumulators import flat_logs
+from keras_dist.training.accumulators import LastAccumulator, flat_logs
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import noting_masks
 from keras_dist.training.optimization import Optimizer, scaling_checked
@@ -83,27 +83,6 @@ class VariablesAccumulator:
         """Let the metrics tell what is in this state."""
         for variable, value in zip(self.variables, state, strict=True):
             variable.hold(value)
-
-
-@dataclasses.dataclass(frozen=True)
-class LastAccumulator:
-    """What the last step has logged under a name."""
-
-    name: str
-    like: jax.ShapeDtypeStruct
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.name,)
-
-    def start(self) -> np.ndarray:
-        """Zeros, before the first step."""
-        return np.zeros(self.like.shape, self.like.dtype)
-
-    def read(self, state: Any) -> dict[str, Any]:
-        """The value: a number as a float."""
-        return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
 
 
 class ProtocolStep:

@@ -97,6 +97,28 @@ class Timing:
     peak_bytes: Mapping[str, int]
 
 
+class EpochClock:
+    """Measures the wall time of an epoch without compilation, from when it is made until `stop`."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._ended: float | None = None
+        self._compiling = 0.0
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count the duration of a compilation."""
+        self._compiling += seconds
+
+    def stop(self) -> None:
+        """Measure no further."""
+        self._ended = time.perf_counter()
+
+    def seconds(self) -> float:
+        """The wall time so far [s], more than 0."""
+        until = time.perf_counter() if self._ended is None else self._ended
+        return max(until - self._began - self._compiling, 1e-9)
+
+
 class StepTimer:
     """Measures the loop: told of every dispatch, of every wait, and of the end."""
 
@@ -107,11 +129,13 @@ class StepTimer:
         self._wall = self._idle = self._compiling = 0.0
         self._began = self._busy_until = self._finished = 0.0
         self._newest: PyTree = None
+        self.clock = EpochClock()
 
     def begin(self) -> None:
         """The first batch is about to be made."""
         self._began = self._busy_until = self._finished = time.perf_counter()
         self._newest = None
+        self.clock = EpochClock()
 
     def look(self) -> float:
         """Note whether a step is in flight now, and return when that was."""
@@ -140,6 +164,7 @@ class StepTimer:
             return began
         self._compilations += compiled
         self._compiling += self._busy_until - began
+        self.clock.leave_out(self._busy_until - began)
         return self._busy_until
 
     def finished(self, started: float, steps: int) -> None:
@@ -154,6 +179,7 @@ class StepTimer:
     def end(self) -> None:
         """All executions were waited for."""
         self._wall += time.perf_counter() - self._began
+        self.clock.stop()
 
     def timing(self, devices: Iterable[Device]) -> Timing:
         """What was measured since the timer was made."""

@@ -21,12 +21,12 @@ from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_f
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
-from keras_dist.training.accumulators import Accumulator, MetricAccumulator
+from keras_dist.training.accumulators import Accumulator, MetricAccumulator, RateAccumulator
 from keras_dist.training.choices import Choices
 from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, real_outputs
+from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
@@ -53,6 +53,11 @@ class LoggedStep:
     step: Callable[..., PyTree]
     accumulators: dict[str, Accumulator]
     zeros: Logs
+
+    def resumed(self, states: Logs) -> Logs:
+        """The states that another process had; rates begin anew, for its seconds are not known here."""
+        rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
+        return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
@@ -125,6 +130,7 @@ class Trainer:
         ):
             hooks.begin("train")
             start = run.begin()
+            start = run.progress = dataclasses.replace(start, tallies=program.resumed(dict(start.tallies)))
             left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
             feed = self._placement.feed("train", examples, len(left), start.shuffle_key, one_by_one)
             validate = self._validation(validation, hooks, left)
@@ -141,7 +147,7 @@ class Trainer:
                     hooks,
                     check_interrupt,
                     timer,
-                    as_logs=functools.partial(self._watched, program),
+                    as_logs=lambda results: self._watched(program, results, timer),
                     should_stop=should_stop,
                     in_flight=self._options.prefetch,
                     batch=run.progress.cursor.batch,
@@ -149,7 +155,8 @@ class Trainer:
                 )
                 states = dict(run.progress.tallies) if states is None else states  # no step was left
                 self._hold(program, states)
-                logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt))
+                seconds = timer.clock.seconds
+                logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt), seconds)
                 run.progress = start.at_epoch(epoch + 1)
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
@@ -304,9 +311,12 @@ class Trainer:
         self._check_targets(source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
+        timer = StepTimer()
         with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
-            states, _ = self._train_dispatch(program)(Single(batch))
-        return dict(self._watched(program, [(batch.rows, states)]))
+            began = timer.look()
+            states, compiled = self._train_dispatch(program)(Single(batch))
+            timer.dispatched(began, None, batch.rows, compiled)
+        return dict(self._watched(program, [(batch.rows, states)], timer))
 
     def test_batch(self, source: ArraySource, draw: Draw) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
@@ -320,7 +330,7 @@ class Trainer:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
         outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(Single(batch))
-        return real_outputs(batch.rows, outputs)
+        return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
@@ -351,7 +361,8 @@ class Trainer:
         """The train or test step. It is traced once, which gives metrics their shapes; ours logs what the test does."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
-            if mode == "train" and not self._choices.is_own("train") and not self._choices.is_own("test"):
+            is_own = self._choices.is_own("train") or self._choices.is_own("test")
+            if mode == "train" and not is_own and not self._choices.report:
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
                 accumulators = self._compiled.accumulators(mode, step, self._cell.state, some_batch())
@@ -434,11 +445,13 @@ class Trainer:
             with self._cell.lock:
                 self._cell.state = self._cell.state.replace(trainable=program(self._cell.state))
 
-    def _watched(self, program: LoggedStep, results: Sequence[tuple[int, Logs]]) -> LazyLogs:
+    def _watched(
+        self, program: LoggedStep, results: Sequence[tuple[int, Logs]], timer: StepTimer | None = None
+    ) -> LazyLogs:
         """What callbacks get to see between batches; the metric objects of the model tell the same."""
         _, states = results[-1]
         self._hold(program, states)
-        return LazyLogs(states, program.accumulators)
+        return LazyLogs(states, program.accumulators, None, (timer or StepTimer()).clock.seconds)
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
@@ -457,7 +470,7 @@ def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Ca
     if choices.train_step is not None:
         found["train"] = steps.own_train_step(forward, choices.train_step, choices.optimizers)
     elif choices.objective is not None:
-        found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers)
+        found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers, choices.report)
     if choices.protocol is not None:
         for mode in choices.protocol.steps:
             step: Any = ProtocolStep(mode, choices.protocol, cell, choices.optimizers)

@@ -136,6 +136,42 @@ with pytest.MonkeyPatch.context() as patch, bucket_in(folder / "objects", patch)
     assert loaded.count_params() == model.count_params()
 """
 
+FROZEN = """
+def with_frozen():
+    names = kd.list_devices()
+    rules = kd.LayoutMap(kd.DeviceMesh((1, len(names)), ("data", "model"), names))
+    rules["d1/kernel"] = (None, "model")
+    with kd.ModelParallel(rules, "data").scope():
+        kd.random.set_random_seed(1)
+        body = layers.Dense(8000, "relu", trainable=False, name="d1")
+        model = kd.Sequential([layers.Input((3,)), body, layers.Dense(2, name="d2")])
+        model.compile("sgd", "mse")
+    return model
+
+
+def backed_up(epochs):
+    model = with_frozen()
+    backup = kd.callbacks.BackupAndRestore(folder / "frozen", 2, delete_checkpoint=False)
+    model.fit(X, Y, 8, epochs, verbose=0, callbacks=[backup])
+    return model
+"""
+
+FROZEN_SAVES = """
+for epochs in (2, 4):
+    model = backed_up(epochs)
+found = {path.name for path in (folder / "frozen").iterdir()} - {".lock"}
+assert found == {"base_00000002", "step_00000010", "step_00000012"}, found
+"""
+
+FROZEN_ALONE = """
+backed_up(6)
+found = {path.name for path in (folder / "frozen").iterdir()} - {".lock"}
+assert found == {"base_00000002", "step_00000016", "step_00000018"}, found
+(newest,) = checkpoint.examine(folder / "frozen" / "step_00000018").states
+assert newest.is_good and newest.bases == ("base_00000002",), newest
+assert checkpoint.examine(folder / "frozen").bases[0].processes == 2
+"""
+
 ALONE = """
 model = network(1)
 with checkpoint.CheckpointManager(model, folder / "states True") as manager:
@@ -304,8 +340,8 @@ def test_what_goes_wrong_in_one_process_all_are_told(tmp_path):
 
 @pytest.mark.multiprocess
 def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
-    processes.run(f"{SETUP}\n{SAVES}", tmp_path)
-    processes.run(f"{SETUP}\n{ALONE}", tmp_path, processes=1)
+    processes.run(f"{SETUP}\n{SAVES}\n{FROZEN}\n{FROZEN_SAVES}", tmp_path)
+    processes.run(f"{SETUP}\n{ALONE}\n{FROZEN}\n{FROZEN_ALONE}", tmp_path, processes=1)
 
 
 @pytest.mark.multiprocess

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import ModelError
+from keras_dist.errors import ConfigError, ModelError
 from tests import layouts
 from tests.networks import LOSS, Plain, blobs
 
@@ -59,7 +59,7 @@ def test_a_transformation_of_optax_has_neither_name_nor_config():
     model = layouts.plain_on("one device")
     model.compile(optax.sgd(0.1), LOSS)
     assert model.optimizer.name == "optimizer"
-    with pytest.raises(ModelError, match="'optimizer' has no config"):
+    with pytest.raises(ConfigError, match="'optimizer' has no config"):
         model.optimizer.get_config()
 
 

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import keras_dist as kd
 from keras_dist import layers, losses, optimizers
+from keras_dist.errors import ModelError
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(20, 4)).astype("float32")
@@ -99,3 +101,154 @@ def test_it_goes_on_under_a_loss_scale() -> None:
     for gradient, weight in ((1.0, 3.0), (5.0, 1.0)):
         steps, state = optimizer.update(8 * gradient * jnp.ones(2), state, params, batch_weight=weight)
     np.testing.assert_allclose(steps, [-2.0, -2.0])
+
+
+def schedule(count: Any) -> Any:
+    return 0.5 / (1 + count)
+
+
+def halves_and_notes() -> optax.GradientTransformation:
+    """A transformation of one's own, which counts its updates."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return jax.tree.map(lambda u: u / 2, updates), state + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+CHAINS = {
+    "adamw": lambda: optax.adamw(schedule),
+    "clipped momentum": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(schedule, momentum=0.9)),
+    "own": lambda: optax.chain(halves_and_notes(), optax.sgd(schedule)),
+    "injected": lambda: optax.inject_hyperparams(optax.rmsprop)(learning_rate=schedule),
+    "adafactor": lambda: optax.adafactor(schedule, min_dim_size_to_factor=2),
+    "partition": lambda: optax.partition(
+        {"a": optax.adam(schedule), "b": optax.lion(0.1)},
+        lambda params: {"e": {"embeddings": "a"}, "d": dict.fromkeys(params["d"], "b")},
+    ),
+    "ema": lambda: optax.chain(optax.adam(schedule), optax.ema(0.5)),
+    "of ours": lambda: optax.chain(optimizers.SGD(0.5), optax.trace(0.5)),
+}
+
+IDS, LABELS = RANDOM.integers(0, 7, (2, 22, 5))
+TOKENS = (RANDOM.random((22, 5)) < 0.5).astype("float32")
+TOKENS[3:5] = 0
+
+
+def language_model(devices: int) -> Any:
+    with kd.DataParallel(devices=jax.devices()[:devices]).scope():
+        model = kd.Sequential(
+            [kd.Input((5,), dtype="int32"), layers.Embedding(7, 4, name="e"), layers.Dense(7, name="d")]
+        )
+    values = np.random.default_rng(1)
+    model.set_weights([values.normal(size=weight.shape).astype("float32") for weight in model.weights])
+    return model
+
+
+def trained_on_tokens(optimizer: Any, size: int, devices: int = 1, epochs: int = 2, **options: Any) -> Any:
+    model = language_model(devices)
+    loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    model.compile(optimizer, loss, **options)
+    model.fit(IDS, LABELS, batch_size=size, sample_weight=TOKENS, shuffle=False, epochs=epochs, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(("devices", "options"), [(1, {}), (4, {"steps_per_execution": 3})], ids=["1", "4"])
+def test_any_chain_of_optax_makes_the_update_of_one_large_batch_of_tokens(
+    chain: Any, devices: int, options: Any
+) -> None:
+    # batches of 8, 8 and 6 rows, which have other numbers of tokens
+    optimizer = optimizers.OptaxOptimizer(chain(), gradient_accumulation_steps=3)
+    found = trained_on_tokens(optimizer, 8, devices, **options).get_weights()
+    whole = trained_on_tokens(chain(), len(IDS)).get_weights()
+    for one, other in zip(found, whole, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_state_of_a_chain_changes_once_an_update() -> None:
+    optimizer = optimizers.OptaxOptimizer(
+        optax.chain(halves_and_notes(), optax.adam(schedule)), gradient_accumulation_steps=3
+    )
+    params: Any = {"w": jnp.ones(3)}
+    state = optimizer.init(params)
+    for batch in range(1, 7):
+        steps, after = optimizer.update({"w": jnp.arange(3.0)}, state, params)
+        if batch % 3:
+            np.testing.assert_array_equal(steps["w"], np.zeros(3))
+            jax.tree.map(np.testing.assert_array_equal, after.slots, state.slots)
+        state = after
+    assert int(state.slots[0]) == 2
+    counts = [int(leaf) for leaf in jax.tree.leaves(state.slots) if leaf.dtype == jnp.int32]
+    assert counts == [2, 2, 2]  # of the own one, of Adam, and of the schedule
+
+
+def test_iterations_are_updates_and_a_model_goes_on_with_the_sums(tmp_path: Any) -> None:
+    def made() -> Any:
+        return optimizers.OptaxOptimizer(optax.adam(schedule), gradient_accumulation_steps=4)
+
+    model = trained_on_tokens(made(), 8)
+    assert int(model.optimizer.iterations) == 1  # of 6 batches
+    with kd.checkpoint.CheckpointManager(model, tmp_path) as manager:
+        manager.save()
+    again = trained_on_tokens(made(), 8, devices=2, epochs=0)
+    again.train_on_batch(IDS, LABELS)
+    with kd.checkpoint.CheckpointManager(again, tmp_path) as manager:
+        manager.restore_or_initialize()
+    for one in (model, again):
+        one.fit(IDS, LABELS, batch_size=8, sample_weight=TOKENS, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == int(again.optimizer.iterations) == 2
+    for a, b in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_in_a_loss_scale_optimizer() -> None:
+    inner = optimizers.OptaxOptimizer(optax.sgd(schedule), gradient_accumulation_steps=3)
+    found = trained_on_tokens(optimizers.LossScaleOptimizer(inner, initial_scale=8.0), 8).get_weights()
+    whole = trained_on_tokens(optax.sgd(schedule), len(IDS)).get_weights()
+    for one, other in zip(found, whole, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_among_several_optimizers() -> None:
+    def both(**options: Any) -> Any:
+        return {
+            "e": optimizers.OptaxOptimizer(optax.adam(schedule), **options),
+            "d": optimizers.OptaxOptimizer(optax.sgd(schedule), **options),
+        }
+
+    found = trained_on_tokens(both(gradient_accumulation_steps=3), 8).get_weights()
+    for one, other in zip(found, trained_on_tokens(both(), len(IDS)).get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_line_search_needs_the_loss_of_all_batches() -> None:
+    with pytest.raises(ModelError, match="cannot accumulate gradients"):
+        trained_on_tokens(optimizers.OptaxOptimizer(optax.lbfgs(), gradient_accumulation_steps=2), 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((optax.sgd(0.1), "a", 1), "gradient_accumulation_steps"),
+        ((optax.sgd(0.1), "a", 2.0), "gradient_accumulation_steps"),
+        (("sgd", "a", 2), "must be an optax transformation"),
+    ],
+)
+def test_what_is_no_chain_or_no_number_of_steps(arguments: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        optimizers.OptaxOptimizer(*arguments)
+
+
+def test_another_number_of_steps_is_another_optimizer() -> None:
+    chain = optax.sgd(0.1)
+    assert optimizers.OptaxOptimizer(chain) == optimizers.OptaxOptimizer(chain)
+    assert optimizers.OptaxOptimizer(chain) != optimizers.OptaxOptimizer(chain, gradient_accumulation_steps=2)
+
+
+def test_a_model_with_such_an_optimizer_is_saved_uncompiled(tmp_path: Any) -> None:
+    model = trained_on_tokens(optimizers.OptaxOptimizer(optax.sgd(0.1), gradient_accumulation_steps=2), 8)
+    with pytest.warns(kd.errors.CheckpointWarning, match="without what `compile` was given"):
+        model.save(tmp_path / "m")
+    assert not kd.saving.load_model(tmp_path / "m").compiled

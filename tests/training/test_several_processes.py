@@ -181,7 +181,26 @@ else:
     raise AssertionError("that the processes want other rows was not noticed")
 """
 
+WITHOUT_ROWS = """
+class Aux(nnx.Module):
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(3, 2, rngs=rngs)
+    def __call__(self, x):
+        return {"aux": jax.numpy.mean(x), "table": self.dense.kernel[...], "y": x * 2}
+
+
+for distribution in (on(interleaved), on(interleaved, 2)):
+    with distribution.scope():
+        model = kd.Model.from_nnx(Aux)
+    for local in (False, True):
+        found = model.predict(X, 8, verbose=0, local=local)
+        check_same([found["aux"]], [[X[:8].mean(), X[8:16].mean(), X[16:].mean()]])
+        assert found["table"].shape == (3, 3, 2)
+        assert found["y"].shape[0] == 22 or local
+    assert model.predict_on_batch(X[:8])["aux"].shape == ()
+"""
+
 
 @pytest.mark.multiprocess
 def test_two_processes_train_as_one_on_shares_of_the_same_rows_and_on_rows_of_their_own():
-    processes.run(f"{SETUP}\n{SHARES}\n{OUTPUTS}\n{ON_OWN_DEVICES}\n{OWN}")
+    processes.run(f"{SETUP}\n{SHARES}\n{OUTPUTS}\n{WITHOUT_ROWS}\n{ON_OWN_DEVICES}\n{OWN}")

@@ -1,0 +1,98 @@
+"""Bases: checkpoints of arrays that do not change in training, kept once beside the states that share them.
+
+A base is a checkpoint of its own, `base_00000012`, named by the step of the save that wrote it. States refer to bases
+by their names and by fingerprints of their arrays, so that a base with other arrays is never taken for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+DOCUMENT = "bases"
+"""The document in which a state names its bases."""
+
+FINGERPRINTS = "fingerprints"
+"""The document in which a base has the fingerprints of its arrays, by name."""
+
+NAME = re.compile(r"base_\d{8,}_*")
+"""The name of the folder of a base, in a directory of states."""
+
+SHARED_BYTES = 2**16
+"""Smaller arrays stay with the states: statistics have a few kilobytes, and each array makes hashing compile longer."""
+
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+"""Integer types by the bytes of an element; elements of 8 bytes are read as two integers."""
+
+
+Bases = Mapping[str, Mapping[str, str]]
+"""Fingerprints of arrays by name, by the names of the folders of the bases that hold them."""
+
+
+def bases_from_json(noted: Any) -> Bases | None:
+    """Return what a state has in its document; None if it is something else."""
+    if not isinstance(noted, dict):
+        return None
+    for folder, arrays in noted.items():
+        if not (NAME.fullmatch(folder) and isinstance(arrays, dict)):
+            return None
+        if not all(isinstance(one, str) for one in arrays.values()):
+            return None
+    return noted
+
+
+def has_arrays(fingerprints: Any, arrays: Mapping[str, str]) -> bool:
+    """Whether a base with this document has arrays with these fingerprints."""
+    return isinstance(fingerprints, dict) and all(fingerprints.get(name) == one for name, one in arrays.items())
+
+
+def fingerprints(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
+    """Return the type, the shape and a hash of 64 bits of each array, which are equal on every mesh."""
+    if not arrays:
+        return {}
+    hashes = jax.device_get(_hashes(dict(arrays)))
+    return {
+        name: f"{array.dtype}{list(array.shape)} {hashes[name][0]:08x}{hashes[name][1]:08x}"
+        for name, array in arrays.items()
+    }
+
+
+@jax.jit
+def _hashes(arrays: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Array]]:
+    return {name: _hash(array) for name, array in arrays.items()}
+
+
+def _hash(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two sums, modulo 2**32, of numbers that depend on an element and its place: no order of adding changes them."""
+    bits = _bits(array)
+    place, stride = jnp.zeros(bits.shape, jnp.uint32), 1
+    for dim in reversed(range(bits.ndim)):  # not flattened, so that shards stay where they are
+        place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, dim) * np.uint32(stride % 2**32)
+        stride *= bits.shape[dim]
+    first = _mixed(bits ^ _mixed(place + np.uint32(0x9E3779B9)))
+    second = _mixed(bits + _mixed(place ^ np.uint32(0x85EBCA6B)))
+    return jnp.sum(first, dtype=jnp.uint32), jnp.sum(second, dtype=jnp.uint32)
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    """The bits of each element, in the low bits of one or several integers of 32 bits."""
+    dtype = array.dtype
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return _bits(jnp.stack([array.real, array.imag], axis=-1))
+    if dtype == jnp.bool_ or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8):
+        array = array.astype(jnp.int8)
+    elif jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+        array = array.astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(array, _UNSIGNED[array.dtype.itemsize]).astype(jnp.uint32)
+
+
+def _mixed(bits: jax.Array) -> jax.Array:
+    """Mix 32 bits; source: the finalizer of MurmurHash3."""
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * np.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)

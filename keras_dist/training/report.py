@@ -1,0 +1,97 @@
+"""Values of the training itself that `compile(report=...)` logs beside loss and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.training.accumulators import Count, Latest, UpdatesTotal
+from keras_dist.training.objective import Objective
+from keras_dist.training.optimization import DEFAULT, Optimizer
+from keras_dist.training.train_state import TrainState
+
+NAMES = ("gradient_norm", "learning_rate", "tokens_per_second", "examples_per_second")
+
+
+def check_report(report: Any, has_own_step: bool) -> tuple[str, ...]:
+    """The names in `report` of `compile`.
+
+    Args:
+        report: a name, several, or None.
+        has_own_step: whether the user wrote the train step.
+    """
+    names = () if report is None else (report,) if isinstance(report, str) else report
+    if not isinstance(names, Collection) or isinstance(names, Mapping):
+        raise ModelError(
+            "`report` must be a list of names",
+            given=f"report={shorten(report)} of type {type(report).__name__}",
+            expected=f"some of {', '.join(map(repr, NAMES))}",
+            fix='for example report=["gradient_norm", "learning_rate"]',
+        )
+    for name in names:
+        if name not in NAMES:
+            raise ModelError(
+                f"`report` has an unknown name {shorten(name)}{did_you_mean(str(name), NAMES)}",
+                given=f"report={shorten(report)}",
+                expected=f"some of {', '.join(map(repr, NAMES))}",
+                fix="choose one of these, or log others in a metric or a loss",
+            )
+    if names and has_own_step:
+        raise ModelError(
+            "`report` is not available for a train step of your own",
+            given=f"report={shorten(report)}, and a train_step",
+            expected="the train step of `compile`",
+            fix="leave out `report`, and return these values in the logs of train_step, for example "
+            "{'loss': loss, 'gradient_norm': optax.tree.norm(grads)}",
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def reported(
+    names: Collection[str],
+    objective: Objective,
+    optimizers: Mapping[str, Optimizer],
+    states: tuple[TrainState, TrainState],
+    grads: PyTree,
+    batch: tuple[PyTree, PyTree, PyTree],
+    outputs: tuple[PyTree, PyTree],
+    batch_weight: ArrayLike | None,
+) -> dict[str, Any]:
+    """The values of one step by name (traced).
+
+    Args:
+        names: as `check_report` returned them.
+        objective: counts tokens.
+        optimizers: by name.
+        states: before and after the step.
+        grads: of all trained variables, as the optimizers get them.
+        batch: `(x, y, sample_weight)`.
+        outputs: of the module, and their mask.
+        batch_weight: the weight of the batch among those that are accumulated.
+    """
+    before, after = states
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "gradient_norm":
+            weight = 1.0 if batch_weight is None else batch_weight
+            norms = [
+                one.transformation.squared_norm(one.select(grads), before.slots[key], weight)
+                for key, one in optimizers.items()
+            ]
+            squared = sum((jnp.where(is_due, norm, 0.0) for norm, is_due in norms), jnp.zeros((), jnp.float32))
+            is_due = jnp.any(jnp.array([is_due for _, is_due in norms]))
+            found[name] = UpdatesTotal(jnp.sqrt(squared), is_due.astype(jnp.float32))
+        elif name == "learning_rate":
+            for key, one in optimizers.items():
+                rate = one.transformation.rate_of_step(before.slots[key], after.slots[key])
+                found[name if key == DEFAULT else f"{key}_{name}"] = Latest(jnp.asarray(rate, jnp.float32))
+        elif name == "tokens_per_second":
+            found[name] = Count(objective.tokens(batch, *outputs))
+        else:
+            found[name] = Count(float(len(jax.tree.leaves(batch[0])[0])))
+    return found
