@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import hashlib
 import json
 import os
 import re
@@ -43,6 +45,7 @@ _JOINED = "keras_dist/joined"
 _EVERYWHERE = ("0.0.0.0", "::")
 _NO_TEXT = "bad_cast"  # what jaxlib says of a time-out
 _LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
+_claims: list[socket.socket] = []  # the place of this process in its job, until it exits
 
 
 def initialize(
@@ -77,15 +80,15 @@ def initialize(
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
         num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
-        initialization_timeout_s: seconds within which all processes must come; None for 60; variable
-            `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
+        initialization_timeout_s: seconds within which all processes must come, and, later, within which they must
+            connect for their first collective; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
             the program keeps other threads of Python waiting.
         shutdown_timeout_s: seconds that the first process waits at its end for the others, which end with it: the
             coordinator is in it. It says so while it waits.
-        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for another process
-            there or in a save, after which the job ends, with the stacks of all threads on stderr; compilation counts.
-            None for never; variable
+        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for other processes
+            there or elsewhere, after which the job ends, with the stacks of all threads on stderr; compilation counts.
+            With None steps may take any time, and other waits end after an hour; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
@@ -127,12 +130,14 @@ def initialize(
     try:
         with attempt.waiting:
             _jax.join_job(arguments, attempt.start_service, attempt.await_coordinator)
-    except ClusterError:
-        raise
-    except (RuntimeError, ValueError) as error:
+    except BaseException as error:
+        while _claims:
+            _claims.pop().close()
+        if isinstance(error, ClusterError) or not isinstance(error, RuntimeError | ValueError):
+            raise
         raise attempt.failed(error) from None
     process, processes = _jax.place_in_job()
-    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
+    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
     with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end)
     random.set_random_seed(seed)
@@ -219,6 +224,7 @@ class _Attempt:
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
+        _claim(address, 0, processes)
         self._bound = _check_can_listen(address)
         options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
         try:
@@ -238,6 +244,8 @@ class _Attempt:
         """
         host, _, port = address.rpartition(":")
         self._place = address, process, processes
+        if process:
+            _claim(address, process, processes)
         reason: Exception | None = None
         with _telling(f"process 0 of {processes} at {address}"):
             while reason is None or time.monotonic() < self._end:
@@ -319,12 +327,7 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
     try:
         client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
     except RuntimeError as error:
-        raise ClusterError(
-            f"process {process} of {processes} has joined already",
-            given=f"process_id={process}: {shorten(error)}",
-            expected="another process_id in each process",
-            fix="number the processes from 0, each once",
-        ) from error
+        raise _has_joined(process, processes, shorten(error)) from error
     seeds: list[int] = []
     for other in range(processes):
         try:
@@ -338,6 +341,38 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
             if theirs[name] != value:
                 raise _disagreement(f"{name}={value} in process {process}, {shorten(theirs[name])} in process {other}")
     return seeds[0]
+
+
+def _claim(address: str, process: int, processes: int) -> None:
+    """Check that no other process of this machine has the same place in the job, before JAX gives it that place.
+
+    JAX would, and would take it from the other one, which aborts. A name of a socket is free again at once when its
+    process has exited, however that was. Only Linux has such names; across machines `_agree` is what notices.
+
+    Raises:
+        ClusterError: there is another one.
+    """
+    if sys.platform != "linux":
+        return
+    name = hashlib.sha256(f"{address} {process}".encode()).hexdigest()  # of a length that fits
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0keras_dist {name}")
+        _claims.append(claim)
+    except OSError as error:
+        claim.close()
+        if error.errno == errno.EADDRINUSE:
+            told = f"another process on this machine, with coordinator {address}"
+            raise _has_joined(process, processes, told) from error
+
+
+def _has_joined(process: int, processes: int, given: str) -> ClusterError:
+    return ClusterError(
+        f"process {process} of {processes} has joined already",
+        given=f"process_id={process}: {given}",
+        expected="another process_id in each process",
+        fix="number the processes from 0, each once",
+    )
 
 
 def _disagreement(given: str) -> ClusterError:

@@ -291,23 +291,26 @@ class Trainer:
         self._check_targets(source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
-        with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
-            states, _ = self._train_dispatch(program)(Single(batch))
-        return dict(self._watched(program, [(batch.rows, states)]))
+        with liveness.waiting():
+            with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
+                states, _ = self._train_dispatch(program)(Single(batch))
+            return dict(self._watched(program, [(batch.rows, states)]))
 
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        states, _ = self._test_dispatch(program)(Single(batch))
-        return dict(self._watched(program, [(batch.rows, states)]))
+        with liveness.waiting():
+            states, _ = self._test_dispatch(program)(Single(batch))
+            return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         batch = self._placement.whole(source)
-        outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
-        return real_outputs(batch.rows, outputs)
+        with liveness.waiting():
+            outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)
+            return real_outputs(batch.rows, outputs)
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
