@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -24,7 +24,7 @@ from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import job_warnings, liveness
+from keras_dist.distribution import job_warnings, liveness, same_rows
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     ADDRESSES_VARIABLE,
@@ -57,6 +57,7 @@ def initialize(
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 300,
     hang_timeout_s: float | None = None,
+    check_data: Literal["sample", "full", False] = "sample",
     communication_options: CommunicationOptions | None = None,
 ) -> None:
     """Join this process to its job. Call it before any computation.
@@ -90,6 +91,13 @@ def initialize(
             there or elsewhere, after which the job ends, with the stacks of all threads on stderr; compilation counts.
             With None steps may take any time, and other waits end after an hour; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+        check_data: how the rows are compared that several processes are meant to have alike: those of all without
+            `auto_shard_dataset=False`, and else those of processes that own the same rows. With "sample" one exchange
+            of digests, before the first step of each epoch, evaluation and prediction, covers 32 rows of arrays and
+            examples, or of the first batch of what gives batches; of `train_on_batch` and its like the first, second,
+            fourth, eighth ... call. Another order, and other values throughout, are found; that a single row differs,
+            by "full" alone, which compares all rows of arrays and examples, reading these once more in each epoch, and
+            every batch. With False nothing is compared.
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:
@@ -114,6 +122,7 @@ def initialize(
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
     _check_is_first_use()
+    check_data = same_rows.checked_option(check_data)
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     if communication_options is not None:
         apply_communication_options(communication_options)
@@ -139,7 +148,8 @@ def initialize(
     process, processes = _jax.place_in_job()
     liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
     with _telling(f"what the other processes of {processes} say about themselves"):
-        seed = _agree(_jax.job_client(), process, processes, end)
+        seed = _agree(_jax.job_client(), process, processes, end, check_data)
+    same_rows.choose_check(check_data)
     random.set_random_seed(seed)
     _gloo.hide_connections()
     job_warnings.show_once(_jax.job_client(), process)
@@ -310,8 +320,8 @@ class _Attempt:
         )
 
 
-def _agree(client: Any, process: int, processes: int, end: float) -> int:
-    """Check that all expect as many processes and collectives of one kind, and that none has the index of another.
+def _agree(client: Any, process: int, processes: int, end: float, check_data: same_rows.CheckData = "sample") -> int:
+    """Check that all expect as many processes, one kind of collectives and comparisons, and have indices of their own.
 
     Returns:
         The seed of the first process, for all.
@@ -322,6 +332,7 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
     same = {
         "num_processes": processes,
         "collectives": str(getattr(jax.config, "jax_cpu_collectives_implementation", None)),
+        "check_data": check_data,
     }
     mine = {**same, "seed": random.current_seed()}
     try:

@@ -123,7 +123,7 @@ class Trainer:
             hooks.begin("train")
             start = run.begin()
             left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
-            feed = self._placement.feed("train", examples, len(left), start.shuffle_key, one_by_one)
+            feed = self._placement.feed("train", examples, len(left), one_by_one)
             validate = self._validation(validation, hooks, left)
             timer = StepTimer(feed.tuner)
             for epoch, executions in feed.epochs(start.epochs(epochs.stop), start.shuffle_key, start.cursor):
@@ -259,7 +259,7 @@ class Trainer:
         outputs: list[PyTree] = []
         self._check_agreement("predict", examples, {"local": local})
         self._compiled.forget_shapes("predict")
-        feed = self._placement.stream(examples)
+        feed = self._placement.stream("predict", examples)
         should_stop = self._stopper("predict")
         shared = is_shared(self._cell.mesh)
         with (
@@ -289,6 +289,7 @@ class Trainer:
     def train_batch(self, source: ArraySource) -> dict[str, float]:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
+        self._placement.compare_call("train_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         with liveness.waiting():
@@ -299,6 +300,7 @@ class Trainer:
     def test_batch(self, source: ArraySource) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
+        self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
         with liveness.waiting():
@@ -307,6 +309,7 @@ class Trainer:
 
     def predict_batch(self, source: ArraySource, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
+        self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
         with liveness.waiting():
             outputs, _ = self._predict_dispatch(self._predict_step(None), Single(batch), local=local)

@@ -313,6 +313,25 @@ def test_what_no_process_says_when_it_joins_is_an_error(record):
     assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
 
 
+@pytest.mark.parametrize("check_data", ["some", True, None, 2])
+def test_comparisons_of_data_are_one_of_three(check_data):
+    with pytest.raises(ClusterError, match="check_data"):
+        kd.initialize("127.0.0.1:1", 1, 0, check_data=check_data)
+
+
+def test_all_compare_data_alike():
+    class Client:
+        def key_value_set(self, key, value):
+            self.value = json.loads(value)
+
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            return json.dumps(self.value | {"check_data": "sample"})
+
+    joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "sample")
+    with pytest.raises(ClusterError, match="check_data=full in process 0, 'sample' in process 0"):
+        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "full")
+
+
 @pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])
 def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
     monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
