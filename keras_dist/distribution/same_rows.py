@@ -48,7 +48,7 @@ class SameRows:
 
     def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
         self._about, self._groups = about, groups
-        self._job = Rendezvous(f"a comparison of the data of {about}")
+        self._job = Rendezvous(f"a comparison of the {about}")
         self._compared = 0
         self._is_due, self._batch = True, 0
 
@@ -57,7 +57,7 @@ class SameRows:
         """Return a comparison; None where it is switched off, or each process has rows of its own."""
         return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
 
-    def compare(self, rows: int, take: Take, place: str = "") -> None:
+    def compare(self, rows: int, take: Take) -> None:
         """Compare rows that can be read by number: some of them, each time others, or all.
 
         Raises:
@@ -65,9 +65,9 @@ class SameRows:
         """
         if _chosen == "full":
             for start in range(0, rows, _AT_ONCE):
-                self._compare(np.arange(start, min(start + _AT_ONCE, rows)), take, f"{place} of {rows}")
+                self._compare(np.arange(start, min(start + _AT_ONCE, rows)), take, f" of {rows}")
         else:
-            self._compare(self._sample(rows), take, f"{place} of {rows}")
+            self._compare(self._sample(rows), take, f" of {rows}")
 
     def compare_batch(self, rows: int, take: Take, form: str) -> None:
         """Compare a batch, if one is due: the first of each epoch, or all.
