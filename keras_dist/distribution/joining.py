@@ -91,13 +91,12 @@ def initialize(
             there or elsewhere, after which the job ends, with the stacks of all threads on stderr; compilation counts.
             With None steps may take any time, and other waits end after an hour; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
-        check_data: how the rows are compared that several processes are meant to have alike: those of all without
-            `auto_shard_dataset=False`, and else those of processes that own the same rows. With "sample" one exchange
-            of digests, before the first step of each epoch, evaluation and prediction, covers 32 rows of arrays and
-            examples, or of the first batch of what gives batches; of `train_on_batch` and its like the first, second,
-            fourth, eighth ... call. Another order, and other values throughout, are found; that a single row differs,
-            by "full" alone, which compares all rows of arrays and examples, reading these once more in each epoch, and
-            every batch. With False nothing is compared.
+        check_data: how to compare rows that several processes must hold alike: all rows, or, under a distribution with
+            `auto_shard_dataset=False`, the rows of processes that own the same part of a batch. "sample" exchanges
+            digests of 32 rows once before each epoch, evaluation and prediction; of data that come in batches, rows of
+            the first batch; for `train_on_batch` and its like in the first, second, fourth, eighth ... call. It finds
+            another order and other values, but a single changed row only by chance. "full" compares every row and every
+            batch, and reads arrays and examples once more in each epoch. False compares nothing.
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:

@@ -303,8 +303,8 @@ class Liveness:
     @contextlib.contextmanager
     def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
         """While something is awaited that must come about within a limit."""
+        outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
         outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
-        outer_step, self._last_step = self._last_step, time.monotonic()
         try:
             yield
         finally:

@@ -54,7 +54,7 @@ class SameRows:
 
     @classmethod
     def where_meant(cls, about: str, groups: Sequence[Sequence[int]]) -> SameRows | None:
-        """Return a comparison; None where it is switched off, or each process has rows of its own."""
+        """Return a comparison; None where it is switched off, or all processes may hold different rows."""
         return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
 
     def compare(self, rows: int, take: Take) -> None:
@@ -135,7 +135,7 @@ class SameRows:
             f"the processes of the job do not have the same data: {self._about}",
             given=given,
             expected="the same rows in the same order in every process, which takes those that its devices hold",
-            fix="read, shuffle and augment alike in every process; where each gives rows of its own, make the "
+            fix="read, shuffle and augment alike in every process; where each must give different rows, make the "
             "distribution with auto_shard_dataset=False; initialize(check_data=False) does not compare",
         )
 
