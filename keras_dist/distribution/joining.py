@@ -120,8 +120,8 @@ def initialize(
     if hang_timeout_s is None:
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
-    _check_is_first_use()
     check_data = same_rows.checked_option(check_data)
+    _check_is_first_use()
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     if communication_options is not None:
         apply_communication_options(communication_options)
