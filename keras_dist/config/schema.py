@@ -149,6 +149,7 @@ class ClusterConfig(Table):
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
         shutdown_timeout_s: seconds that the first process waits for the others at its end.
         hang_timeout_s: seconds without a step after which the job ends.
+        check_data: how rows are compared that several processes are meant to have alike.
         communication: how devices of several processes exchange data.
     """
 
@@ -159,6 +160,7 @@ class ClusterConfig(Table):
     heartbeat_timeout_s: float = Field(default=7, ge=1)
     shutdown_timeout_s: float = Field(default=300, ge=1)
     hang_timeout_s: float | None = Field(default=None, ge=1)
+    check_data: Literal["sample", "full", False] = "sample"
     communication: Literal["auto", "gloo", "mpi", "nccl"] = "auto"
 
 

@@ -132,6 +132,8 @@ class StreamSource(DataSource):
                     return
                 arrays = self._arrays(element)
                 _check_alike(arrays, like)
+                if share is not None and share.see is not None:
+                    share.see(arrays)
                 batch = self._padded(arrays, multiple_of, share)
             yield batch
 

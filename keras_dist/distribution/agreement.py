@@ -20,6 +20,7 @@ from keras_dist import _jax, mixed_precision
 from keras_dist._types import PyTree
 from keras_dist.distribution import job
 from keras_dist.distribution.abstract import is_without_arrays
+from keras_dist.distribution.connections import connect
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError
@@ -53,7 +54,7 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts
         ClusterError: in all processes alike, where a fact differs.
     """
     if is_shared(mesh):
-        _compare(Rendezvous(about), about, make_facts)
+        _compare(Rendezvous(about), about, mesh, make_facts)
 
 
 def agreed_programs(
@@ -81,10 +82,12 @@ def agreed_programs(
     except BaseException as error:
         meeting.give_up(error)
         raise
-    _compare(meeting, about, lambda: {**make_facts(), "program": f"sha256 {texts.hexdigest()[:_DIGITS]}"})
+    _compare(meeting, about, mesh, lambda: {**make_facts(), "program": f"sha256 {texts.hexdigest()[:_DIGITS]}"})
 
 
-def _compare(meeting: Rendezvous, about: str, make_facts: Callable[[], Facts]) -> None:
+def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts]) -> None:
+    """Compare the facts; where they are equal, all processes are here, and connect for collectives over the mesh."""
+
     def make() -> dict[str, str]:
         return {name: _short(str(value)) for name, value in {**_facts_of_process(), **make_facts()}.items()}
 
@@ -92,6 +95,7 @@ def _compare(meeting: Rendezvous, about: str, make_facts: Callable[[], Facts]) -
     names = dict.fromkeys(name for facts in told for name in facts)
     different = [name for name in names if len({json.dumps(facts.get(name)) for facts in told}) > 1]
     if not different:
+        connect(mesh.backend_mesh.devices.flat)
         return
     more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     raise ClusterError(

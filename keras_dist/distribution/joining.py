@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import hashlib
 import json
 import os
 import re
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -22,7 +24,7 @@ from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import job_warnings, liveness
+from keras_dist.distribution import job_warnings, liveness, same_rows
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     ADDRESSES_VARIABLE,
@@ -43,6 +45,7 @@ _JOINED = "keras_dist/joined"
 _EVERYWHERE = ("0.0.0.0", "::")
 _NO_TEXT = "bad_cast"  # what jaxlib says of a time-out
 _LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
+_claims: list[socket.socket] = []  # the place of this process in its job, until it exits
 
 
 def initialize(
@@ -55,6 +58,7 @@ def initialize(
     heartbeat_timeout_s: float = 7,
     shutdown_timeout_s: float = 300,
     hang_timeout_s: float | None = None,
+    check_data: Literal["sample", "full", False] = "sample",
     communication_options: CommunicationOptions | None = None,
 ) -> None:
     """Join this process to its job. Call it before any computation.
@@ -80,16 +84,22 @@ def initialize(
         process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
         required: whether a missing job is an error. With False, for scripts that also run alone, nothing is done
             without arguments, variables and a job that JAX detects: the process trains alone.
-        initialization_timeout_s: seconds within which all processes must come; None for 60; variable
-            `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
+        initialization_timeout_s: seconds within which all processes must come, and, later, within which they must
+            connect for their first collective; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
             the program keeps other threads of Python waiting.
         shutdown_timeout_s: seconds that the first process waits at its end for the others, which end with it: the
             coordinator is in it. It says so while it waits.
-        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for another process
-            there or in a save, after which the job ends, with the stacks of all threads on stderr; compilation counts.
-            None for never; variable
+        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for other processes
+            there or elsewhere, after which the job ends, with the stacks of all threads on stderr; compilation counts.
+            With None steps may take any time, and other waits end after an hour; variable
             `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+        check_data: how to compare rows that several processes must hold alike: all rows, or, under a distribution with
+            `auto_shard_dataset=False`, the rows of processes that own the same part of a batch. "sample" exchanges
+            digests of 32 rows once before each epoch, evaluation and prediction; of data that come in batches, rows of
+            the first batch; for `train_on_batch` and its like in the first, second, fourth, eighth ... call. It finds
+            another order and other values, but a single changed row only by chance. "full" compares every row and every
+            batch, and reads arrays and examples once more in each epoch. False compares nothing.
         communication_options: how the devices of several processes exchange data, the same in all of them.
 
     Raises:
@@ -114,6 +124,7 @@ def initialize(
     if hang_timeout_s is None:
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
+    check_data = same_rows.checked_option(check_data)
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     has_joined = _jax.job_client() is not None
     if not required and not (has_joined or given.is_any_given or _jax.detects_job()):
@@ -134,14 +145,17 @@ def initialize(
     try:
         with attempt.waiting:
             _jax.join_job(arguments, attempt.start_service, attempt.await_coordinator)
-    except ClusterError:
-        raise
-    except (RuntimeError, ValueError) as error:
+    except BaseException as error:
+        while _claims:
+            _claims.pop().close()
+        if isinstance(error, ClusterError) or not isinstance(error, RuntimeError | ValueError):
+            raise
         raise attempt.failed(error) from None
     process, processes = _jax.place_in_job()
-    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
+    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
     with _telling(f"what the other processes of {processes} say about themselves"):
-        seed = _agree(_jax.job_client(), process, processes, end)
+        seed = _agree(_jax.job_client(), process, processes, end, check_data)
+    same_rows.choose_check(check_data)
     random.set_random_seed(seed)
     _gloo.hide_connections()
     job_warnings.show_once(_jax.job_client(), process)
@@ -226,6 +240,7 @@ class _Attempt:
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
+        _claim(address, 0, processes)
         self._bound = _check_can_listen(address)
         options = {**options, "cluster_register_timeout": _seconds_until(self._end)}
         try:
@@ -245,6 +260,8 @@ class _Attempt:
         """
         host, _, port = address.rpartition(":")
         self._place = address, process, processes
+        if process:
+            _claim(address, process, processes)
         reason: Exception | None = None
         with _telling(f"process 0 of {processes} at {address}"):
             while reason is None or time.monotonic() < self._end:
@@ -313,8 +330,8 @@ class _Attempt:
         )
 
 
-def _agree(client: Any, process: int, processes: int, end: float) -> int:
-    """Check that all expect as many processes and collectives of one kind, and that none has the index of another.
+def _agree(client: Any, process: int, processes: int, end: float, check_data: same_rows.CheckData = "sample") -> int:
+    """Check that all expect as many processes, one kind of collectives and comparisons, and have indices of their own.
 
     Returns:
         The seed of the first process, for all.
@@ -325,17 +342,13 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
     same = {
         "num_processes": processes,
         "collectives": str(getattr(jax.config, "jax_cpu_collectives_implementation", None)),
+        "check_data": check_data,
     }
     mine = {**same, "seed": random.current_seed()}
     try:
         client.key_value_set(f"{_JOINED}/{process}", json.dumps(mine))
     except RuntimeError as error:
-        raise ClusterError(
-            f"process {process} of {processes} has joined already",
-            given=f"process_id={process}: {shorten(error)}",
-            expected="another process_id in each process",
-            fix="number the processes from 0, each once",
-        ) from error
+        raise _has_joined(process, processes, shorten(error)) from error
     seeds: list[int] = []
     for other in range(processes):
         try:
@@ -349,6 +362,38 @@ def _agree(client: Any, process: int, processes: int, end: float) -> int:
             if theirs[name] != value:
                 raise _disagreement(f"{name}={value} in process {process}, {shorten(theirs[name])} in process {other}")
     return seeds[0]
+
+
+def _claim(address: str, process: int, processes: int) -> None:
+    """Check that no other process of this machine has the same place in the job, before JAX gives it that place.
+
+    JAX would, and would take it from the other one, which aborts. A name of a socket is free again at once when its
+    process has exited, however that was. Only Linux has such names; across machines `_agree` is what notices.
+
+    Raises:
+        ClusterError: there is another one.
+    """
+    if sys.platform != "linux":
+        return
+    name = hashlib.sha256(f"{address} {process}".encode()).hexdigest()  # of a length that fits
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0keras_dist {name}")
+        _claims.append(claim)
+    except OSError as error:
+        claim.close()
+        if error.errno == errno.EADDRINUSE:
+            told = f"another process on this machine, with coordinator {address}"
+            raise _has_joined(process, processes, told) from error
+
+
+def _has_joined(process: int, processes: int, given: str) -> ClusterError:
+    return ClusterError(
+        f"process {process} of {processes} has joined already",
+        given=f"process_id={process}: {given}",
+        expected="another process_id in each process",
+        fix="number the processes from 0, each once",
+    )
 
 
 def _disagreement(given: str) -> ClusterError:

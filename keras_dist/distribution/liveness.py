@@ -33,7 +33,10 @@ _BEAT_S = 1.0
 _GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
 _LOST_S = 3.0  # without a beat, of one whose connections are closed
 _REPORT_EVERY_S = 15.0
-_COLLECTIVES = ("Gloo", "NCCL")  # which name themselves where a connection is closed
+_LOST_CONNECTIONS = ("Gloo", "NCCL", "UNAVAILABLE: ")  # in errors: a connection to another process was closed
+LONGEST_WAIT_S = 3600.0
+"""Limit of a wait outside of steps, where `hang_timeout_s` is None."""
+
 _SIGNALLED = 128  # an exit code above it is that number plus the signal's
 _PLACE = "keras_dist/alive/"
 _LIMIT_CHARACTERS = 10_000
@@ -41,6 +44,11 @@ _WHY_CHARACTERS = 500
 _SAME = (
     "make the same calls in all processes: let callbacks that stop training or set variables be in each of them, and "
     "give each as many batches, of the same lengths"
+)
+
+_STEP, _CONNECTION = "step", "connection"
+_STRANGER = (
+    "another program may have connected to a port of theirs: keep these on a private network; start the job again"
 )
 
 _STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
@@ -86,10 +94,12 @@ class Beat:
 _current: Liveness | None = None
 
 
-def watch_job(heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None) -> None:
+def watch_job(
+    heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None, join_timeout_s: float
+) -> None:
     """Begin to watch the job that this process has joined."""
     global _current
-    _current = Liveness(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s)
+    _current = Liveness(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
     _current.start()
 
 
@@ -143,6 +153,16 @@ def meeting(about: str, place: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if _current is None else _current.meeting(about, place)
 
 
+def waiting() -> contextlib.AbstractContextManager[None]:
+    """While this process waits, outside of steps, for a computation in which all processes take part."""
+    return contextlib.nullcontext() if _current is None else _current.waiting()
+
+
+def connecting(devices: frozenset[Any]) -> contextlib.AbstractContextManager[bool]:
+    """While the processes connect for collectives over these devices; the result is whether they have not done so."""
+    return contextlib.nullcontext(False) if _current is None else _current.connecting(devices)
+
+
 @contextlib.contextmanager
 def failures_told(call: str, *, is_shared: bool) -> Generator[None]:
     """While steps run: tell the other processes what this one raises, since they wait for it in their next step.
@@ -176,6 +196,8 @@ class Liveness:
         heartbeat_timeout_s: seconds without a beat after which a process counts as dead.
         shutdown_timeout_s: seconds that the first process waits at its end for the others.
         hang_timeout_s: seconds without a step, while steps run, after which this process ends itself; None for never.
+            Also limits other waits, by default to `LONGEST_WAIT_S`.
+        join_timeout_s: limit of the first collective, in which the processes connect.
 
     Attributes:
         process: the index of this process.
@@ -184,7 +206,13 @@ class Liveness:
         notes: what the launcher reads when this process has ended.
     """
 
-    def __init__(self, heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        heartbeat_timeout_s: float,
+        shutdown_timeout_s: float,
+        hang_timeout_s: float | None,
+        join_timeout_s: float = LONGEST_WAIT_S,
+    ) -> None:
         self._client = _jax.job_client()
         self.process, self.processes = _jax.place_in_job()
         self._timeout_s, self._shutdown_timeout_s = heartbeat_timeout_s, shutdown_timeout_s
@@ -194,7 +222,11 @@ class Liveness:
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
         self.hang_timeout_s = hang_timeout_s
-        self._last_step: float | None = None  # None while no steps run
+        self._join_timeout_s = join_timeout_s
+        self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
+        self._last_step: float | None = None  # None while nothing is waited for
+        self._limit_s, self._awaited = hang_timeout_s, _STEP
+        self._answered = time.monotonic()  # when the coordination service last did
         self._steps = 0
         self._acts = Acts()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of the others, and since when
@@ -229,7 +261,7 @@ class Liveness:
         """
         if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
             return  # all processes end at the same step
-        if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _COLLECTIVES):
+        if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):
             self._explain()
         if self._mine.state == RUNNING:
             failure = f"{type(error).__name__}: {shorten(str(error))}"
@@ -240,15 +272,44 @@ class Liveness:
     def steps(self, call: str | None = None) -> Generator[None]:
         """While steps run, `note_step` must be called within `hang_timeout_s`; `call` is one of all processes."""
         self.go_on()
-        outer, self._last_step = self._last_step, time.monotonic()
         outer_call, self._call, self._begun = (self._call, self._begun), call, collections.Counter[str]()
+        with self._limited(self.hang_timeout_s, _STEP):
+            try:
+                yield
+                if call is not None:
+                    self.note_act(f"the end of {call}")
+            finally:
+                self._call, self._begun = outer_call
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """See the function of this name. Other threads, as those that save, are not watched."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with self._limited(self.hang_timeout_s or LONGEST_WAIT_S, _STEP):
+            yield
+
+    @contextlib.contextmanager
+    def connecting(self, devices: frozenset[Any]) -> Generator[bool]:
+        """See the function of this name."""
+        if devices in self._connected:
+            yield False
+            return
+        with self._limited(self._join_timeout_s, _CONNECTION):
+            yield True
+        self._connected.add(devices)
+
+    @contextlib.contextmanager
+    def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
+        """While something is awaited that must come about within a limit."""
+        outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
+        outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
         try:
             yield
-            if call is not None:
-                self.note_act(f"the end of {call}")
         finally:
-            self._last_step = None if outer is None else time.monotonic()
-            self._call, self._begun = outer_call
+            self._last_step = None if outer_step is None else time.monotonic()
+            self._limit_s, self._awaited = outer
 
     def go_on(self) -> None:
         """See the function of this name."""
@@ -289,6 +350,8 @@ class Liveness:
             self._acts = before
             raise
         self._acts = Acts(place)
+        if self._last_step is not None:  # an exchange is progress
+            self._last_step = time.monotonic()
         if self._call is None:
             self._begun.clear()
 
@@ -314,6 +377,7 @@ class Liveness:
         end = time.monotonic() + self._timeout_s + 2 * _BEAT_S
         while time.monotonic() < end and not self._stopped.is_set():
             time.sleep(_BEAT_S / 4)
+            self._look_at_service(time.monotonic())  # here: the thread may wait for an answer itself
 
     def leave(self) -> None:
         """Leave the job at the end of the program; the first process waits until the others have left.
@@ -359,19 +423,22 @@ class Liveness:
         return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
 
     def _run(self) -> None:
-        answered = time.monotonic()
         while not self._stopped.wait(_BEAT_S):
             try:
                 self._beat()
                 beats = self._read()
             except RuntimeError:
-                if time.monotonic() - answered >= self._timeout_s:
-                    self._end(0, "has ended, and the coordinator with it")
+                self._look_at_service(time.monotonic())
                 continue
-            answered = time.monotonic()
+            self._answered = time.monotonic()
             self._look_at_acts(beats, time.monotonic())
             self._look(beats, time.monotonic())
             self._look_at_steps(time.monotonic())
+
+    def _look_at_service(self, now: float) -> None:
+        if now - self._answered >= self._timeout_s:
+            has = "does not answer, or its coordination service does not"
+            self._end(0, has if self.process else "has lost its coordination service")
 
     def _look(self, beats: list[tuple[int, Beat]], now: float) -> None:
         for process, beat in beats:
@@ -409,8 +476,12 @@ class Liveness:
             self._exit(self.process, differ, f"{differ}; {_SAME}", 1)  # started again, it would come there again
 
     def _look_at_steps(self, now: float) -> None:
-        since = self._last_step
-        if self.hang_timeout_s is not None and since is not None and now - since > self.hang_timeout_s:
+        since, limit_s = self._last_step, self._limit_s
+        if limit_s is not None and since is not None and now - since > limit_s:
+            if self._awaited == _CONNECTION:
+                faulthandler.dump_traceback()
+                reason = f"the processes have not connected for their first collective within {limit_s:g} s"
+                self._exit(self.process, reason, f"{reason}; {_STRANGER}", EXIT_RESTART)
             steps = {self.process: self._steps} | {process: beat.steps for process, (beat, _) in self._seen.items()}
             last = min(steps, key=lambda process: (steps[process], process != self.process))  # others wait for it
             hangs = f"no step for {now - since:.0f} s"

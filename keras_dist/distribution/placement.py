@@ -17,6 +17,7 @@ from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import job, lint, liveness
 from keras_dist.distribution.abstract import is_without_arrays
+from keras_dist.distribution.connections import connect
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, LayoutError, shorten
@@ -75,8 +76,10 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it
         liveness.note_act(f"setting {name}")
+        connect(sharding.device_set)
     try:
-        placed = jax.device_put(value, sharding)
+        with liveness.waiting():
+            placed = jax.device_put(value, sharding)
     except AssertionError as error:  # in all of them
         values = Rendezvous(f"setting {name}").each(lambda: shorten(value), str)
         raise ClusterError(

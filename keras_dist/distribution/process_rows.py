@@ -323,6 +323,7 @@ class Share:
         is_own: whether the source holds only the rows of this process; else it holds those of all.
         process_index: which process; None for this one.
         process_of: function from a device to the index of its process.
+        see: called with each batch of a stream, a pytree of arrays, before it is cut.
     """
 
     layouts: tuple[BatchLayout, ...]
@@ -330,6 +331,14 @@ class Share:
     is_own: bool = False
     process_index: int | None = None
     process_of: ProcessOf = process_of_device
+    see: Callable[[Any], None] | None = None
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The processes, by the source that each of them must have alike."""
+        if self.is_own:
+            return replica_groups(self.layouts[0], self.process_of)
+        return (tuple(range(job.process_count())),)
 
     def owned(self, padded_rows: int) -> np.ndarray:
         """Return the sorted positions in the global batch of the rows that some array has on this process."""

@@ -19,9 +19,6 @@ from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, 
 
 T = TypeVar("T")
 
-TIMEOUT_S = 3600.0
-"""How long one process waits for the others. Those that die are noticed earlier, by JAX, which ends the job."""
-
 _REPORT_EVERY_S = 15.0
 
 _POLL_MS = 1000  # so that Ctrl-C is heard while one waits
@@ -163,8 +160,8 @@ class Rendezvous:
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
         begin = told_at = time.monotonic()
         watching = liveness.current()
-        of_job_s = TIMEOUT_S if watching is None else watching.hang_timeout_s or TIMEOUT_S
-        limit_s = self._timeout_s or of_job_s
+        of_job_s = None if watching is None else watching.hang_timeout_s
+        limit_s = self._timeout_s or of_job_s or liveness.LONGEST_WAIT_S
         while True:
             is_gone = liveness.has_left(process)
             try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_dist import _environment, _jax, _programs
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution import liveness
 from keras_dist.distribution.agreement import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 
@@ -83,7 +84,10 @@ class CompiledInit:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Return the initial values, each array with the layout of the plan."""
-        flat_args = jax.tree.leaves(list(args))
+        with liveness.waiting():
+            return self._created(jax.tree.leaves(list(args)))
+
+    def _created(self, flat_args: list[Any]) -> PyTree:
         leaves: list[jax.Array | None] = [None] * self._treedef.num_leaves
         created = 0
         for creation in self._creations:

@@ -167,7 +167,8 @@ class Trainer(KerasSteps):
     ) -> History:
         """Train the model on the examples in `x` and `y`.
 
-        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold.
+        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold,
+        after a comparison that `check_data` of `initialize` chooses.
         Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
         of as many rows, which `batch_size` counts.
 

@@ -16,12 +16,14 @@ import numpy as np
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming, pass_key
+from keras_dist.data.conversion import describe
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.same_rows import SameRows, Take
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
 from keras_dist.training.throughput import FixedSteps, StepsTuner
@@ -215,6 +217,7 @@ class StreamFeed:
         stack: how many batches one execution takes; what is left over is taken one by one.
         ahead: how many more executions are being put on the devices than are dispatched.
         share: what this process gathers of each batch; None where the mesh is its own.
+        same: compares the rows of processes that are meant to have the same; None for no comparison.
     """
 
     def __init__(
@@ -225,9 +228,12 @@ class StreamFeed:
         stack: int = 1,
         ahead: int = 0,
         share: Share | None = None,
+        same: SameRows | None = None,
     ) -> None:
+        if share is not None and same is not None:
+            share = dataclasses.replace(share, see=functools.partial(_compared, same.compare_batch))
         self._examples, self._multiple_of, self._stack = examples, multiple_of, stack
-        self._distribution, self._ahead, self._share = distribution, ahead, share
+        self._distribution, self._ahead, self._share, self._same = distribution, ahead, share, same
         self.tuner = None
 
     def epochs(
@@ -257,12 +263,19 @@ class StreamFeed:
 
     def _executions(self, batches: Iterator[Batch]) -> Iterator[Execution]:
         waiting: collections.deque[Execution] = collections.deque()
-        for execution in map(self._execution, batches):
-            waiting.append(execution)
-            del execution  # whoever is given one decides how long it stays in memory
-            if len(waiting) > self._ahead:
-                yield waiting.popleft()
-        yield from waiting
+        source = self._examples.source
+        if self._same is not None and isinstance(source, RowSource):
+            self._same.compare(source.length, lambda rows: jax.tree.leaves(source.gather(rows, len(rows)).arrays))
+        try:
+            for execution in map(self._execution, batches):
+                waiting.append(execution)
+                del execution  # whoever is given one decides how long it stays in memory
+                if len(waiting) > self._ahead:
+                    yield waiting.popleft()
+            yield from waiting
+        finally:
+            if self._same is not None:
+                self._same.end_epoch()
 
     def _execution(self, batch: Batch) -> Single | Stacked:
         execution = Single(batch) if batch.stacked is None else Stacked(batch)
@@ -366,6 +379,16 @@ def placed(execution: Single | Stacked, distribution: Distribution) -> Single | 
         whole = functools.partial(global_portion, portion=batch.portion, dim=0 if batch.stacked is None else 1)
         arrays = jax.tree.map(whole, batch.arrays, shardings)
     return type(execution)(dataclasses.replace(batch, arrays=arrays, portion=None))
+
+
+def compare_call(same: SameRows, source: ArraySource) -> None:
+    """Compare the batch of one of several calls."""
+    _compared(same.compare_call, source.arrays)
+
+
+def _compared(compare: Callable[[int, Take, str], None], arrays: Any) -> None:
+    leaves = jax.tree.leaves(arrays)
+    compare(len(leaves[0]), lambda rows: [leaf.take(rows, axis=0) for leaf in leaves], describe(arrays))
 
 
 def share_of(like: Any, multiple_of: int, distribution: Distribution) -> Share:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import Source
 from keras_dist.data.source import RowSource
 from keras_dist.distribution.abstract import is_without_arrays
+from keras_dist.distribution.agreement import is_shared
 from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.same_rows import SameRows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import check_tensor_rules
 from keras_dist.training.choices import StepOptions
@@ -15,6 +18,7 @@ from keras_dist.training.executions import (
     ResidentFeed,
     Single,
     StreamFeed,
+    compare_call,
     earns_residence,
     fits_on_devices,
     is_put_by_dispatch,
@@ -29,6 +33,8 @@ from keras_dist.training.uneven_rows import rows_multiple
 
 Examples = Batching | Streaming
 Feed = StreamFeed | ResidentFeed
+
+_CALLS: dict[Mode, str] = {"train": "fit", "test": "evaluate", "predict": "predict"}
 
 WORTH_COMPILING = 1000
 MOST_LENGTHS = 8
@@ -49,6 +55,7 @@ class Placement:
         self._graph, self._distribution, self._options = graph, distribution, options
         self._tuners: dict[Mode, StepsTuner] = {"train": StepsTuner(), "test": StepsTuner()}
         self._resident_sizes: dict[Mode, set[tuple[int, int]]] = {}
+        self._compared: dict[str, SameRows | None] = {}
         self._is_checked = False
 
     def feed(
@@ -56,7 +63,6 @@ class Placement:
         mode: Mode,
         examples: Examples,
         epochs: int = 1,
-        shuffle_key: tuple[int, ...] | None = None,
         one_by_one: bool = False,
     ) -> Feed:
         """What brings the batches to the steps.
@@ -65,14 +71,13 @@ class Placement:
             mode: which steps.
             examples: in batches.
             epochs: how often all of them are taken.
-            shuffle_key: fixes their order.
             one_by_one: whether each batch is an execution of its own, unless `compile` has said how many are.
         """
         stack = self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and one_by_one):
-            return self.stream(examples, 1, shuffle_key)
+            return self.stream(mode, examples)
         if isinstance(examples, Streaming):
-            return self.stream(examples, stack or 1, shuffle_key)
+            return self.stream(mode, examples, stack or 1)
         source, batch_size = examples.source, examples.batch_size
         sizes = source.length, batch_size
         # programs that gather rows know how many there are: further lengths must be worth another compilation
@@ -83,12 +88,28 @@ class Placement:
         if sizes in known and is_earned and fits_on_devices(source, self._distribution):
             tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
             return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)
-        return self.stream(examples, stack or stack_of(source, batch_size, epochs), shuffle_key)
+        return self.stream(mode, examples, stack or stack_of(source, batch_size, epochs))
 
-    def stream(self, examples: Examples, stack: int = 1, shuffle_key: tuple[int, ...] | None = None) -> StreamFeed:
+    def stream(self, mode: Mode, examples: Examples, stack: int = 1) -> StreamFeed:
         """Return what brings this many batches at a time from the host."""
-        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(examples.source)
-        return StreamFeed(examples, self._multiple(examples.source), self._distribution, stack, ahead, share)
+        source = examples.source
+        ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(source)
+        same = self._same(f"{source.name}data of {'fit' if source.name else _CALLS[mode]}", share)
+        return StreamFeed(examples, self._multiple(source), self._distribution, stack, ahead, share, same)
+
+    def compare_call(self, call: str, source: ArraySource) -> None:
+        """Compare the batch of one of several calls in all processes that are meant to give the same."""
+        if call not in self._compared:
+            self._compared[call] = self._same(f"batches of {call}", self._share(source))
+        same = self._compared[call]
+        if same is not None:
+            compare_call(same, source)
+
+    def _same(self, about: str, share: Share | None) -> SameRows | None:
+        """Return what compares the rows of processes; None where there is nothing to compare."""
+        if share is None or not is_shared(self._distribution.device_mesh):
+            return None
+        return SameRows.where_meant(about, share.groups)
 
     def whole(self, source: RowSource) -> Batch:
         """All rows as one batch; of several processes, on the devices."""

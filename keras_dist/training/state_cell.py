@@ -335,4 +335,5 @@ def host_copy(array: jax.Array) -> np.ndarray:
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)
     liveness.note_act("reading a value of which each process has a part")
-    return np.array(multihost_utils.process_allgather(data, tiled=True))
+    with liveness.waiting():
+        return np.array(multihost_utils.process_allgather(data, tiled=True))

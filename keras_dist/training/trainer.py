@@ -132,7 +132,7 @@ class Trainer:
             start = run.begin()
             start = run.progress = dataclasses.replace(start, tallies=program.resumed(dict(start.tallies)))
             left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
-            feed = self._placement.feed("train", examples, len(left), start.shuffle_key, one_by_one)
+            feed = self._placement.feed("train", examples, len(left), one_by_one)
             validate = self._validation(validation, hooks, left)
             timer = StepTimer(feed.tuner)
             for epoch, executions in feed.epochs(start.epochs(epochs.stop), start.shuffle_key, start.cursor):
@@ -281,7 +281,7 @@ class Trainer:
         outputs: list[PyTree] = []
         self._check_agreement("predict", examples, {"local": local, **_facts_of_draw(draw)})
         self._compiled.forget_shapes("predict")
-        feed = self._placement.stream(examples)
+        feed = self._placement.stream("predict", examples)
         should_stop = self._stopper("predict")
         shared = is_shared(self._cell.mesh)
         with (
@@ -309,28 +309,34 @@ class Trainer:
     def train_batch(self, source: ArraySource) -> dict[str, float]:
         """One step on all rows of `source`; its logs."""
         self._check_targets(source)
+        self._placement.compare_call("train_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         timer = StepTimer()
-        with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
-            began = timer.look()
-            states, compiled = self._train_dispatch(program)(Single(batch))
-            timer.dispatched(began, None, batch.rows, compiled)
-        return dict(self._watched(program, [(batch.rows, states)], timer))
+        with liveness.waiting():
+            with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
+                began = timer.look()
+                states, compiled = self._train_dispatch(program)(Single(batch))
+                timer.dispatched(began, None, batch.rows, compiled)
+            return dict(self._watched(program, [(batch.rows, states)], timer))
 
     def test_batch(self, source: ArraySource, draw: Draw) -> dict[str, float]:
         """Loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
+        self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        states, _ = self._test_dispatch(program, draw)(Single(batch))
-        return dict(self._watched(program, [(batch.rows, states)]))
+        with liveness.waiting():
+            states, _ = self._test_dispatch(program, draw)(Single(batch))
+            return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
+        self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
-        outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(Single(batch))
-        return of_one_batch(real_outputs(batch.rows, outputs))
+        with liveness.waiting():
+            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(Single(batch))
+            return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
         """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""

@@ -119,6 +119,82 @@ def test_all_expect_as_many_processes(address):
     assert "num_processes=3 in process 1, 2 in process 0" in second[1]
 
 
+STAYS = """
+import sys, time
+import keras_dist as kd
+
+address, index, seconds = sys.argv[1:]
+kd.initialize(address, 2, int(index))
+print("joined", flush=True)
+time.sleep(float(seconds))
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_process_that_is_started_twice_leaves_the_first_one_in_peace(address):
+    first = [Python("-c", STAYS, address, index, 5, env=environment(1)) for index in range(2)]
+    while not all("joined" in process.printed()[0] for process in first):
+        joining.time.sleep(0.1)
+    code, _, errors = Python("-c", STAYS, address, 1, 0, env=environment(1)).outcome(30)
+    assert code == 1 and "process 1 of 2 has joined already" in errors
+    assert "another process on this machine" in errors  # which is found before JAX gives the place away
+    assert [process.outcome(60)[0] for process in first] == [0, 0]
+
+
+def test_a_place_in_a_job_is_free_again_when_its_process_has_not_joined(address, monkeypatch):
+    monkeypatch.setattr(joining, "_claims", [])
+    joining._claim(address, 1, 2)
+    joining._claim(address, 0, 2)
+    with pytest.raises(ClusterError, match="process 1 of 2 has joined already"):
+        joining._claim(address, 1, 2)
+    for claim in joining._claims:
+        claim.close()
+    joining._claim("a" * 300, 1, 2)
+    joining._claim(address, 1, 2)
+    for claim in joining._claims:
+        claim.close()
+
+
+STRANGER = """
+import os, pathlib, socket, struct, sys, time
+import jax
+import keras_dist as kd
+from tests.sockets import listening
+
+marker = pathlib.Path(sys.argv[1])
+kd.initialize()
+jax.devices()  # Gloo listens from now on
+strangers = []
+if not marker.with_name(str(jax.process_index())).exists():
+    marker.with_name(str(jax.process_index())).touch()
+    coordinator = int(os.environ["KERAS_DISTRIBUTION_JOB_ADDRESSES"].rpartition(":")[2])
+    for host, port in listening(os.getpid()):
+        for number in range(16 * (port != coordinator)):  # what a peer of Gloo says when it connects
+            strangers.append(socket.create_connection((host, port)))
+            strangers[-1].sendall(struct.pack("<q", number))
+    time.sleep(1)
+kd.set_distribution(kd.DataParallel())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.build()
+print("built", flush=True)
+"""
+
+
+@pytest.mark.multiprocess
+def test_the_launcher_starts_a_job_again_that_a_stranger_has_stopped(tmp_path):
+    script, report = tmp_path / "script.py", tmp_path / "jobs.json"
+    script.write_text(STRANGER)
+    options = ["--processes", 2, "--devices-per-process", 1, "--join-timeout", 8, "--report", report]
+    code, output, errors = Python(
+        "-m", "keras_dist", "launch", *options, "--", script, tmp_path / "m", env=environment() | {"PYTHONPATH": "."}
+    ).outcome(90)
+    assert code == 0 and output.count("built") == 2, errors
+    for index in range(2):
+        assert f"process {index} ends, because the processes have not connected for their first collective" in output
+    (death,) = json.loads(report.read_text())["deaths"]
+    assert "have not connected for their first collective" in death["how"] and death["restarted"]
+
+
 @pytest.mark.multiprocess
 def test_what_is_not_let_in_is_told(address):
     soon = {"initialization_timeout_s": 5}
@@ -257,6 +333,25 @@ def test_what_no_process_says_when_it_joins_is_an_error(record):
     with pytest.raises(ClusterError, match="were not given the same arguments") as error:
         joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
     assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
+
+
+@pytest.mark.parametrize("check_data", ["some", True, None, 2])
+def test_comparisons_of_data_are_one_of_three(check_data):
+    with pytest.raises(ClusterError, match="check_data"):
+        kd.initialize("127.0.0.1:1", 1, 0, check_data=check_data)
+
+
+def test_all_compare_data_alike():
+    class Client:
+        def key_value_set(self, key, value):
+            self.value = json.loads(value)
+
+        def blocking_key_value_get(self, key, timeout_in_ms):
+            return json.dumps(self.value | {"check_data": "sample"})
+
+    joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "sample")
+    with pytest.raises(ClusterError, match="check_data=full in process 0, 'sample' in process 0"):
+        joining._agree(Client(), 0, 2, joining.time.monotonic() + 5, "full")
 
 
 @pytest.mark.parametrize("name", ["initialization_timeout_s", "hang_timeout_s"])

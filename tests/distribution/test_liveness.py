@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pathlib
 import random
 import signal
 import threading
@@ -192,6 +193,41 @@ def test_an_agreed_end_is_no_failure(beats):
     assert beats._mine.state == FAILED
 
 
+def test_waits_outside_of_steps_are_limited_too(beats, monkeypatch):
+    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    for hang_timeout_s, limit_s in ((5, 5), (None, liveness.LONGEST_WAIT_S)):
+        beats.hang_timeout_s = hang_timeout_s
+        with beats.waiting():
+            beats._look_at_steps(beats._last_step + limit_s - 1)
+            with pytest.raises(Ended, match="process 0 of 3 hangs: no step for"):
+                beats._look_at_steps(beats._last_step + limit_s + 1)
+            with beats.meeting("an exchange", "1"):
+                beats._last_step = 0.0
+            assert beats._last_step  # which is progress
+    beats._look_at_steps(1e9)
+    with beats.steps():  # which may take any time, as the time-out says
+        with beats.waiting():
+            pass
+        beats._look_at_steps(1e9)
+
+
+def test_the_first_collective_over_some_devices_has_the_time_to_join_in(beats, monkeypatch):
+    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    monkeypatch.setattr(beats, "_exit", lambda _, reason, told, code: (_ for _ in ()).throw(Ended(told, code)))
+    monkeypatch.setattr(beats, "_join_timeout_s", 3)
+    with beats.connecting(frozenset([1, 2])) as is_first:
+        beats._look_at_steps(beats._last_step + 2)
+        with pytest.raises(Ended, match="not connected for their first collective within 3 s") as ended:
+            beats._look_at_steps(beats._last_step + 4)
+        assert is_first and ended.value.args[1] == liveness.EXIT_RESTART
+    with beats.connecting(frozenset([1, 2])) as is_first:
+        assert not is_first
+    with pytest.raises(ValueError, match="Gloo"), beats.connecting(frozenset([1, 3])):
+        raise ValueError("Gloo")
+    with beats.connecting(frozenset([1, 3])) as is_first:
+        assert is_first
+
+
 def test_no_step_for_long_is_a_hang(beats, monkeypatch):
     monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
     beats._look_at_steps(1e9)  # no steps run
@@ -263,6 +299,54 @@ def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
     assert [code for code, _, _ in outcomes] == [liveness.EXIT_RESTART] * 2
     assert all("no step for" in errors.splitlines()[-1] and "saved: " in errors for _, _, errors in outcomes)
     assert "in on_train_batch_end" in outcomes[1][2]
+
+
+SERVICE = """
+import sys
+import numpy as np
+import keras_dist as kd
+
+class Told(kd.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", flush=True)
+
+kd.initialize()
+kd.set_distribution(kd.DataParallel())
+model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
+model.compile("sgd", "mse")
+callbacks = [kd.callbacks.BackupAndRestore(sys.argv[1]), Told()]
+model.fit(np.ones((80, 3)), np.ones((80, 1)), 8, 100_000, verbose=0, callbacks=callbacks)
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_coordination_service_that_ends_or_stops_ends_the_processes_with_one_line(tmp_path, how):
+    workers = [free_address(), free_address()]
+    jobs = []
+    for index in range(2):
+        described = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        env = environment(1) | {"TF_CONFIG": json.dumps(described)}
+        jobs.append(Python("-c", SERVICE, tmp_path / "backup", env=env))
+    while not all(job.printed()[0].count("epoch") > 1 for job in jobs):
+        assert all(job.is_running() for job in jobs)
+        time.sleep(0.1)
+    (service,) = pathlib.Path(f"/proc/{jobs[0].pid}/task/{jobs[0].pid}/children").read_text().split()
+    os.kill(int(service), how)
+    try:
+        outcomes = [job.outcome(60) for job in jobs]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(service), signal.SIGKILL)
+    whys = (
+        "it has lost its coordination service",
+        "process 0 of 2 does not answer, or its coordination service does not",
+    )
+    for index, (code, _, errors) in enumerate(outcomes):
+        assert code == liveness.EXIT_RESTART, errors
+        line = errors.splitlines()[-1]
+        assert f"process {index} ends, because {whys[index]}; saved: " in line and "start the job again" in line
+        assert "bad_cast" not in errors
 
 
 DIFFERS = """

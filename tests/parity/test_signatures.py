@@ -24,6 +24,7 @@ EXCEPTIONS = [
     ("distribution.ModelParallel", "strict", EXTRA, "rules without effect are errors"),
     ("distribution.ModelParallel", "axis_names", EXTRA, "of what names in sharding metadata stand for"),
     ("distribution.initialize", "*_timeout_s", EXTRA, "how long processes wait for each other"),
+    ("distribution.initialize", "check_data", EXTRA, "whether processes with other data are found"),
     ("distribution.initialize", "communication_options", EXTRA, "as of TensorFlow's strategies"),
     ("distribution.initialize", "required", EXTRA, "for scripts that also run alone"),
     *[("layers.*", f"*_{part}", BY_KEYWORD, "of a weight") for part in ("initializer", "regularizer", "constraint")],
