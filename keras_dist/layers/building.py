@@ -20,6 +20,7 @@ from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
+from keras_dist.layers.names import keras_paths
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Variable, drawn
 from keras_dist.layers.weight_arguments import (
@@ -86,18 +87,18 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 
 
 def lay_out(layer: Any) -> None:
-    """Let the weights of a layer that is in no model lie as the current distribution says, if it is known by now."""
+    """Shard the weights of a layer that is in no model as the current distribution assigns, if it does by now."""
     distribution = current_distribution()
     if distribution is None or distribution.device_mesh.size == 1 or layer._outside.binding is not None:
         return
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
-    for parts, weight in own_variables(layer):
-        spec = specs.get(_paths.join(_paths.visible(parts)))
+    in_keras = keras_paths(layer).weights
+    for parts, weight in walk(layer):
+        spec = specs.get(_paths.join(parts))
         if spec is None or not isinstance(weight, Variable) or weight.handle or _jax.is_traced(weight._array()):
             continue
         try:
-            known_as = dataclasses.replace(spec, path=f"{layer.name}/{spec.path}", aliases=(spec.path,))
-            layout = distribution.get_variable_layout(known_as)
+            layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))
         except DistributionError:  # of an AutoParallel that has found none yet
             return
         if layout is not None:
