@@ -7,9 +7,9 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar, Self
 
 from keras_dist import _html
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import argument_error, is_keras_object
 from keras_dist._patterns import Patterns, is_literal, pattern
-from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist.distribution.layout import Axis, TensorLayout, from_keras
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.render import render_axes
 from keras_dist.errors import LayoutError, shorten, type_name
@@ -43,11 +43,18 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     _method: ClassVar[str] = "fullmatch"
 
     def __init__(self, device_mesh: DeviceMesh | None) -> None:
-        if device_mesh is not None:
-            check_mesh(device_mesh, LayoutError)
         self._layout_map: dict[str, TensorLayout] = {}
-        self._device_mesh = device_mesh
+        self._device_mesh = None if device_mesh is None else check_mesh(device_mesh, LayoutError)
         self._changed()
+
+    @classmethod
+    def of(cls, layout_map: Any) -> Any:
+        """Return the rules of a `LayoutMap` of Keras as one of this class; else what was given."""
+        if not is_keras_object(layout_map, "LayoutMap"):
+            return layout_map
+        rules = cls(layout_map.device_mesh)
+        rules.update(layout_map)
+        return rules
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -84,15 +91,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Args:
             key: a path, or a regular expression for whole paths.
-            layout: a `TensorLayout`, or its axes as a tuple or list.
+            layout: a `TensorLayout`, also of Keras, or its axes as a tuple or list.
 
         Raises:
             LayoutError: the key exists, is not a string or regular expression, or the layout is of another mesh or
                 names an axis that this mesh does not have.
         """
         self._check_key(key)
-        if isinstance(layout, tuple | list):
-            layout = TensorLayout(layout)
+        layout = TensorLayout(layout) if isinstance(layout, tuple | list) else from_keras(layout)
         if not isinstance(layout, TensorLayout):
             raise LayoutError(
                 f"rule {key!r}: {shorten(layout)} should be a TensorLayout",

@@ -235,13 +235,14 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
         )
     inside = next((name for name in paths if pattern(rule).search(name)), None)
     if inside is not None:
+        known_as = "" if paths[inside] == inside else f", which is {paths[inside]!r} in the table"
         return Problem(
             "substring",
             rule,
-            f"rule {rule!r} matched nothing: it is only a part of {inside!r}",
+            f"rule {rule!r} matched nothing: it is only a part of {inside!r}{known_as}",
             given,
             "a regular expression for the whole path",
-            f"write {inside!r}{_widened(rule, inside)}",
+            f"write {paths[inside]!r}" + (_widened(rule, inside) if paths[inside] == inside else ""),
         )
     layer, _, weight = rule.rpartition("/")
     beside = list(dict.fromkeys(path[len(layer) + 1 :] for path in paths.values() if path.startswith(f"{layer}/")))
@@ -251,7 +252,8 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
     if layer and beside and not did_you_mean(weight, beside):
         hint = f"{layer!r} has no {weight!r}, but {', '.join(map(repr, beside[:5]))}; remove the rule"
     elif near is not None:
-        hint = f"the nearest path is {near!r}; correct the rule, or remove it"
+        known_as = "" if paths[near] == near else f", which is {paths[near]!r} in the table"
+        hint = f"the nearest path is {near!r}{known_as}; correct the rule, or remove it"
     else:
         hint = f"the paths are {listed or 'none'}; correct the rule, or remove it"
     return Problem("dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", hint)

@@ -65,7 +65,7 @@ class Distribution:
         self._device_mesh = check_mesh(device_mesh, DistributionError)
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
-            self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
+            self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, self._device_mesh)
         self.auto_shard_dataset = auto_shard_dataset
         self._num_processes = job.process_count()
         self._process_id = job.process_index()
