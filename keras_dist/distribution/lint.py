@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import re
@@ -275,9 +276,10 @@ def _widened(rule: str, path: str) -> str:
 def frames_inside() -> int:
     """Return the number of frames from the caller up to the user's code, for `stacklevel` of a warning.
 
-    Frames of Flax between ours count as ours: its metaclass calls the constructors of modules.
+    Frames of Flax and of thread pools between ours count as ours: Flax's metaclass calls the constructors of modules.
     """
-    inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__))
+    libraries = map(os.path.dirname, (nnx.__file__, concurrent.futures.__file__))
+    inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)
     frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
