@@ -22,7 +22,7 @@ from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.variable import Variable, drawn, made_by_layer
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -243,14 +243,16 @@ class Building:
         if initializer is None:
             default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
             initializer = described.get(f"{name}_initializer", default)
-        variable = Variable(
-            drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}"),
-            trainable=trainable,
-            autocast=autocast,
-            aggregation=aggregation,
-            name=name,
-            layout=described.get(f"{name}_layout") if layout is None else layout,
-        )
+        value = drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}")
+        with made_by_layer():
+            variable = Variable(
+                value,
+                trainable=trainable,
+                autocast=autocast,
+                aggregation=aggregation,
+                name=name,
+                layout=described.get(f"{name}_layout") if layout is None else layout,
+            )
         variable.set_metadata(
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),

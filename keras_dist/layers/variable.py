@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -41,6 +44,19 @@ def say_trainable(owners: Owners) -> bool:
         if layer._trainable_was_set:
             break
     return True
+
+
+_of_layer = contextvars.ContextVar("of_layer", default=False)
+
+
+@contextlib.contextmanager
+def made_by_layer() -> Iterator[None]:
+    """Inside, variables get no layout when they are created: the layer has one for its whole paths."""
+    token = _of_layer.set(True)
+    try:
+        yield
+    finally:
+        _of_layer.reset(token)
 
 
 class Variable(Operators, nnx.Variable):
@@ -114,7 +130,8 @@ class Variable(Operators, nnx.Variable):
             constraint=None,
             autocast=autocast,
         )
-        self._lie_as_distributed()
+        if not _of_layer.get():
+            self._lie_as_distributed()
 
     def _lie_as_distributed(self) -> None:
         """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""
