@@ -15,6 +15,7 @@ from flax import nnx
 from keras_dist import _jax, _paths, constraints, initializers, random, regularizers
 from keras_dist._arguments import argument_error
 from keras_dist._types import DTypeLike, PyTree, Shape
+from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
@@ -181,7 +182,7 @@ class Building:
         self.identify(f"{name}_initializer", initializers.get, initializer)
         self.identify(f"{name}_regularizer", regularizers.get, regularizer)
         self.identify(f"{name}_constraint", constraints.get, constraint)
-        setattr(self, f"{name}_layout", layout)
+        setattr(self, f"{name}_layout", from_keras(layout))
 
     def identify(self, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
         """Set the attribute `argument` to what `identifier` means.

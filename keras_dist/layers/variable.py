@@ -20,7 +20,7 @@ from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._scope import current_names, current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -125,7 +125,7 @@ class Variable(Operators, nnx.Variable):
             keras_name=name,
             keras_path="/".join((*current_names(), label)),
             number=None,
-            layout=layout,
+            layout=from_keras(layout),
             regularizer=None,
             constraint=None,
             autocast=autocast,

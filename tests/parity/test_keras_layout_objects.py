@@ -71,6 +71,14 @@ def test_rules_and_layouts_take_objects_of_keras(mesh):
     assert placed.sharding.shard_shape((8, 2)) == (4, 2)
 
 
+def test_layouts_of_weights_may_be_of_keras(mesh):
+    layout = keras.distribution.TensorLayout((None, "model"), mesh)
+    dense = kd.layers.Dense(8, kernel_layout=layout)
+    model = kd.Sequential([kd.Input((4,)), dense])  # lives on the mesh of the layout
+    assert model.layout_plan.row("dense/kernel").axes == (None, "model")
+    assert model.layers[0].kernel.layout.device_mesh == OURS
+
+
 def test_a_layout_of_keras_on_another_mesh_is_refused(mesh):
     other = keras.distribution.DeviceMesh((8,), ("model",), devices=np.array(DEVICES))
     with pytest.raises(LayoutError, match="belongs to a different mesh"):
