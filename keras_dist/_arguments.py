@@ -23,6 +23,11 @@ LARGEST_SIZE = 2**31 - 1
 """The largest size of a dim: JAX counts indices in 32 bits."""
 
 
+def is_keras_object(value: object, name: str) -> bool:
+    """Return whether `value` is of the class `name` of Keras, which need not be imported."""
+    return any(cls.__name__ == name and cls.__module__.startswith("keras.") for cls in type(value).__mro__)
+
+
 def argument_error(
     argument: str,
     value: object,

@@ -38,7 +38,8 @@ def data_parallel(mesh: DeviceMesh) -> Distribution:
         >>> kd.presets.data_parallel(kd.DeviceMesh("data=8")).num_model_replicas
         8
     """
-    names = tuple(check_mesh(mesh, DistributionError).axis_names)
+    mesh = check_mesh(mesh, DistributionError)
+    names = tuple(mesh.axis_names)
     return DataParallel(mesh) if len(names) == 1 else ModelParallel(LayoutMap(mesh), names)
 
 
@@ -58,7 +59,8 @@ def zero1(mesh: DeviceMesh) -> DataParallel:
 
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
-    if len(check_mesh(mesh, DistributionError).shape) > 1:
+    mesh = check_mesh(mesh, DistributionError)
+    if len(mesh.shape) > 1:
         raise DistributionError(
             "zero1 takes a mesh of one axis",
             given=f"mesh {mesh.describe()}",
@@ -84,7 +86,8 @@ def fully_sharded(mesh: DeviceMesh) -> FullySharded:
 
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
-    names = tuple(check_mesh(mesh, DistributionError).axis_names)
+    mesh = check_mesh(mesh, DistributionError)
+    names = tuple(mesh.axis_names)
     return FullySharded(mesh, names)
 
 
@@ -130,6 +133,7 @@ def tensor_parallel(
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
     """
     classes = dim_classes(model_or_factory, batch, optimizer, loss)
+    mesh = check_mesh(mesh, DistributionError)
     axis, others = _axis_and_others(mesh, axis)
     rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, axis), others)
     return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
@@ -173,6 +177,7 @@ def hybrid(
         >>> both.axis, both.layout_map["up/kernel"].axes
         ('data', (None, 'model'))
     """
+    mesh = check_mesh(mesh, DistributionError)
     tensor, others = _axis_and_others(mesh, tensor)
     if fsdp is not None:
         others = resolve_axes("fsdp", fsdp, mesh)
@@ -266,6 +271,7 @@ def spatial(
 
 def _split(classes: DimClasses, mesh: DeviceMesh, axis: str | None, name: str) -> ModelParallel:
     """The distribution with one class of dims of the inputs over an axis."""
+    mesh = check_mesh(mesh, DistributionError)
     axis, others = _axis_and_others(mesh, axis)
     rules, layout_map = _applied(classes, mesh, {classes[name].name: axis}, others)
     return ModelParallel(layout_map, others, axis_names=axis_names_of(rules, classes))
@@ -273,7 +279,7 @@ def _split(classes: DimClasses, mesh: DeviceMesh, axis: str | None, name: str) -
 
 def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
     """The axis for the model, by default the last, and the others, for the batch."""
-    names = list(check_mesh(mesh, DistributionError).axis_names)
+    names = list(mesh.axis_names)
     axis = names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
     others = tuple(name for name in names if name != axis)
     if not others:

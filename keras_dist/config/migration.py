@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from keras_dist._patterns import pattern
+from keras_dist._patterns import Patterns, pattern
 from keras_dist.config.layout_maps import Axes, read_layout_map
 from keras_dist.errors import did_you_mean
 
@@ -215,10 +215,11 @@ def _decided(
     decided: dict[str, list[str]] = {rule: [] for rule in rules}
     exact: set[str] = set()
     problems: list[str] = []
+    patterns, places = Patterns(rules, matching), {rule: place for place, rule in enumerate(rules)}
     for path, known in names.items():
         written = [_as_written(name, matching) for name in known]
         keys = [name for name in written if name in rules]
-        found = keys or [rule for rule in rules if any(getattr(pattern(rule), matching)(name) for name in written)]
+        found = keys or sorted({rule for name in written for rule in patterns.matching(name)}, key=places.__getitem__)
         if keys:
             exact.add(path)
         if len(found) > 1 and matching != "match":

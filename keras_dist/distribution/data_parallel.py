@@ -57,7 +57,8 @@ class DataParallel(Distribution):
             )
         if device_mesh is None:
             device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], devices)
-        batch_dim_name = check_mesh(device_mesh, DistributionError).axis_names[0]
+        device_mesh = check_mesh(device_mesh, DistributionError)
+        batch_dim_name = device_mesh.axis_names[0]
         super().__init__(device_mesh, batch_dim_name, auto_shard_dataset)
         self.shard_optimizer = shard_optimizer
         if device_mesh.devices.ndim != 1:

@@ -69,7 +69,8 @@ class FullySharded(RuleBased):
         strict: bool = False,
         axis_names: AxisNames | None = None,
     ) -> None:
-        first = check_mesh(device_mesh, DistributionError).axis_names[0]
+        device_mesh = check_mesh(device_mesh, DistributionError)
+        first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
         self._min_size_bytes = check_int(
             "min_size_bytes",
@@ -127,6 +128,7 @@ def _nbytes(variable: Any) -> int:
 def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:
     if layout_map is None:
         return LayoutMap(mesh)
+    layout_map = LayoutMap.of(layout_map)
     if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DistributionError(
             "FullySharded: `layout_map` is not a LayoutMap of the same mesh",

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import jax
 
+from keras_dist._arguments import is_keras_object
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
 
@@ -41,7 +42,7 @@ class TensorLayout:
 
     def __init__(self, axes: Sequence[Axis | list[str]], device_mesh: DeviceMesh | None = None) -> None:
         self._axes = _normal_axes(axes)
-        self._device_mesh = device_mesh
+        self._device_mesh = None if device_mesh is None else check_mesh(device_mesh, LayoutError)
         self.reason: str | None = None
         self._check()
 
@@ -69,7 +70,7 @@ class TensorLayout:
                 expected="a layout without a mesh",
                 fix="make a new TensorLayout for the other mesh",
             )
-        self._device_mesh = device_mesh
+        self._device_mesh = check_mesh(device_mesh, LayoutError)
         try:
             self._check()
         except LayoutError:
@@ -154,7 +155,6 @@ class TensorLayout:
             )
         if self._device_mesh is None:
             return
-        check_mesh(self._device_mesh, LayoutError)
         valid = list(self._device_mesh.axis_names)
         unknown = [name for name in names if name not in valid]
         if unknown:
@@ -165,6 +165,11 @@ class TensorLayout:
                 expected=f"axes of mesh {self._device_mesh.describe()}, or None",
                 fix="the value should be a TensorLayout, tuple or list of these names; None leaves a dim unsharded",
             )
+
+
+def from_keras(layout: Any) -> Any:
+    """Return the same layout as a `TensorLayout` of keras_dist, if it is one of Keras; else what was given."""
+    return TensorLayout(layout.axes, layout.device_mesh) if is_keras_object(layout, "TensorLayout") else layout
 
 
 def layout_on(axes: Sequence[Axis], device_mesh: DeviceMesh) -> TensorLayout:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from keras_dist import _html
-from keras_dist._arguments import argument_error
-from keras_dist._patterns import pattern
-from keras_dist.distribution.layout import Axis, TensorLayout
+from keras_dist._arguments import argument_error, is_keras_object
+from keras_dist._patterns import Patterns, is_literal, pattern
+from keras_dist.distribution.layout import Axis, TensorLayout, from_keras
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.render import render_axes
 from keras_dist.errors import LayoutError, shorten, type_name
@@ -40,11 +40,21 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     and `setdefault` do what a mapping's should.
     """
 
+    _method: ClassVar[str] = "fullmatch"
+
     def __init__(self, device_mesh: DeviceMesh | None) -> None:
-        if device_mesh is not None:
-            check_mesh(device_mesh, LayoutError)
         self._layout_map: dict[str, TensorLayout] = {}
-        self._device_mesh = device_mesh
+        self._device_mesh = None if device_mesh is None else check_mesh(device_mesh, LayoutError)
+        self._changed()
+
+    @classmethod
+    def of(cls, layout_map: Any) -> Any:
+        """Return the rules of a `LayoutMap` of Keras as one of this class; else what was given."""
+        if not is_keras_object(layout_map, "LayoutMap"):
+            return layout_map
+        rules = cls(layout_map.device_mesh)
+        rules.update(layout_map)
+        return rules
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -73,6 +83,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     def pop(self, key: str, *default: Any) -> Any:
         """Remove and return the layout under exactly `key`; `default`, if given, when there is none."""
+        self._changed()
         return self._layout_map.pop(key, *default)
 
     def __setitem__(self, key: str, layout: TensorLayout | Sequence[Axis]) -> None:
@@ -80,15 +91,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         Args:
             key: a path, or a regular expression for whole paths.
-            layout: a `TensorLayout`, or its axes as a tuple or list.
+            layout: a `TensorLayout`, also of Keras, or its axes as a tuple or list.
 
         Raises:
             LayoutError: the key exists, is not a string or regular expression, or the layout is of another mesh or
                 names an axis that this mesh does not have.
         """
         self._check_key(key)
-        if isinstance(layout, tuple | list):
-            layout = TensorLayout(layout)
+        layout = TensorLayout(layout) if isinstance(layout, tuple | list) else from_keras(layout)
         if not isinstance(layout, TensorLayout):
             raise LayoutError(
                 f"rule {key!r}: {shorten(layout)} should be a TensorLayout",
@@ -98,9 +108,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             )
         self._bind(key, layout)
         self._layout_map[key] = layout
+        self._changed()
 
     def __delitem__(self, key: str) -> None:
         del self._layout_map[key]
+        self._changed()
 
     def __contains__(self, key: object) -> bool:
         return key in self._layout_map
@@ -151,12 +163,17 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             raise argument_error("path", path, "a path such as 'd1/kernel'", wrong="is not a string", error=LayoutError)
         if path in self._layout_map:
             return [path]
-        return [rule for rule in self._layout_map if self.matches(rule, path)]
+        if path not in self._matched:
+            if self._patterns is None:
+                rules = [rule for rule in self._layout_map if self._method != "fullmatch" or not is_literal(rule)]
+                self._patterns = Patterns(rules, self._method)
+            self._matched[path] = self._patterns.matching(path)
+        return list(self._matched[path])
 
-    @staticmethod
-    def matches(rule: str, path: str) -> bool:
+    @classmethod
+    def matches(cls, rule: str, path: str) -> bool:
         """Return whether `rule` as a regular expression matches `path`."""
-        return pattern(rule).fullmatch(path) is not None
+        return getattr(pattern(rule), cls._method)(path) is not None
 
     def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
         """Return the key that decides the layout of the variable known as `path` and by `aliases`, or None.
@@ -179,11 +196,15 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             raise LayoutError(
                 f"{path!r} is known by several paths, whose rules disagree: "
                 + ", ".join(f"{name!r} -> {self._layout_map[rule].axes} by {rule!r}" for rule, name in decided.items()),
-                given=f"one tied array with the paths {[path, *aliases]}",
+                given=f"one array with the paths {[path, *aliases]}",
                 expected="the same layout by every path",
                 fix="keep one of these rules",
             )
         return next(iter(decided), None)
+
+    def _changed(self) -> None:
+        self._patterns: Patterns | None = None
+        self._matched: dict[str, list[str]] = {}  # each path is matched once
 
     def _check_key(self, key: Any) -> None:
         if not isinstance(key, str):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -19,6 +20,9 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, told_apart
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
+
+LIMIT_EXPLAINED = 20
+"""Largest number of rules without effect that are explained: a hint compares a rule with all paths."""
 
 Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "reshard"]
 
@@ -56,6 +60,7 @@ def check_layout(
     what: str | None = "rule",
     *,
     is_own: bool = False,
+    called: str | None = None,
 ) -> list[Problem]:
     """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
 
@@ -66,7 +71,9 @@ def check_layout(
         mesh: the devices.
         what: what decided the layout; None where it was given for this array.
         is_own: whether the model itself gives it.
+        called: the path as texts name it; by default in quotes.
     """
+    called = called or repr(path)
     decided = "" if what is None else f"{what} {layout.reason!r}, "
     given = f"shape {tuple(shape)}, layout {layout.axes}, {decided}mesh {mesh.describe()}"
     problems: list[Problem] = []
@@ -78,7 +85,7 @@ def check_layout(
         here, there = told_apart(mesh, layout.device_mesh)
         found(
             "mesh",
-            f"the layout of {path!r} belongs to a different mesh",
+            f"the layout of {called} belongs to a different mesh",
             f"a layout on mesh {here}",
             f"give the axes without a mesh: {layout.axes}"
             + ("; or set no distribution: a model lives on the mesh of its layouts then" if is_own else ""),
@@ -96,13 +103,13 @@ def check_layout(
         fix = f"write a rule with {len(shape)} entries for this path, {way}"
         if what is None:
             fix = f"give a layout with {expected}: an axis, several, or None"
-        found("rank", f"the layout of {path!r} has the wrong rank", expected, fix)
+        found("rank", f"the layout of {called} has the wrong rank", expected, fix)
         return problems
     valid = mesh.axis_sizes
     for dim, (size, axis) in enumerate(zip(shape, layout.axes, strict=True)):
         if unknown := [name for name in axis_tuple(axis) if name not in valid]:
             names = ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown)
-            summary = f"the layout of {path!r} names an axis that the mesh does not have: {names}"
+            summary = f"the layout of {called} names an axis that the mesh does not have: {names}"
             fix = "correct the name, or write None"
             if is_own:
                 fix += "; or choose a mesh that has this axis, or a rule for this path, which overrides the layout"
@@ -112,7 +119,7 @@ def check_layout(
             way = "map this path to" if what is not None else "give a layout with the entries"
             found(
                 "indivisible",
-                f"cannot shard dim {dim} of {path!r}",
+                f"cannot shard dim {dim} of {called}",
                 f"dim {dim} = {size} divisible by axis {axis!r} = {shards}",
                 f"make the dim {-(-size // shards) * shards}, or {way} {without}",
             )
@@ -144,24 +151,34 @@ def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strate
 
 
 def check_rules(
-    layout_map: LayoutMap, specs: Sequence[VariableSpec], tensors: Sequence[str] | None = None
+    layout_map: LayoutMap,
+    specs: Sequence[VariableSpec],
+    tensors: Sequence[str] | None = None,
+    chosen: Callable[[str], bool] = lambda rule: True,
 ) -> list[Problem]:
-    """Return the rules of `layout_map` that decided nothing.
+    """Return the rules of `layout_map` that decided nothing. The first few are explained.
 
     Args:
         layout_map: the rules.
         specs: the variables they were tried on.
         tensors: paths of activations and inputs once they are known; until then, rules that can only be meant for
             them (`.../output`, `input/...`) are left for later.
+        chosen: whether a rule is to be checked.
     """
-    paths = {name: spec.path for spec in specs if spec.role in PLANNED_BY_RULE for name in (spec.path, *spec.aliases)}
+    planned = [spec for spec in specs if spec.role in PLANNED_BY_RULE]
+    paths = {spec.path: spec.path for spec in planned}
+    paths |= {name: spec.path for spec in planned for name in spec.names if name not in paths}
     paths |= {name: name for name in tensors or ()}
     used = {rule for name in paths for rule in layout_map.matching_rules(name)}
-    return [
-        _dead_rule(rule, layout_map, paths)
+    dead = [
+        rule
         for rule in layout_map
-        if rule not in used and (tensors is not None or not names_tensor(rule) or _names_module(rule, paths))
+        if rule not in used
+        and chosen(rule)
+        and (tensors is not None or not names_tensor(rule) or _names_module(rule, paths))
     ]
+    explained = [_dead_rule(rule, layout_map, paths) for rule in dead[:LIMIT_EXPLAINED]]
+    return explained + [_unexplained(rule, layout_map) for rule in dead[LIMIT_EXPLAINED:]]
 
 
 def names_tensor(rule: str) -> bool:
@@ -187,7 +204,9 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
             problems=tuple(fatal),
         )
     if without_effect:
-        text = "\n".join(f"{problem.summary}: {problem.fix}" for problem in without_effect)
+        text = "\n".join(f"{problem.summary}: {problem.fix}" for problem in without_effect[:LIMIT_EXPLAINED])
+        more = len(without_effect) - LIMIT_EXPLAINED
+        text += f"\n... and {more} more, in `problems` of the plan" if more > 0 else ""
         warnings.warn(
             f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
             LayoutWarning,
@@ -195,31 +214,37 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         )
 
 
+def _unexplained(rule: str, layout_map: LayoutMap) -> Problem:
+    given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
+    expected = "a rule that decides for a path"
+    return Problem("dead", rule, f"rule {rule!r} decided nothing", given, expected, "correct the rule, or remove it")
+
+
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
     """Explain why `rule` decided nothing; `paths` has the path in the table for each name that rules may match."""
     given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    shadowed = [name for name in paths if layout_map.matches(rule, name)]
-    if shadowed:
-        winner = layout_map.matching_rules(shadowed[0])[0]
-        kind, why = ("exact", "is exact and wins") if winner == shadowed[0] else ("earlier", "comes first")
+    shadowed = next((name for name in paths if layout_map.matches(rule, name)), None)
+    if shadowed is not None:
+        winner = layout_map.matching_rules(shadowed)[0]
+        kind, why = ("exact", "is exact and wins") if winner == shadowed else ("earlier", "comes first")
         return Problem(
             "dead",
             rule,
             f"rule {rule!r} decided nothing",
             given,
             f"a path that no {kind} rule decides",
-            f"remove it: {winner!r} {why} for {shadowed[0]!r}",
+            f"remove it: {winner!r} {why} for {shadowed!r}",
         )
     inside = next((name for name in paths if pattern(rule).search(name)), None)
     if inside is not None:
-        path = paths[inside]
+        known_as = "" if paths[inside] == inside else f", which is {paths[inside]!r} in the table"
         return Problem(
             "substring",
             rule,
-            f"rule {rule!r} matched nothing: it is only a part of {inside!r}",
+            f"rule {rule!r} matched nothing: it is only a part of {inside!r}{known_as}",
             given,
             "a regular expression for the whole path",
-            f"write {path!r}" + (_widened(rule, path) if path == inside else ""),
+            f"write {paths[inside]!r}" + (_widened(rule, inside) if paths[inside] == inside else ""),
         )
     layer, _, weight = rule.rpartition("/")
     beside = list(dict.fromkeys(path[len(layer) + 1 :] for path in paths.values() if path.startswith(f"{layer}/")))
@@ -229,7 +254,8 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
     if layer and beside and not did_you_mean(weight, beside):
         hint = f"{layer!r} has no {weight!r}, but {', '.join(map(repr, beside[:5]))}; remove the rule"
     elif near is not None:
-        hint = f"the nearest path is {paths[near]!r}; correct the rule, or remove it"
+        known_as = "" if paths[near] == near else f", which is {paths[near]!r} in the table"
+        hint = f"the nearest path is {near!r}{known_as}; correct the rule, or remove it"
     else:
         hint = f"the paths are {listed or 'none'}; correct the rule, or remove it"
     return Problem("dead", rule, f"rule {rule!r} matched nothing", given, "a rule that matches a path", hint)
@@ -251,10 +277,11 @@ def _widened(rule: str, path: str) -> str:
 def frames_inside() -> int:
     """Return the number of frames from the caller up to the user's code, for `stacklevel` of a warning.
 
-    Frames of Flax and JAX between ours count as ours: Flax's metaclass calls the constructors of modules, JAX the steps
-    that it traces.
+    Frames of Flax, JAX and thread pools between ours count as ours: Flax's metaclass calls the constructors of modules,
+    JAX the steps that it traces.
     """
-    inside = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(nnx.__file__), os.path.dirname(jax.__file__))
+    libraries = map(os.path.dirname, (nnx.__file__, jax.__file__, concurrent.futures.__file__))
+    inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)
     frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from keras_dist import _html, _jax
-from keras_dist._arguments import argument_error, is_int
+from keras_dist._arguments import argument_error, is_int, is_keras_object
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
@@ -24,6 +24,9 @@ from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
 
 _PLATFORMS = {"gpu": "cuda"}
+
+LIMIT_AXES = 32
+"""Largest number of axes of a mesh: JAX and NumPy handle a mesh of n axes as arrays of 2n dims, of at most 64."""
 
 
 class DeviceMesh:
@@ -203,9 +206,11 @@ class DeviceMesh:
 
 
 def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
-    """Return `device_mesh`, if it is a mesh."""
+    """Return `device_mesh`, if it is a mesh; of a mesh of Keras the same one here."""
     if isinstance(device_mesh, DeviceMesh):
         return device_mesh
+    if is_keras_object(device_mesh, "DeviceMesh"):
+        return DeviceMesh(device_mesh.shape, device_mesh.axis_names, device_mesh.devices)
     expected = 'a keras_dist.DeviceMesh, such as DeviceMesh((2, 4), ("data", "model"))'
     raise argument_error("device_mesh", device_mesh, expected, wrong="is not a DeviceMesh", error=error)
 
@@ -267,6 +272,12 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
                 'name the axes for what they do, such as "data" and "model"',
             )
     _refuse_duplicates(axis_names, "axis name", "axis_names")
+    if len(shape) > LIMIT_AXES:
+        raise wrong(
+            f"DeviceMesh: {len(shape)} axes are too many",
+            f"at most {LIMIT_AXES} axes",
+            "leave out axes of size 1, and merge others: a dim of a tensor is sharded over one axis of their product",
+        )
     plain = [str(name) for name in axis_names]
     names = plain if isinstance(axis_names, list) else tuple(plain)
     return tuple(int(size) for size in shape), names

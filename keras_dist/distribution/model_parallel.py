@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy
@@ -25,6 +25,7 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
             expected="a LayoutMap",
             fix="pass LayoutMap(mesh); an empty one replicates everything",
         )
+    layout_map = LayoutMap.of(layout_map)
     if not isinstance(layout_map, LayoutMap):
         raise DistributionError(
             "Argument `layout_map` must be a `LayoutMap` instance",
@@ -51,7 +52,7 @@ class ModelParallel(RuleBased):
     plan says so.
 
     Args:
-        layout_map: rules from variable paths to layouts; carries the mesh.
+        layout_map: rules from variable paths to layouts; carries the mesh. A `LayoutMap` of Keras is converted.
         batch_dim_name: the mesh axis, or axes, for the batch; by default the first; `()` for none: each device has
             the whole batch.
         auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
@@ -86,7 +87,7 @@ class ModelParallel(RuleBased):
         device_mesh: DeviceMesh | None = None,
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
-        if device_mesh is not None and device_mesh != mesh:
+        if device_mesh is not None and check_mesh(device_mesh, DistributionError) != mesh:
             raise DistributionError(
                 "ModelParallel: `device_mesh` is not the mesh of the layout map",
                 given=f"device_mesh={device_mesh}, layout_map on {mesh}",

@@ -18,7 +18,7 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import job, lint, liveness
 from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.connections import connect
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, LayoutError, shorten
 
@@ -37,6 +37,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     Raises:
         LayoutError: the layout has no mesh, another rank than the tensor, or does not divide it.
     """
+    layout = from_keras(layout)
     if isinstance(layout, TensorLayout):
         sharding, mesh = layout.backend_layout, layout.device_mesh
         if mesh is not None:

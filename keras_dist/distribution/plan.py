@@ -46,6 +46,7 @@ class Row:
         compute_axes: `axes` where a step computes with this array: it is gathered over those that are missing here.
         slot_rule: what decided `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
+        keras_path: the full path that Keras gives to the variable, where it differs from `path`.
     """
 
     path: str
@@ -60,6 +61,12 @@ class Row:
     compute_axes: tuple[Axis, ...] = dataclasses.field(repr=False)
     slot_rule: str | None = dataclasses.field(default=None, repr=False)
     aliases: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    keras_path: str | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All paths that rules match: `path` first."""
+        return (self.path, *self.aliases, *(() if self.keras_path is None else (self.keras_path,)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -92,7 +99,7 @@ class LayoutPlan:
 
     @functools.cached_property
     def _rows_by_path(self) -> dict[str, Row]:
-        by_alias = {alias: row for row in self.rows for alias in row.aliases}
+        by_alias = {name: row for row in self.rows for name in row.names}
         return by_alias | {row.path: row for row in self.rows}
 
     @property
@@ -256,7 +263,7 @@ class LayoutPlan:
 
     def prefixed(self, prefix: str) -> LayoutPlan:
         """Return this plan with `prefix` before every path."""
-        rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=()) for row in self.rows]
+        rows = [dataclasses.replace(row, path=f"{prefix}/{row.path}", aliases=(), keras_path=None) for row in self.rows]
         return LayoutPlan(self.mesh, tuple(rows), self.treedef, self.problems, self.rules)
 
     def check_tree(self, tree: PyTree, what: str) -> None:
@@ -359,8 +366,10 @@ def plan_variables(
     """Return the plan that gives each of `specs` its `(layout, slot layout)`, parameters gathered over some axes."""
     rows = [
         dataclasses.replace(
-            make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout, spec.aliases),
+            make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout),
             compute_axes=layout.without(gathered if spec.role == "parameter" else ()).axes,
+            aliases=spec.aliases,
+            keras_path=spec.keras_path,
         )
         for spec, (layout, slot_layout) in zip(specs, layouts, strict=True)
     ]
@@ -375,7 +384,6 @@ def make_row(
     layout: TensorLayout,
     rule: str | None,
     slot_layout: TensorLayout | None = None,
-    aliases: tuple[str, ...] = (),
 ) -> Row:
     """Return the row of an array with `layout`."""
     slot_layout = slot_layout or layout
@@ -393,5 +401,4 @@ def make_row(
         slot_axes=slot_layout.axes,
         compute_axes=layout.axes,
         slot_rule=slot_layout.reason if slot_layout.axes != layout.axes else None,
-        aliases=aliases,
     )

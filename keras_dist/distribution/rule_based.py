@@ -90,7 +90,7 @@ class RuleBased(Distribution):
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
             return assigned.because("assigned to the variable")
-        rule = self.layout_map.match(variable.path, getattr(variable, "aliases", ()))
+        rule = self.layout_map.match(variable.path, getattr(variable, "names", ()))
         if rule is not None:
             return self.layout_map.rule_layout(rule).because(rule)
         own = getattr(variable, "own", None)

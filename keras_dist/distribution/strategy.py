@@ -68,7 +68,7 @@ class Distribution:
         self._device_mesh = check_mesh(device_mesh, DistributionError)
         self._batch_dim_name: str | tuple[str, ...] | None = None
         if batch_dim_name is not None:
-            self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, device_mesh)
+            self._batch_dim_name = resolve_axes("batch_dim_name", batch_dim_name, self._device_mesh)
         self.auto_shard_dataset = auto_shard_dataset
         self._num_processes = job.process_count()
         self._process_id = job.process_index()
@@ -251,8 +251,11 @@ class Distribution:
                 said = f"{spec.path!r} of shape {spec.shape}: {own.reason}"
                 unknown.update({name: (spec.path, said) for name in names if name not in unknown})
                 return replicated, replicated
-        found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh, is_own=is_own)
-        found = found or lint.check_layout(spec.path, spec.shape, slot_layout, self.device_mesh, "slots")
+        named = [self._called(spec, decided) for decided in (layout, slot_layout)]
+        found = lint.check_layout(spec.path, spec.shape, layout, self.device_mesh, is_own=is_own, called=named[0])
+        found = found or lint.check_layout(
+            spec.path, spec.shape, slot_layout, self.device_mesh, "slots", called=named[1]
+        )
         errors.extend(found)
         if found:
             return replicated, replicated
@@ -260,6 +263,13 @@ class Distribution:
             decided = layout.reason or type(self).__name__ + ("" if any(layout.axes) else " replicates")
             layout = layout.because(f"{decided}, overrides {own.reason}")
         return layout.on(self.device_mesh), slot_layout.on(self.device_mesh)
+
+    def _called(self, spec: VariableSpec, layout: TensorLayout) -> str:
+        """Return how errors about a layout name a variable: also by the path that the rule matches."""
+        rules, rule = self.layout_map, layout.reason
+        if rules is None or rule not in rules:
+            return repr(spec.path)
+        return spec.called(lambda name: rule in rules.matching_rules(name))
 
     def _layout_or_replicated(self, spec: VariableSpec, layout: Any) -> TensorLayout:
         if layout is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 # JAX's own types are unknown in part
 import dataclasses
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -41,6 +41,7 @@ class VariableSpec:
         own: its layout in the model itself.
         factor_of: for a factor of LoRA the weight that it adapts, and for each of its dims that of the weight; None for
             the rank.
+        keras_path: the full path that Keras gives to the variable, where it differs from `path`.
     """
 
     path: str
@@ -51,6 +52,19 @@ class VariableSpec:
     beside: tuple[VariableSpec, ...] = ()
     own: OwnLayout | None = None
     factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
+    keras_path: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All paths that rules match: `path` first."""
+        return (self.path, *self.aliases, *(() if self.keras_path is None else (self.keras_path,)))
+
+    def called(self, matches: Callable[[str], bool]) -> str:
+        """Return the path in quotes, and beside it the path that a rule matches, if that is another one."""
+        name = next(filter(matches, self.names), self.path)
+        if name == self.path:
+            return repr(self.path)
+        return f"{self.path!r} ({name!r} in Keras)" if name == self.keras_path else f"{self.path!r} (also {name!r})"
 
     @property
     def nbytes(self) -> int:
@@ -74,8 +88,8 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
             weight, dims = factor_of
             factors[path] = (f"{_parent(path)}/{weight}".lstrip("/"), dims)
     _refuse_equal_paths(specs)
-    specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied, collections)
-    return _with_factors(_with_neighbours(specs, factors), factors), treedef
+    specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied)
+    return _with_factors(_with_neighbours(specs, factors, collections), factors), treedef
 
 
 def leaf_paths(tree: PyTree) -> list[str]:
@@ -177,9 +191,7 @@ def _linen_collections(tree: PyTree) -> tuple[str, ...]:
     return tuple(str(name) for name, subtree in tree.items() if isinstance(subtree, Mapping))
 
 
-def _with_aliases(
-    specs: list[VariableSpec], leaves: list[Any], tied: Sequence[Sequence[str]], collections: Sequence[str]
-) -> list[VariableSpec]:
+def _with_aliases(specs: list[VariableSpec], leaves: list[Any], tied: Sequence[Sequence[str]]) -> list[VariableSpec]:
     paths_by_array: dict[int, list[str]] = {}
     for spec, leaf in zip(specs, leaves, strict=True):
         if isinstance(leaf, jax.Array | np.ndarray):
@@ -187,9 +199,6 @@ def _with_aliases(
     result = []
     for spec, leaf in zip(specs, leaves, strict=True):
         known = [*tied_names(spec.path, tied), *paths_by_array.get(id(leaf), ())]
-        collection, _, rest = spec.path.partition("/")
-        if collection in collections and spec.role == "statistic":
-            known.append(rest)
         unique = tuple(dict.fromkeys(path for path in known if path != spec.path))
         result.append(dataclasses.replace(spec, aliases=unique))
     return result
@@ -219,7 +228,9 @@ def _with_factors(
     return result
 
 
-def _with_neighbours(specs: Sequence[VariableSpec], factors: Container[str]) -> list[VariableSpec]:
+def _with_neighbours(
+    specs: Sequence[VariableSpec], factors: Container[str], collections: Container[str]
+) -> list[VariableSpec]:
     parameters: dict[tuple[str, tuple[int, ...]], list[VariableSpec]] = {}
     for spec in specs:
         if spec.role == "parameter" and spec.path not in factors:
@@ -227,7 +238,9 @@ def _with_neighbours(specs: Sequence[VariableSpec], factors: Container[str]) -> 
     result = []
     for spec in specs:
         if spec.role == "statistic":
-            parents = dict.fromkeys(_parent(name) for name in (spec.path, *spec.aliases))
+            names = [spec.path, *spec.aliases]
+            collection, _, rest = spec.path.partition("/")
+            parents = dict.fromkeys(map(_parent, [*names, rest] if collection in collections else names))
             beside = [parameter for parent in parents for parameter in parameters.get((parent, spec.shape), ())]
             spec = dataclasses.replace(spec, beside=tuple(beside))
         result.append(spec)

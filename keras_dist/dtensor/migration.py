@@ -57,7 +57,7 @@ def to_layout_map(
     old = strategy.plan_variables(graph.specs, graph.treedef)
     specs = [spec for spec in graph.specs if spec.role in PLANNED_BY_RULE]
     tensors = ["input", *(_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
-    names = {**{name: (name,) for name in tensors}, **{spec.path: (spec.path, *spec.aliases) for spec in specs}}
+    names = {**{name: (name,) for name in tensors}, **{spec.path: spec.names for spec in specs}}
     decided = _decided(strategy, specs)
     exact = [path for rule, paths in decided.items() for path in paths if dotted(path) == rule]
     keys = equivalent_rules(decided, names, exact)

@@ -15,13 +15,15 @@ from flax import nnx
 from keras_dist import _jax, _paths, constraints, initializers, random, regularizers
 from keras_dist._arguments import argument_error
 from keras_dist._types import DTypeLike, PyTree, Shape
+from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
+from keras_dist.layers.names import keras_paths
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.variable import Variable, drawn
+from keras_dist.layers.variable import Variable, drawn, made_by_layer
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -86,18 +88,18 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 
 
 def lay_out(layer: Any) -> None:
-    """Let the weights of a layer that is in no model lie as the current distribution says, if it is known by now."""
+    """Shard the weights of a layer that is in no model as the current distribution assigns, if it does by now."""
     distribution = current_distribution()
     if distribution is None or distribution.device_mesh.size == 1 or layer._outside.binding is not None:
         return
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
-    for parts, weight in own_variables(layer):
-        spec = specs.get(_paths.join(_paths.visible(parts)))
+    in_keras = keras_paths(layer).weights
+    for parts, weight in walk(layer):
+        spec = specs.get(_paths.join(parts))
         if spec is None or not isinstance(weight, Variable) or weight.handle or _jax.is_traced(weight._array()):
             continue
         try:
-            known_as = dataclasses.replace(spec, path=f"{layer.name}/{spec.path}", aliases=(spec.path,))
-            layout = distribution.get_variable_layout(known_as)
+            layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))
         except DistributionError:  # of an AutoParallel that has found none yet
             return
         if layout is not None:
@@ -180,7 +182,7 @@ class Building:
         self.identify(f"{name}_initializer", initializers.get, initializer)
         self.identify(f"{name}_regularizer", regularizers.get, regularizer)
         self.identify(f"{name}_constraint", constraints.get, constraint)
-        setattr(self, f"{name}_layout", layout)
+        setattr(self, f"{name}_layout", from_keras(layout))
 
     def identify(self, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
         """Set the attribute `argument` to what `identifier` means.
@@ -242,14 +244,16 @@ class Building:
         if initializer is None:
             default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
             initializer = described.get(f"{name}_initializer", default)
-        variable = Variable(
-            drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}"),
-            trainable=trainable,
-            autocast=autocast,
-            aggregation=aggregation,
-            name=name,
-            layout=described.get(f"{name}_layout") if layout is None else layout,
-        )
+        value = drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}")
+        with made_by_layer():
+            variable = Variable(
+                value,
+                trainable=trainable,
+                autocast=autocast,
+                aggregation=aggregation,
+                name=name,
+                layout=described.get(f"{name}_layout") if layout is None else layout,
+            )
         variable.set_metadata(
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),

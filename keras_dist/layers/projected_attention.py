@@ -137,14 +137,16 @@ class ProjectedAttention(Layer):
         rank = len(query_shape)
         output_dims = self.output_dims or (query_shape[-1],)
         members: dict[str, Layer] = {
-            "query": self._projection(rank, 1, (self.query_heads, self.key_size)),
-            "key": self._projection(rank, 1, (self.shared_heads, self.key_size)),
+            "query": self._projection("query", rank, 1, (self.query_heads, self.key_size)),
+            "key": self._projection("key", rank, 1, (self.shared_heads, self.key_size)),
         }
         if self.use_gate:
-            members["gate"] = self._projection(rank, 1, (self.query_heads, self.value_size), activation="sigmoid")
-        members["value"] = self._projection(rank, 1, (self.shared_heads, self.value_size))
+            members["gate"] = self._projection(
+                "gate", rank, 1, (self.query_heads, self.value_size), activation="sigmoid"
+            )
+        members["value"] = self._projection("value", rank, 1, (self.shared_heads, self.value_size))
         layouts = {"kernel_layout": self.output_kernel_layout, "bias_layout": self.output_bias_layout}
-        members["attention_output"] = self._projection(rank + 1, 2, output_dims, **layouts)
+        members["attention_output"] = self._projection("attention_output", rank + 1, 2, output_dims, **layouts)
         members["dropout"] = Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
         self._members = members
         inputs = {"query": query_shape, "key": key_shape, "value": value_shape, "gate": query_shape}
@@ -281,7 +283,7 @@ class ProjectedAttention(Layer):
             tuple(range(1, rank - 1)) if self.attention_axes is None else tuple(a % rank for a in self.attention_axes)
         )
 
-    def _projection(self, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
+    def _projection(self, name: str, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
         """Return a layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
@@ -294,6 +296,7 @@ class ProjectedAttention(Layer):
             f"{inputs},{inputs[rank - bound :]}{outputs}->{free}{outputs}",
             output_shape=(*[None] * (len(free) - 1), *output_dims),
             bias_axes=outputs if self.use_bias else None,
+            name=name,
             **arguments,
         )
         projection.supports_masking = True  # the masks have their say in the scores

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,7 +20,7 @@ from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._scope import current_names, current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -41,6 +44,19 @@ def say_trainable(owners: Owners) -> bool:
         if layer._trainable_was_set:
             break
     return True
+
+
+_of_layer = contextvars.ContextVar("of_layer", default=False)
+
+
+@contextlib.contextmanager
+def made_by_layer() -> Iterator[None]:
+    """Inside, variables get no layout when they are created: the layer has one for its whole paths."""
+    token = _of_layer.set(True)
+    try:
+        yield
+    finally:
+        _of_layer.reset(token)
 
 
 class Variable(Operators, nnx.Variable):
@@ -109,12 +125,13 @@ class Variable(Operators, nnx.Variable):
             keras_name=name,
             keras_path="/".join((*current_names(), label)),
             number=None,
-            layout=layout,
+            layout=from_keras(layout),
             regularizer=None,
             constraint=None,
             autocast=autocast,
         )
-        self._lie_as_distributed()
+        if not _of_layer.get():
+            self._lie_as_distributed()
 
     def _lie_as_distributed(self) -> None:
         """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""

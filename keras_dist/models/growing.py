@@ -15,8 +15,9 @@ from keras_dist import _paths, random
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import call_context
+from keras_dist.layers.names import keras_paths
 from keras_dist.layers.weights import tell_paths, walk
-from keras_dist.models.naming import is_below, keras_names, with_alias
+from keras_dist.models.naming import is_below, with_keras_paths
 from keras_dist.models.session import Session
 from keras_dist.training.graph import trace_factory
 
@@ -45,11 +46,12 @@ def grow(session: Session, prefix: str, find: Callable[[Any], Any], change: Call
             change(find(module))
         tell_paths(module)
         built["order"] = [_paths.join(parts) for parts, one in walk(module) if not isinstance(one, nnx.RngState)]
-        built["names"] = dict(keras_names(module))
+        built["names"] = keras_paths(module).weights
         return module
 
     graph, init = trace_factory(factory, None)
-    specs = tuple(with_alias(spec, built["names"]) for spec in graph.specs)
+    in_keras = built["names"] | {spec.path: spec.keras_path or spec.path for spec in before.specs}
+    specs = with_keras_paths(graph.specs, in_keras)
     graph = dataclasses.replace(graph, specs=specs, module_paths=before.module_paths)
     plan = session.distribution.plan_variables(graph.specs, graph.treedef)
     shardings = jax.tree.leaves(plan.shardings)

@@ -29,6 +29,7 @@ from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers import Layer, call_context, shape_tracing
 from keras_dist.layers.module_precision import precision_of_modules
+from keras_dist.layers.names import keras_paths
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
@@ -37,7 +38,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.binding import bind
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
-from keras_dist.models.naming import is_below, keras_names, layers_below, named_layers, with_alias
+from keras_dist.models.naming import is_below, layers_below, named_layers, with_keras_paths
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
@@ -140,7 +141,7 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
     record.session = _session_of_layers(model, (args, kwargs), _next_seed(), chosen)
-    record.made_under, record.created_as = chosen, model.name
+    record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
     if record.choices is not None:
@@ -281,7 +282,8 @@ def _traced_layers(
                 if _is_rng(variable) and variable.tag == "seed_generator_state":
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
             built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
-            built["names"] = dict(keras_names(copy))
+            named = keras_paths(copy, {_paths.join(parts) for parts in known}, _built_before(model))
+            built["names"], built["modules"] = named.weights, named.layers.values()
             tell_paths(copy)
             return copy
 
@@ -295,11 +297,21 @@ def _traced_layers(
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
-    graph = dataclasses.replace(graph, specs=tuple(with_alias(spec, built["names"]) for spec in graph.specs))
-    aliases = (f"{model.name}/{path}".rstrip("/") for path in graph.module_paths)
-    graph = dataclasses.replace(graph, module_paths=(*graph.module_paths, *aliases))
+    module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
+    graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
     return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], built["names"], known)
+
+
+def _built_before(model: Trainer) -> dict[str, str | None]:
+    """Return Keras's path of each layer that was built before the model is, by its path; None where it is not known."""
+    found: dict[str, str | None] = {}
+    for path, layer in layers_below(model):
+        binding: Any = layer._outside.binding
+        is_own = binding is not None and binding.session is model._outside.session_before
+        if layer is not model and not is_own and layer._has_weights:
+            found[path] = layer.name if binding is None or not binding.prefix else None
+    return found
 
 
 def _build_uncalled(model: nnx.Module) -> None:

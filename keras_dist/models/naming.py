@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -13,19 +13,9 @@ from keras_dist import _paths
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.names import layers_in, number_names, numbered
 from keras_dist.layers.record import binding_of
-from keras_dist.layers.weights import children_of, keras_name
-
-
-def layers_in(module: nnx.Module) -> list[Layer]:
-    """The layers that the attributes of a module hold, also in lists and dicts, each once."""
-    found: list[Layer] = []
-    for _, child in children_of(module):
-        if isinstance(child, Layer):
-            found.append(child)
-        elif isinstance(child, nnx.List | nnx.Dict):
-            found += layers_in(child)
-    return list({id(layer): layer for layer in found}.values())
+from keras_dist.layers.weights import children_of
 
 
 def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
@@ -56,7 +46,7 @@ def named_layers(module: nnx.Module) -> list[Layer]:
     candidates: dict[str, Iterator[str]] = {}
     for layer in layers:
         if layer._base_name is not None and layer.name in taken and _may_be_renamed(layer):
-            names = candidates.setdefault(layer._base_name, _numbered(layer._base_name))
+            names = candidates.setdefault(layer._base_name, numbered(layer._base_name))
             layer._name = next(name for name in names if name not in taken)
         taken.add(layer.name)
     return layers
@@ -68,27 +58,9 @@ def _may_be_renamed(layer: Layer) -> bool:
     return binding is None or not binding.prefix
 
 
-def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
-    """The layers by their names; those that were given none are numbered in their order: `dense`, `dense_1`."""
-    given = {layer.name for layer in layers if layer._base_name is None}
-    members: dict[str, Layer] = {}
-    candidates = {}
-    for layer in layers:
-        is_given = layer._base_name is None
-        base = layer._base_name or layer.name
-        names = candidates.setdefault((base, is_given), _numbered(base))
-        members[next(name for name in names if name not in members and (is_given or name not in given))] = layer
-    return members
-
-
 def free_name(name: str, taken: Collection[str]) -> str:
     """`name`, or the first of `name_1`, `name_2`, ... that is not taken."""
-    return next(candidate for candidate in _numbered(name) if candidate not in taken)
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}_{number}" for number in itertools.count(1))
+    return next(candidate for candidate in numbered(name) if candidate not in taken)
 
 
 def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
@@ -114,35 +86,26 @@ def is_below(path: str, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
 
 
-def keras_names(root: nnx.Module) -> list[tuple[str, str]]:
-    """For each variable its path, and the one that Keras gives it: names of layers, then of the weight."""
-    found: list[tuple[str, str]] = []
+def with_keras_paths(specs: Iterable[VariableSpec], paths: Mapping[str, str]) -> tuple[VariableSpec, ...]:
+    """Return the variables of a model with the paths that Keras gives them, as far as each means one variable here.
 
-    seen: set[int] = set()
-
-    def visit(node: Any, path: str, name: str, names: Mapping[int, str]) -> None:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        if isinstance(node, Layer):
-            name = f"{name}/{names.get(id(node), node.name)}".lstrip("/")
-            names = {id(layer): given for given, layer in number_names(layers_in(node)).items()}
-        for key, child in children_of(node):
-            inner = path if key == _paths.MEMBERS else f"{path}/{key}".lstrip("/")
-            if isinstance(child, nnx.Variable):
-                found.append((inner, f"{name}/{keras_name(child) or key}"))
-            else:
-                visit(child, inner, name, names)
-
-    visit(root, "", "", {})
-    return found
+    Args:
+        specs: the variables.
+        paths: Keras's path by the path here.
+    """
+    specs = [_with_keras_path(spec, paths) for spec in specs]
+    names = Counter(name for spec in specs for name in spec.names)
+    return tuple(spec if names[spec.keras_path or ""] <= 1 else _with_keras_path(spec, {}) for spec in specs)
 
 
-def with_alias(spec: VariableSpec, names: Mapping[str, str]) -> VariableSpec:
-    """A variable that rules know by the name that Keras gives it, too."""
-    aliases = dict.fromkeys((*spec.aliases, names.get(spec.path, spec.path)))
-    factor_of = None if spec.factor_of is None else (with_alias(spec.factor_of[0], names), spec.factor_of[1])
-    return dataclasses.replace(spec, aliases=tuple(name for name in aliases if name != spec.path), factor_of=factor_of)
+def _with_keras_path(spec: VariableSpec, paths: Mapping[str, str]) -> VariableSpec:
+    known = next((paths[name] for name in (spec.path, *spec.aliases) if name in paths), None)
+    return dataclasses.replace(
+        spec,
+        keras_path=None if known == spec.path else known,
+        factor_of=None if spec.factor_of is None else (_with_keras_path(spec.factor_of[0], paths), spec.factor_of[1]),
+        beside=tuple(_with_keras_path(parameter, paths) for parameter in spec.beside),
+    )
 
 
 def path_of_keras(optimizer: str, path: str) -> str:

@@ -13,9 +13,9 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import follow
+from keras_dist.layers.names import layers_in
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
-from keras_dist.models.naming import layers_in
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState

@@ -25,7 +25,6 @@ class ModelRecord(LayerRecord):
         choices: what `compile` was given; None before.
         history: of the last `fit`.
         made_under: the distribution that was current when it was made, or that it was moved to; None without any.
-        created_as: the name of the model when its weights were created, with which rules may begin.
         built_for: the symbolic tensors for which its weights were created, where that is one argument.
         built_by_name: those, by the names of the arguments, where there are several.
         is_constructing: whether its constructor runs.
@@ -41,7 +40,6 @@ class ModelRecord(LayerRecord):
     choices: Choices | None = None
     history: History | None = None
     made_under: Distribution | None = None
-    created_as: str = ""
     built_for: PyTree = None
     built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
     is_constructing: bool = False

@@ -23,6 +23,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
 from keras_dist.models.naming import is_below, layers_below, named_layers
 from keras_dist.models.session import Session
+from keras_dist.training.activations import named_submodules
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model
@@ -32,7 +33,7 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
     """The table of a model; of one of `from_nnx` its variables alone."""
     session = model._with_weights() if model._graph is not None else model._session
     if session is not None and not model._may_add_losses:
-        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session, model))
+        return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)
 
 
@@ -103,18 +104,16 @@ class Ruled:
     rule: str
 
 
-def ruled_activations(session: Session, model: Model) -> list[Ruled]:
+def ruled_activations(session: Session) -> list[Ruled]:
     """The activations that rules name, in the order of the submodules of the model; then inputs."""
     distribution, found = session.distribution, dict[str, Ruled]()
-    root = model._outside.created_as or model.name
     rules = distribution.layout_map
-    for path in session.cell.graph.module_paths:
-        name = _paths.join(filter(None, (path, "output")))
-        layout = distribution.get_tensor_layout(name)
-        if layout is not None:
-            decided = layout.reason if rules is None else rules.match(name)
-            module = "" if path == root else path.removeprefix(f"{root}/")  # rules may begin with the model's name
-            found.setdefault(module, Ruled(module, name, render_axes(layout.axes), decided or ""))
+    for _, paths in named_submodules(session.cell.graph.described()):
+        for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
+            layout = distribution.get_tensor_layout(name)
+            if layout is not None:
+                decided = layout.reason if rules is None else rules.match(name)
+                found.setdefault(paths[0], Ruled(paths[0], name, render_axes(layout.axes), decided or ""))
     inputs = [rule for rule in rules or () if names_tensor(rule) and rule.startswith("input/")]
     used = {each.rule for each in found.values()}
     layouts = {rule: render_axes(rules.rule_layout(rule).axes) for rule in inputs if rules and rule not in used}
@@ -199,7 +198,7 @@ class _Arrays:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
-        self._activations = [] if session is None else ruled_activations(session, model)
+        self._activations = [] if session is None else ruled_activations(session)
         self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:

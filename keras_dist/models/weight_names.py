@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._patterns import pattern
+from keras_dist._patterns import Patterns, pattern
 from keras_dist.data.conversion import noting
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.tensor_files import TensorReader
@@ -109,8 +109,9 @@ def origins_of(
     transforms = _checked("transform", transform, callable, "a function of an array")
     unused = {("name_map", rule) for rule in named} | {("transform", rule) for rule in transforms}
     found: dict[str, Origin] = {}
+    naming_rules, changing_rules = _Rules("name_map", named), _Rules("transform", transforms)
     for path in paths:
-        naming, changing = _rule_for("name_map", named, path), _rule_for("transform", transforms, path)
+        naming, changing = naming_rules.rule_for(path), changing_rules.rule_for(path)
         unused -= {("name_map", naming), ("transform", changing)}
         given = path if naming is None else named[naming]
         names = (given,) if isinstance(given, str) else tuple(given)
@@ -144,19 +145,29 @@ def _are_names(value: Any) -> bool:
     )
 
 
-def _rule_for(argument: str, rules: Mapping[str, Any], path: str) -> str | None:
-    """The rule for a path: the path itself, else the regular expression that matches it."""
-    if path in rules:
-        return path
-    found = [rule for rule in rules if compile_rule(rule, argument).fullmatch(path)]
-    if len(found) > 1:
-        raise ModelError(
-            f"load_weights: the weight {path!r} matches several rules of `{argument}`",
-            given=", ".join(map(repr, found)),
-            expected="one rule for each weight, or its path",
-            fix="make the regular expressions narrower",
-        )
-    return found[0] if found else None
+class _Rules:
+    """The rules of an argument, each a regular expression for whole paths."""
+
+    def __init__(self, argument: str, rules: Iterable[str]) -> None:
+        self._argument = argument
+        self._rules = frozenset(rules)
+        for rule in rules:
+            compile_rule(rule, argument)
+        self._patterns = Patterns(rules)
+
+    def rule_for(self, path: str) -> str | None:
+        """Return the rule for a path: the path itself, else the regular expression that matches it."""
+        if path in self._rules:
+            return path
+        found = self._patterns.matching(path)
+        if len(found) > 1:
+            raise ModelError(
+                f"load_weights: the weight {path!r} matches several rules of `{self._argument}`",
+                given=", ".join(map(repr, found)),
+                expected="one rule for each weight, or its path",
+                fix="make the regular expressions narrower",
+            )
+        return found[0] if found else None
 
 
 def _expanded(rule: str, path: str, name: str) -> str:

@@ -18,12 +18,19 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 import keras_dist
-from keras_dist._arguments import argument_error, check_int, check_option, check_optional, check_path
+from keras_dist._arguments import (
+    argument_error,
+    check_int,
+    check_option,
+    check_optional,
+    check_path,
+    is_keras_object,
+)
 from keras_dist._types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.lint import frames_inside
-from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.errors import DistributionError, LayoutWarning
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
@@ -112,6 +119,8 @@ class AutoParallel(Distribution):
         self._devices: list[str | Device] | None = None
         if isinstance(mesh_or_devices, str):
             mesh_or_devices = _mesh_of_text(mesh_or_devices, self.target)
+        if is_keras_object(mesh_or_devices, "DeviceMesh"):
+            mesh_or_devices = check_mesh(mesh_or_devices, DistributionError)
         if not isinstance(mesh_or_devices, DeviceMesh):
             default = list_devices() if self.target is None else devices(self.target)
             self._devices = default if mesh_or_devices is None else _checked_devices(mesh_or_devices)

@@ -96,6 +96,6 @@ def check(
     tensors = tensor_names(forward.graph.module_paths, source.x)
     if rules is not None:
         found += lint.check_rules(rules, specs, tensors)
-    weights = {spec.path: (spec.path, *spec.aliases) for spec in specs if spec.role in PLANNED_BY_RULE}
+    weights = {spec.path: spec.names for spec in specs if spec.role in PLANNED_BY_RULE}
     mesh = distribution.device_mesh.describe()
     return CheckReport(mesh, tuple(rules or ()), tuple(dict.fromkeys(found)), weights, tuple(tensors))

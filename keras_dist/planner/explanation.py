@@ -62,7 +62,7 @@ def explain(path: str, state: LayoutPlan, batch: LayoutPlan, activations: Sequen
     Raises:
         LayoutError: there is none.
     """
-    rows = {name: row for plan in (state, batch) for row in plan.rows for name in (row.path, *row.aliases)}
+    rows = {name: row for plan in (state, batch) for row in plan.rows for name in row.names}
     rules = dict(state.rules)
     if path in rows:
         return _of_row(path, rows[path], rules)

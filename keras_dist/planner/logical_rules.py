@@ -83,7 +83,7 @@ class LogicalRules:
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
     ) -> ModelParallel:
         """Return the distribution for a model, its batch over `batch`, by default the first axis; see `layout_map`."""
-        check_mesh(mesh, DistributionError)
+        mesh = check_mesh(mesh, DistributionError)
         return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
 
     def applied(self, classes: DimClasses, mesh: DeviceMesh) -> ModelParallel:

@@ -19,7 +19,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
-from keras_dist.layers import Layer
+from keras_dist.layers.names import keras_paths
 
 _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
@@ -93,11 +93,12 @@ def weight_of_scope(scope: str) -> str | None:
 
 
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
-    """The modules in `module`, itself included, each with the paths that rules may know it by."""
-    root = (module.name,) if isinstance(module, Layer) else ()
+    """The modules in `module`, itself included, each with the paths that rules may know it by: here and in Keras."""
+    in_keras = keras_paths(module).layers
+    found = ((_paths.join(_paths.visible(parts)), node) for parts, node in nnx.iter_graph(module))
     return [
-        (node, list(dict.fromkeys((_paths.join(path), _paths.join((*root, *path))))))
-        for path, node in ((_paths.visible(parts), node) for parts, node in nnx.iter_graph(module))
+        (node, list(dict.fromkeys((path, in_keras.get(id(node), path)))))
+        for path, node in found
         if isinstance(node, nnx.Module)
     ]
 
@@ -110,7 +111,7 @@ def check_tensor_rules(
     if rules is None or not any(lint.names_tensor(rule) for rule in rules):
         return
     tensors = tensor_names(module_paths, x)
-    dead = [problem for problem in lint.check_rules(rules, specs, tensors) if lint.names_tensor(problem.path)]
+    dead = lint.check_rules(rules, specs, tensors, lint.names_tensor)
     lint.report([], dead, distribution.device_mesh, strict=distribution.strict)
 
 

@@ -293,7 +293,7 @@ def _trained(
         predicate = nnx.filterlib.to_predicate(nnx.Param)
         pattern = compile_rule(trainable, "trainable")
         chosen = [
-            bool(predicate(p, owner)) and any(pattern.fullmatch(name) for name in (spec.path, *spec.aliases))
+            bool(predicate(p, owner)) and any(pattern.fullmatch(name) for name in spec.names)
             for spec, p, owner in zip(specs, parts, owners, strict=True)
         ]
     else:

@@ -149,3 +149,13 @@ def test_axis_size_is_the_number_of_shards(mesh: kd.DeviceMesh, axes: object, sh
 def test_repr(mesh: kd.DeviceMesh) -> None:
     assert repr(mesh) == "<DeviceMesh shape=(2, 4), axis_names=('data', 'model')>"
     assert mesh.describe() == "{data: 2, model: 4}"
+
+
+def test_a_mesh_of_too_many_axes_is_refused() -> None:
+    largest = kd.DeviceMesh([8, *[1] * 31], [f"a{axis}" for axis in range(32)])
+    placed = kd.FullySharded(largest).plan({"kernel": np.zeros(8)}).place({"kernel": np.zeros(8)})
+    assert placed["kernel"].sharding.shard_shape((8,)) == (1,)
+    with pytest.raises(MeshError, match="100 axes are too many") as caught:
+        kd.DeviceMesh([8, *[1] * 99], [f"a{axis}" for axis in range(100)])
+    assert "at most 32 axes" in str(caught.value)
+    assert "axes of size 1" in str(caught.value)

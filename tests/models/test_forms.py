@@ -79,7 +79,7 @@ class TestPaths:
         ("make", "alias"),
         [
             (sequential, "sequential/d1/kernel"),
-            (functional, "functional/d1/kernel"),
+            (functional, "d1/kernel"),
             (Subclassed, "subclassed/dense_1/kernel"),
         ],
     )

@@ -93,11 +93,12 @@ def test_rules_for_activations_have_lines():
 
 
 def test_activations_in_foreign_modules_and_by_the_name_of_the_model():
-    with layouts.on("data=2,model=4", {"net/foreign/output": ("data", None)}).scope():
+    with layouts.on("data=2,model=4", {"net/output": ("data", None), "foreign/output": ("data", None)}).scope():
         model = Net()
         model.build((None, 8))
         lines = lines_of(model)
-    assert cell(lines, "net/foreign/output", "rule") == "net/foreign/output"
+    assert cell(lines, "net/output", "rule") == "net/output"
+    assert cell(lines, "foreign/output", "rule") == "foreign/output"
     rules = {"out/output": ("data", "model"), "out/kernel": (None, "model")}
     with layouts.on("data=2,model=4", rules).scope():
         lines = lines_of(kd.Model.from_nnx(Foreign))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from keras_dist import distribution
 from keras_dist._arguments import argument_error
-from keras_dist._patterns import pattern
 from keras_dist._types import PyTreeDef
 from keras_dist.distribution import DeviceMesh, LayoutPlan, ModelParallel, TensorLayout
 from keras_dist.distribution.layout import Axis
@@ -55,6 +54,8 @@ class LayoutMap(distribution.LayoutMap):
     Source: `tf.keras.dtensor.experimental.LayoutMap`.
     """
 
+    _method: ClassVar[str] = "match"
+
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         if mesh is not None and not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise argument_error("mesh", mesh, "a Mesh, as `create_mesh` gives", error=LayoutError)
@@ -97,11 +98,6 @@ class LayoutMap(distribution.LayoutMap):
             LayoutError: `path` is not a string.
         """
         return super().matching_rules(path)[:1]
-
-    @staticmethod
-    def matches(rule: str, path: str) -> bool:
-        """Return whether `rule` as a regular expression matches the beginning of `path`."""
-        return pattern(rule).match(path) is not None
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
         """Return a context: models that are made inside have their weights on `mesh`, as the rules say.
@@ -148,10 +144,13 @@ class ByLayoutMap(ModelParallel):
 
     def plan_variables(self, specs: Sequence[VariableSpec], treedef: PyTreeDef) -> LayoutPlan:
         """Return the plan; rules, and what is said about them, have the paths with dots and no others."""
-        known = [dataclasses.replace(spec, path=dotted(spec.path), aliases=()) for spec in specs]
+        known = [dataclasses.replace(spec, path=dotted(spec.path), aliases=(), keras_path=None) for spec in specs]
         plan = super().plan_variables(known, treedef)
         pairs = zip(plan.rows, specs, strict=True)
-        rows = tuple(dataclasses.replace(row, path=spec.path, aliases=spec.aliases) for row, spec in pairs)
+        rows = tuple(
+            dataclasses.replace(row, path=spec.path, aliases=spec.aliases, keras_path=spec.keras_path)
+            for row, spec in pairs
+        )
         return dataclasses.replace(plan, rows=rows)
 
 

@@ -1,0 +1,132 @@
+"""Names of the layers in a module, and the paths that Keras makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flax import nnx
+
+from keras_dist import _paths
+from keras_dist.layers.weights import WeightOwner, children_of, keras_name
+
+if TYPE_CHECKING:
+    from keras_dist.layers.layer import Layer
+
+
+def layers_in(module: nnx.Module) -> list[Layer]:
+    """Return the layers that the attributes of a module hold, also in lists and dicts, each once."""
+    found: list[Any] = []
+    for _, child in children_of(module):
+        if isinstance(child, WeightOwner):
+            found.append(child)
+        elif isinstance(child, nnx.List | nnx.Dict):
+            found += layers_in(child)
+    return list({id(layer): layer for layer in found}.values())
+
+
+def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """Return layers by name; layers that were given none are numbered in their order: `dense`, `dense_1`."""
+    given = {layer.name for layer in layers if layer._base_name is None}
+    members: dict[str, Layer] = {}
+    candidates = {}
+    for layer in layers:
+        is_given = layer._base_name is None
+        base = layer._base_name or layer.name
+        names = candidates.setdefault((base, is_given), numbered(base))
+        members[next(name for name in names if name not in members and (is_given or name not in given))] = layer
+    return members
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield `name`, `name_1`, `name_2`, ..."""
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count(1))
+
+
+class KerasPaths(NamedTuple):
+    """The paths that Keras gives to what a module of layers holds. What has none there is missing.
+
+    Attributes:
+        weights: Keras's path of each weight, by its path here.
+        layers: Keras's path of each layer in a call of the model, by the id of the layer.
+    """
+
+    weights: dict[str, str]
+    layers: dict[int, str]
+
+
+def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str | None] | None = None) -> KerasPaths:
+    """Return Keras's paths of the weights and layers in a model: the names of the layers around, then of the weight.
+
+    Keras names a weight by the layers that run while it is created. A functional model, and a `Sequential` that begins
+    with an Input, build their layers when they are made, outside of any model. Modules that are not layers have no
+    paths in Keras.
+
+    Args:
+        root: the model.
+        early: paths of weights that existed before the first call of the model: their layer alone names them.
+        built: for paths of layers that were built before, Keras's path then; None where it is not known.
+    """
+    found = KerasPaths({}, {})
+    seen: set[int] = set()
+    built = built or {}
+
+    def visit(node: Any, path: str, around: _Around) -> None:
+        if id(node) in seen or not isinstance(node, WeightOwner | nnx.List | nnx.Dict):
+            return
+        seen.add(id(node))
+        own = ""
+        if isinstance(node, WeightOwner):
+            own = around.names.get(id(node), node.name)
+            scope = None if around.scope is None else _joined(around.scope, own)
+            is_traced, existed = around.is_traced, around.existed
+            if vars(node).get("_graph") is not None:
+                scope = own if "_chain" in vars(node) else ""
+                is_traced, existed = True, existed or path in built
+            elif path in built and not existed:
+                scope, existed = built[path], True
+            elif node._outside.first_call is not None and not (is_traced or existed):
+                scope, is_traced = own, True
+            around = _Around(scope, _joined(around.called, own), _names_in(node), is_traced, existed)
+            found.layers[id(node)] = around.called
+        for key, child in children_of(node):
+            inner = path if key == _paths.MEMBERS else _joined(path, str(key))
+            if not isinstance(child, nnx.Variable):
+                visit(child, inner, around)
+            elif around.scope is not None and (weight := keras_name(child)) is not None:
+                is_lone = inner in early and not around.existed
+                found.weights[inner] = _joined(own if is_lone else around.scope, weight)
+
+    visit(root, "", _Around("", "", {}))
+    return found
+
+
+class _Around(NamedTuple):
+    """What is known of the layers around a node.
+
+    Attributes:
+        scope: what Keras puts before the names of weights; None where it is not known.
+        called: the path in a call of the model.
+        names: names of layers by id.
+        is_traced: whether a call on symbolic tensors has built one of them.
+        existed: whether one of them was built before the model.
+    """
+
+    scope: str | None
+    called: str
+    names: Mapping[int, str]
+    is_traced: bool = False
+    existed: bool = False
+
+
+def _names_in(layer: Any) -> dict[int, str]:
+    """Return the names of the layers in a layer, by id: those that its paths have, else numbered ones."""
+    members = vars(layer).get(_paths.MEMBERS)
+    known = {id(child): str(key) for key, child in children_of(members)} if isinstance(members, nnx.Dict) else {}
+    return {id(inner): name for name, inner in number_names(layers_in(layer)).items()} | known
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name

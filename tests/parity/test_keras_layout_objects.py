@@ -1,0 +1,85 @@
+"""Meshes, layouts and layout maps of Keras, as its users and KerasHub have them."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import LayoutError
+
+AXES = ("data", "model")
+DEVICES = [f"cpu:{index}" for index in range(8)]
+TREE = {"d1": {"kernel": np.zeros((16, 8), np.float32)}, "d2": {"kernel": np.zeros((8, 4), np.float32)}}
+OURS = kd.DeviceMesh((2, 4), AXES, DEVICES)
+
+
+@pytest.fixture
+def mesh():
+    return keras.distribution.DeviceMesh((2, 4), AXES, devices=np.array(DEVICES))
+
+
+def rules_of_keras(mesh):
+    """A layout map as `get_layout_map` of KerasHub's backbones makes it, with a layout that has no mesh yet."""
+    rules = keras.distribution.LayoutMap(mesh)
+    rules["d1.*kernel"] = ("data", "model")
+    rules["d2/kernel"] = keras.distribution.TensorLayout(("model", None))
+    return rules
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        kd.ModelParallel,
+        lambda rules: kd.ModelParallel(layout_map=rules, batch_dim_name="data", device_mesh=rules.device_mesh),
+        lambda rules: kd.FullySharded(rules.device_mesh, "data", rules),
+    ],
+    ids=["rules", "rules and mesh", "fully sharded"],
+)
+def test_strategies_take_a_layout_map_of_keras(mesh, strategy):
+    distribution = strategy(rules_of_keras(mesh))
+    assert distribution.device_mesh == OURS
+    plan = distribution.plan(TREE)
+    assert plan.row("d1/kernel").axes == ("data", "model")
+    assert plan.row("d2/kernel").axes[0] == "model"
+    assert [plan.row(path).rule.partition(",")[0] for path in ("d1/kernel", "d2/kernel")] == ["d1.*kernel", "d2/kernel"]
+
+
+@pytest.mark.parametrize("strategy", [kd.DataParallel, kd.FullySharded, kd.AutoParallel])
+def test_strategies_take_a_mesh_of_keras(strategy):
+    mesh = keras.distribution.DeviceMesh((8,), ("batch",), devices=np.array(DEVICES))
+    assert strategy(mesh).device_mesh == kd.DeviceMesh((8,), ("batch",), DEVICES)
+
+
+def test_a_model_is_sharded_by_rules_of_keras(mesh):
+    kd.distribution.set_distribution(kd.ModelParallel(rules_of_keras(mesh), "data"))
+    try:
+        model = kd.Sequential([kd.Input((16,)), kd.layers.Dense(8, name="d1"), kd.layers.Dense(4, name="d2")])
+        model.compile("sgd", "mse")
+        model.fit(np.ones((16, 16)), np.ones((16, 4)), batch_size=8, verbose=0)
+    finally:
+        kd.distribution.set_distribution(None)
+    assert model.layers[0].kernel.layout == kd.TensorLayout(("data", "model"), OURS)
+
+
+def test_rules_and_layouts_take_objects_of_keras(mesh):
+    rules = kd.LayoutMap(mesh)
+    rules["a"] = keras.distribution.TensorLayout(("model", None), mesh)
+    rules["b"] = keras.distribution.TensorLayout((None,))
+    assert rules["a"] == kd.TensorLayout(("model", None), OURS) == kd.TensorLayout(("model", None), mesh)
+    assert rules["b"].device_mesh == OURS
+    placed = kd.distribution.distribute_tensor(np.zeros((8, 2)), keras.distribution.TensorLayout(("data", None), mesh))
+    assert placed.sharding.shard_shape((8, 2)) == (4, 2)
+
+
+def test_layouts_of_weights_may_be_of_keras(mesh):
+    layout = keras.distribution.TensorLayout((None, "model"), mesh)
+    dense = kd.layers.Dense(8, kernel_layout=layout)
+    model = kd.Sequential([kd.Input((4,)), dense])  # lives on the mesh of the layout
+    assert model.layout_plan.row("dense/kernel").axes == (None, "model")
+    assert model.layers[0].kernel.layout.device_mesh == OURS
+
+
+def test_a_layout_of_keras_on_another_mesh_is_refused(mesh):
+    other = keras.distribution.DeviceMesh((8,), ("model",), devices=np.array(DEVICES))
+    with pytest.raises(LayoutError, match="belongs to a different mesh"):
+        kd.LayoutMap(mesh)["a"] = keras.distribution.TensorLayout(("model", None), other)
