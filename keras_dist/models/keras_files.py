@@ -38,7 +38,7 @@ from keras_dist.interop.keras_archives import (
     texts_of,
     write_archive,
 )
-from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.interop.keras_configs import compile_to_keras, from_keras, to_keras
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
@@ -51,8 +51,8 @@ from keras_dist.models.keras_weights import (
     stored_optimizer,
     write_arrays,
 )
-from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile
-from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile, written_model
+from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import draft_of, writing_to
 
@@ -81,7 +81,7 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: boo
         job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
     check_described(model)
     session = model._with_weights()
-    written, compiled = serialize_keras_object(model), written_compile(model)
+    written, compiled = written_model(model), written_compile(model)
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
     own |= {"seed": session.seed, "fits": session.fits}
     config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
@@ -135,8 +135,7 @@ def load_keras(
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
         with reading(path):
-            config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
-            check_no_code([config, compiled])
+            config, compiled = from_keras(config), from_keras(compiled)
         reader = archive.arrays()
         policy = own["policy"] if isinstance(own.get("policy"), str) else None
         with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
@@ -185,9 +184,9 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         )
 
 
-def made_of(config: Any, model_class: type, safe_mode: bool = True) -> Any:
+def made_of(config: Any, model_class: type) -> Any:
     """The model of a config."""
-    model = deserialize_keras_object(config, {"Functional": model_class}, safe_mode=safe_mode)
+    model = deserialize_keras_object(config, {"Functional": model_class})
     if not isinstance(model, model_class):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
