@@ -11,9 +11,12 @@ import pathlib
 import shutil
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from keras_dist.checkpoint.manifest import NAME as MANIFEST
+from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.interop.h5_files import H5Reader
 from keras_dist.saving.regular_files import open_regular, read_regular
@@ -83,10 +86,15 @@ class KerasArchive:
         if begin + info.file_size > os.fstat(file.fileno()).st_size:
             raise self._damaged(f"{WEIGHTS} ends after the end of the file")
         window = _Window(file, begin, info.file_size)
+        is_whole = _crc_of(window) == info.CRC
         try:
-            return self._open.enter_context(H5Reader(self._caller, self.path, window))
+            reader = self._open.enter_context(H5Reader(self._caller, self.path, window, is_whole))
+            reader.check()  # names the array that is damaged
         except OSError as error:
             raise self._damaged(f"{WEIGHTS}: {error}") from error
+        if not is_whole:
+            raise self._damaged(f"{WEIGHTS} has other bytes than were written: its CRC-32 is not {info.CRC:08x}")
+        return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         """Write the files of a layer into a folder; whether there are any.
@@ -95,6 +103,12 @@ class KerasArchive:
             name: of the layer's folder in the archive.
             folder: which is empty.
         """
+        try:
+            return self._extract_assets(name, folder)
+        except zipfile.BadZipFile as error:
+            raise self._damaged(str(error)) from error
+
+    def _extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         left, prefix, is_any = _MOST_ASSET_BYTES, f"{_ASSETS}{name}/", False
         for info in self._zip.infolist():
             if not info.filename.startswith(prefix) or info.is_dir():
@@ -183,8 +197,15 @@ class KerasFolder(KerasArchive):
     """Reads a folder with the files that are in a `.keras` file, as `KerasArchive` does."""
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, of which only what is asked for is read from the disk."""
-        return self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS))
+        """Open the arrays, after all files were compared with the manifest, if keras_dist has written it."""
+        is_listed = (self.path / MANIFEST).is_file() and (bool(self.own) or is_manifest_in(self.path))
+        problems = damage_of(self.path, follow_links=True) if is_listed else []
+        is_checked = is_listed and not problems
+        reader = self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS, is_checked=is_checked))
+        reader.check()  # names the array that is damaged
+        if problems:
+            raise self._damaged("; ".join(problems))
+        return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         """Write the files of a layer into a folder; whether there are any."""
@@ -215,6 +236,15 @@ class KerasFolder(KerasArchive):
 def is_keras_folder(path: pathlib.Path) -> bool:
     """Whether a folder holds the files of a `.keras` file."""
     return (path / CONFIG).is_file() and (path / WEIGHTS).is_file()
+
+
+def _crc_of(file: io.RawIOBase) -> int:
+    """Return the CRC-32 of a file as zips note it, read a part at a time."""
+    checksum = 0
+    file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 class _Window(io.RawIOBase):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import pathlib
@@ -32,6 +33,7 @@ from keras_dist.errors import (
 from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_archives import (
     KERAS_SUFFIX,
+    OWN,
     WEIGHTS,
     KerasArchive,
     KerasFolder,
@@ -84,7 +86,7 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: boo
     written, compiled = written_model(model), written_compile(model)
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.name}
     own |= {"seed": session.seed, "fits": session.fits}
-    config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
+    config = _config_of_keras(written, compiled)
     contents = contents_of(model, session)
     slots = [*contents.written(), *stored_optimizer(session)]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
@@ -130,13 +132,14 @@ def load_keras(
 ) -> Any:
     """Make the model in a file of Keras, on the current distribution; see `load_model`."""
     with _opened(path) as archive, custom_object_scope(custom_objects):
-        own = archive.own
+        own, reader = archive.own, archive.arrays()
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
         with reading(path):
+            if is_own:
+                _check_one_config(path, own, archive.config)
             config, compiled = from_keras(config), from_keras(compiled)
-        reader = archive.arrays()
         policy = own["policy"] if isinstance(own.get("policy"), str) else None
         with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
             model = made_of(config, model_class)
@@ -170,6 +173,34 @@ def _opened(path: pathlib.Path) -> KerasArchive:
             expected="a `.keras` file that model.save or Keras has written",
             fix="correct the path",
         ) from error
+
+
+def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:
+    return {**to_keras(written), "compile_config": compile_to_keras(compiled)}
+
+
+def _check_one_config(path: pathlib.Path, own: Mapping[str, Any], config: Any) -> None:
+    """Check that the config that Keras does not read describes the model that Keras reads."""
+    different = next(_differences(_config_of_keras(own["config"], own["compile"]), config, ""), None)
+    if different is not None:
+        raise ConfigError(
+            f"load_model: {str(path)!r} holds two configs of different models",
+            given=different,
+            expected="the same in config.json, which Keras reads, and in metadata.json, where keras_dist keeps layouts",
+            fix=f"save it again with model.save; or take {OWN!r} out of metadata.json, to load what Keras loads",
+        )
+
+
+def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
+    """Where two configs differ, and how."""
+    if isinstance(own, dict) and isinstance(of_keras, dict) and own.keys() == of_keras.keys():
+        for name, value in own.items():
+            yield from _differences(value, of_keras[name], f"{place}[{name!r}]")
+    elif isinstance(own, list) and isinstance(of_keras, list) and len(own) == len(of_keras):
+        for number, (one, other) in enumerate(zip(own, of_keras, strict=True)):
+            yield from _differences(one, other, f"{place}[{number}]")
+    elif json.dumps(own) != json.dumps(of_keras):  # NaN is not equal to itself
+        yield f"config.json{place} is {shorten(of_keras)}, by metadata.json {shorten(own)}"
 
 
 def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:

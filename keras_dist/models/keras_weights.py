@@ -31,7 +31,7 @@ from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_we
 from keras_dist.models.saving import check_file_path, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
-from keras_dist.models.weights_files import LoadReport, misfit, warn_of_parts
+from keras_dist.models.weights_files import LoadReport, misfit, warn_of_parts, warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.tensor_files import grouped
@@ -241,7 +241,9 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
         problems = (missing.values(), extra, unfit.values(), ())
         raise misfit(model, str(reader.path), problems, len(slots), reader.caller)
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
-    Rendezvous("a load of weights").each(lambda: None)
+    Rendezvous("a load of weights").each(reader.check)
+    if reader.lacks_checksums:
+        warn_unchecked(reader.caller, reader.path)
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
         if slot.variable.path in contents.merged:

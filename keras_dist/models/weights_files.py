@@ -142,12 +142,23 @@ def load_weights(
             merged[path].forget()
     warn_of_parts(str(reader.path), report)
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
-        warnings.warn(
-            f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
-            "keras_dist did not write it; model.save_weights does it with them",
-            stacklevel=lint.frames_inside(),
-        )
+        warn_unchecked("load_weights", reader.path)
     return report
+
+
+_told_unchecked: list[pathlib.Path] = []
+
+
+def warn_unchecked(caller: str, path: pathlib.Path) -> None:
+    """Warn, once in a process, that damage in files of other writers is not noticed."""
+    if _told_unchecked:
+        return
+    _told_unchecked.append(path)
+    warnings.warn(
+        f"{caller}: {str(path)!r} has no checksums, so that damaged bytes would not be noticed: keras_dist did not "
+        "write it; model.save_weights does it with them",
+        stacklevel=lint.frames_inside(),
+    )
 
 
 def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:

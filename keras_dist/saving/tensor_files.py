@@ -30,7 +30,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 _SAVE = "keras_dist_save"
 """Under this name index and files say which save they are of."""
 
-_CHECKSUMS = "keras_dist_crc32c"
+CHECKSUMS = "keras_dist_crc32c"
 """Under this name index and files have a checksum of each array by its name: eight digits of the CRC-32C of a line such
 as `float32 (3, 2)` and the bytes of its elements. In files it is a string of JSON, since metadata are strings there."""
 
@@ -147,7 +147,7 @@ class TensorReader:
     def _checksum(self, name: str) -> str:
         entry = self._entries[name]
         dtype = self._dtype(name)
-        checksum, left = _checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
+        checksum, left = checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
         with entry.file.open("rb") as file:
             file.seek(entry.offset)
             while chunk := file.read(min(left, _CHUNK_BYTES)):
@@ -163,7 +163,7 @@ class TensorReader:
     def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()
         noted = _mapping(index.get("metadata"))
-        save, checksums = noted.get(_SAVE), _mapping(noted.get(_CHECKSUMS))
+        save, checksums = noted.get(_SAVE), _mapping(noted.get(CHECKSUMS))
         entries: dict[str, _Entry] = {}
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
@@ -208,7 +208,7 @@ class TensorReader:
                 size = int.from_bytes(opened.read(_SIZE_BYTES), "little")
                 header = json.loads(opened.read(size))
             metadata = header.pop("__metadata__", None) or {}
-            checksums = json.loads(metadata[_CHECKSUMS]) if _CHECKSUMS in metadata else None
+            checksums = json.loads(metadata[CHECKSUMS]) if CHECKSUMS in metadata else None
             entries = {
                 name: _Entry(
                     file,
@@ -304,7 +304,7 @@ class TensorWriter:
     def _index_of(self, files: Sequence[pathlib.Path]) -> str:
         """Return the content of the index of these files."""
         weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
-        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, _CHECKSUMS: self._checksums}
+        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, CHECKSUMS: self._checksums}
         return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
 
 
@@ -326,10 +326,10 @@ def write_file(
     """
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode
-    checksums = {name: _checksum_of(array) for name, array in arrays.items()}
+    checksums = {name: checksum_of(array) for name, array in arrays.items()}
     try:
         with writing_to(place):
-            save_file(arrays, file, {**(metadata or {}), _CHECKSUMS: json.dumps(checksums)})
+            save_file(arrays, file, {**(metadata or {}), CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
         raise ModelError(
             f"{caller}: {str(place)!r} cannot be written",
@@ -346,13 +346,13 @@ def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.n
     return {name: np.asarray(fetch(name), order="C") for name in names}
 
 
-def _checksum_of(array: np.ndarray) -> str:
+def checksum_of(array: np.ndarray) -> str:
     """Return the checksum of an array whose elements are in C order."""
-    begun = _checksum_begun(array.dtype, array.shape)
+    begun = checksum_begun(array.dtype, array.shape)
     return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):08x}"
 
 
-def _checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Return the checksum of dtype and shape, which that of the elements continues."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
