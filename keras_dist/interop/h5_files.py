@@ -114,11 +114,21 @@ class H5Reader:
         self._is_checked = True
 
     def _checksum(self, array: Any) -> str:
-        checksum = checksum_begun(np.dtype(jnp.bfloat16) if _is_bfloat16(array) else array.dtype, array.shape)
+        checksum = checksum_begun(_dtype(array), array.shape)
         for index in _parts(array.shape, array.dtype.itemsize):
             part = np.asarray(array[index], order="C")
             checksum = google_crc32c.extend(checksum, part.reshape(-1).view(np.uint8))
         return f"{checksum:08x}"
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of the elements of an array."""
+        return _dtype(self._arrays[name])
+
+    def parts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the elements of an array, a small part at a time."""
+        array = self._arrays[name]
+        self._check_held(name, array)
+        yield from (self.read(name, index) for index in _parts(array.shape, array.dtype.itemsize))
 
     def is_complex(self, name: str) -> bool:
         """Whether elements have an imaginary part."""
@@ -290,6 +300,10 @@ def _parts(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
         yield from ((slice(begin, begin + rows),) for begin in range(0, shape[0], rows))
     else:
         yield from ((row, *part) for row in range(shape[0]) for part in _parts(shape[1:], itemsize))
+
+
+def _dtype(array: Any) -> np.dtype[Any]:
+    return np.dtype(jnp.bfloat16) if _is_bfloat16(array) else array.dtype
 
 
 def _is_bfloat16(array: Any) -> bool:

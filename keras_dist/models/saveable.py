@@ -151,14 +151,16 @@ class Saveable(Trainer):
 
         Layouts and element types stay those of the model; so the file may come from another mesh. Only
         what the devices of this process hold is copied, after checksums are compared; files of other programs have
-        none, and a warning says so. In a job of several processes all must call.
+        none, and the first warning of a process says so. In a job of several processes all must call.
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
-                there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
-                a `CheckpointManager`, of which only the weights are read; each device reads its part. Or a file of
-                Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2; where the model has
-                taken a step, its optimizer takes over the state of the file's, as in Keras.
+                there is no such file the index beside it is read. Or a folder of Hugging Face, with
+                `model.safetensors`, or with `model.safetensors.index.json` and the files that it names; links are
+                followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
+                `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
+                part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2;
+                where the model has taken a step, its optimizer takes over the state of the file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
                 used. Else what fits is set, and a warning tells what was left out.
@@ -176,9 +178,9 @@ class Saveable(Trainer):
             What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of these, is damaged, or its names or shapes are not those of the model;
-                of an index, a file is missing, elsewhere, of another save, or lacks a weight; `name_map` or `transform`
-                cannot be used. No weight is set then.
+            ModelError: the file is none of these, is damaged, its names or shapes are not those of the model, or an
+                element type of the model cannot hold a number; of an index, a file is missing, elsewhere, of another
+                save, or lacks a weight; `name_map` or `transform` cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
             FileNotFoundError: there is no such file.
 

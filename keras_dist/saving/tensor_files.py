@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -101,6 +101,7 @@ class TensorReader:
         path: a file or an index; if the file does not exist, the index beside it is used.
 
     Attributes:
+        caller: name of the caller in error messages.
         path: what is read: the file or the index.
         shapes: the shape of each array.
     """
@@ -109,7 +110,7 @@ class TensorReader:
         index = path if path.name.endswith(INDEX_SUFFIX) else index_path(path)
         is_index = path == index or (not path.exists() and index.exists())
         self.path = index if is_index else path
-        self._caller = caller
+        self.caller = caller
         self._entries = self._indexed() if is_index else self._header(path)[0]
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
@@ -131,7 +132,7 @@ class TensorReader:
     def view(self, name: str) -> np.ndarray:
         """Return a read-only, memory-mapped array: only the parts that are used are read from the disk."""
         entry = self._entries[name]
-        dtype = self._dtype(name)
+        dtype = self.dtype(name)
         if not math.prod(entry.shape):
             return np.empty(entry.shape, dtype)
         try:
@@ -146,7 +147,7 @@ class TensorReader:
 
     def _checksum(self, name: str) -> str:
         entry = self._entries[name]
-        dtype = self._dtype(name)
+        dtype = self.dtype(name)
         checksum, left = checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
         with entry.file.open("rb") as file:
             file.seek(entry.offset)
@@ -154,7 +155,14 @@ class TensorReader:
                 checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
         return f"{checksum:08x}"
 
-    def _dtype(self, name: str) -> np.dtype[Any]:
+    def parts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the elements of an array, a small part at a time."""
+        elements = self.view(name).reshape(-1)
+        for begin in range(0, elements.size, _CHUNK_BYTES):
+            yield elements[begin : begin + _CHUNK_BYTES]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of the elements of an array."""
         entry = self._entries[name]
         if entry.type_name not in _TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
@@ -168,11 +176,11 @@ class TensorReader:
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
             by_file.setdefault(file, []).append(name)
+        missing = [file for file in by_file if not (self.path.parent / file).exists()]
+        if missing:
+            raise self._damaged(f"{', '.join(map(repr, missing))} {'are' if len(missing) > 1 else 'is'} missing")
         for file, names in by_file.items():
-            try:
-                found, metadata = self._header(self.path.parent / file)
-            except FileNotFoundError as error:
-                raise self._damaged(f"{file!r} is missing") from error
+            found, metadata = self._header(self.path.parent / file)
             lacking = sorted(set(names) - set(found))
             if lacking:
                 raise self._damaged(f"{file!r} lacks {shorten(lacking)}")
@@ -232,7 +240,7 @@ class TensorReader:
 
     def _damaged(self, given: str) -> ModelError:
         return ModelError(
-            f"{self._caller}: {str(self.path)!r} cannot be read",
+            f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that model.save_weights, or safetensors, wrote"
             if self.path.name.endswith(SUFFIX)
