@@ -140,6 +140,14 @@ class WriteError(KerasDistError, OSError):
     """
 
 
+class WriteDeniedError(WriteError, PermissionError):
+    """The operating system does not allow this process to write there."""
+
+
+class WriteFolderError(WriteError, FileNotFoundError):
+    """The folder in which a file was to be written does not exist."""
+
+
 class MissingExtraError(KerasDistError, ImportError):
     """What was called needs a package that keras_dist does not install without being asked to."""
 

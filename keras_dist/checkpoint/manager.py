@@ -20,7 +20,7 @@ from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
-from keras_dist.saving.drafts import place_of
+from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.locks import Lock
 from keras_dist.saving.syncing import make_folders
 
@@ -125,7 +125,8 @@ class CheckpointManager:
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
         self._lock: Lock | None = None
-        self._job.first(self._begin)
+        with writing_to(self.directory):
+            self._job.first(self._begin)
 
     def __enter__(self) -> Self:
         return self
@@ -271,10 +272,12 @@ class CheckpointManager:
         self._check_open()
         try:
             self.wait_until_finished()
-            self._job.first(self._discard_all)
+            with writing_to(self.directory):
+                self._job.first(self._discard_all)
         finally:
             self.close()
-        self._job.first(self._remove_empty)
+        with writing_to(self.directory):
+            self._job.first(self._remove_empty)
 
     def close(self, wait: bool = True, *, error: BaseException | None = None) -> None:
         """Wait for the save in the background, and release the directory.
@@ -356,7 +359,8 @@ class CheckpointManager:
             aside = path.with_name(f"{path.name}.damaged")
             while aside.exists():
                 aside = aside.with_name(f"{aside.name}_")
-            path.rename(aside)
+            with writing_to(path):
+                path.rename(aside)
             warnings.warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning, stacklevel=4)
         self._damaged.discard(step)
 

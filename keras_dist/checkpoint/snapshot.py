@@ -76,7 +76,8 @@ class Snapshot:
             OSError: it cannot be written.
         """
         job = Rendezvous("a save")
-        draft = draft_at(place, job, fsync)
+        with writing_to(place):
+            draft = draft_at(place, job, fsync)
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **self.documents}.items():
