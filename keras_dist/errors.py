@@ -133,6 +133,10 @@ class CheckpointError(_ErrorOfProblems, ValueError):
     """
 
 
+class OverwrittenError(CheckpointError, ModelError):
+    """Another process has replaced files while they were read."""
+
+
 class WriteError(KerasDistError, OSError):
     """The operating system could not write a file, for example because the disk is full.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -11,7 +12,7 @@ import math
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
-from keras_dist.checkpoint.folder import draft_at, present
+from keras_dist.checkpoint.folder import draft_at, is_being_written, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
@@ -28,7 +29,7 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError
 from keras_dist.saving.buckets import folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
 
 FORMAT = 1
 RECORD = "record"
@@ -133,7 +134,27 @@ class Stored:
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
-        self.folder = folder = present(folder)
+        retried(lambda: self._opened(folder, is_checked))
+
+    def _opened(self, folder: pathlib.Path, is_checked: bool) -> None:
+        folder = present(folder)
+        self.folder, self._identity = folder, identity_of(folder)
+        with self._noticing():
+            self._open(folder, is_checked)
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Inside, the error is another one where the folder is no longer the one that was opened; also without one."""
+        try:
+            yield
+        except (CheckpointError, OSError) as error:
+            if identity_of(self.folder) == self._identity:
+                raise
+            raise overwritten("", self.folder) from error
+        if identity_of(self.folder) != self._identity:
+            raise overwritten("", self.folder)
+
+    def _open(self, folder: pathlib.Path, is_checked: bool) -> None:
         problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
         if problems:
             raise CheckpointError(
@@ -195,10 +216,11 @@ class Stored:
             CheckpointError: it is not JSON.
             OSError: it cannot be read.
         """
-        try:
-            return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
-        except (ValueError, RecursionError) as error:
-            raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+        with self._noticing():
+            try:
+                return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
+            except (ValueError, RecursionError) as error:
+                raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
         """Return the error for a document that cannot be used.
@@ -216,8 +238,13 @@ class Stored:
         )
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
-        return read_arrays(self.folder, wanted)
+        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`.
+
+        Raises:
+            CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
+        """
+        with self._noticing():
+            return read_arrays(self.folder, wanted)
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
@@ -247,7 +274,9 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def _problems_of(folder: pathlib.Path) -> list[str]:
-    return damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
+    if folder.is_dir():
+        return damage_of(folder)
+    return [f"{folder} is no folder" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.interop.h5_files import H5Reader
-from keras_dist.saving.regular_files import open_regular, read_regular
+from keras_dist.saving.regular_files import identity_of, open_regular, overwritten, read_regular
 
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -76,7 +76,7 @@ class KerasArchive:
         info = self._member(WEIGHTS)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise self._damaged(f"{WEIGHTS} is compressed or encrypted: Keras writes it as it is")
-        file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        file = self._file  # another one may be at the path by now
         file.seek(info.header_offset)
         header = file.read(_HEADER.size)
         if len(header) != _HEADER.size or header[:4] != b"PK\x03\x04":
@@ -127,8 +127,8 @@ class KerasArchive:
         return is_any
 
     def _begin(self) -> None:
-        file = self._open.enter_context(open_regular(self.path, follow_links=True))
-        self._zip = self._open.enter_context(zipfile.ZipFile(file))
+        self._file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        self._zip = self._open.enter_context(zipfile.ZipFile(self._file))
 
     def _has(self, name: str) -> bool:
         return name in self._zip.namelist()
@@ -202,6 +202,8 @@ class KerasFolder(KerasArchive):
         problems = damage_of(self.path, follow_links=True) if is_listed else []
         is_checked = is_listed and not problems
         reader = self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS, is_checked=is_checked))
+        if identity_of(self.path) != self._identity:
+            raise overwritten(f"{self._caller}: ", self.path)
         reader.check()  # names the array that is damaged
         if problems:
             raise self._damaged("; ".join(problems))
@@ -224,7 +226,8 @@ class KerasFolder(KerasArchive):
         return bool(files)
 
     def _begin(self) -> None:
-        """Do nothing: files are opened one by one."""
+        """Note which folder it is: files are opened one by one."""
+        self._identity = identity_of(self.path)
 
     def _has(self, name: str) -> bool:
         return (self.path / name).exists()

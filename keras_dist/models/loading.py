@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 from keras_dist.checkpoint import Stored
@@ -33,6 +34,7 @@ from keras_dist.models.saving import (
 )
 from keras_dist.models.weights_files import LoadReport
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
+from keras_dist.saving.regular_files import retried
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -84,16 +86,19 @@ def load_model(
         raise _needs_no_factory(file)
     with scope:
         if path is not None:
-            return load_keras(path, custom_objects, compile, Model)
+            return _retried(lambda: load_keras(path, custom_objects, compile, Model))
         if legacy is not None:
             return load_legacy(legacy, custom_objects, compile, Model)
         _check_is_folder(filepath)
-        stored = Stored.of_job(model_path("load_model", filepath))
+        folder = model_path("load_model", filepath)
+        make = None if factory is None else functools.partial(Model.from_nnx, factory, call, trainable=trainable)
         with custom_object_scope(custom_objects):
-            if factory is not None:
-                make = functools.partial(Model.from_nnx, factory, call, trainable=trainable)
-                return _load_stored(stored, compile, make)
-            return _load_stored(stored, compile)
+            return _retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
+
+
+def _retried(load: Callable[[], Model]) -> Model:
+    """The model that is loaded, after some time if it is being overwritten; not in jobs, which do it all together."""
+    return load() if jax.process_count() > 1 else retried(load)
 
 
 def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | None = None) -> Model:

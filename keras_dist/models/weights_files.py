@@ -32,6 +32,7 @@ from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.regular_files import retried
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -125,6 +126,22 @@ def load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
+    options = (filepath, strict, name_map, transform, merged)
+    if jax.process_count() > 1:  # of which one alone may find that a file was overwritten
+        return _load_weights(model, session, weights, *options)
+    return retried(lambda: _load_weights(model, session, weights, *options))
+
+
+def _load_weights(
+    model: str,
+    session: Session,
+    weights: Sequence[ModelVariable],
+    filepath: str | os.PathLike[str],
+    strict: bool,
+    name_map: NameMap | None,
+    transform: Transforms | None,
+    merged: Mapping[str, MergedWeight],
+) -> LoadReport:
     reader = _reader(filepath, session)
     factors = factor_paths(merged)
     handles = {weight.path: weight for weight in weights if weight.path not in factors or weight.path in reader.shapes}

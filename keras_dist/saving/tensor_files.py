@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.saving.regular_files import identity_of, overwritten, read_regular
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -84,6 +84,7 @@ class _Entry:
         shape: its dims.
         type_name: of the elements, as safetensors calls it.
         checksums: what the file, and the index, say of it; empty where another program wrote them.
+        identity: of the file, so that another one in its place is noticed.
     """
 
     file: pathlib.Path
@@ -91,6 +92,7 @@ class _Entry:
     shape: tuple[int, ...]
     type_name: str
     checksums: frozenset[str] = frozenset()
+    identity: tuple[int, ...] | None = None
 
 
 class TensorReader:
@@ -111,7 +113,13 @@ class TensorReader:
         is_index = path == index or (not path.exists() and index.exists())
         self.path = index if is_index else path
         self.caller = caller
-        self._entries = self._indexed() if is_index else self._header(path)[0]
+        identity = identity_of(self.path)
+        try:
+            self._entries = self._indexed() if is_index else self._header(path)[0]
+        except (ModelError, FileNotFoundError) as error:
+            if identity_of(self.path) == identity:
+                raise
+            raise overwritten(f"{caller}: ", self.path) from error
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
@@ -124,7 +132,10 @@ class TensorReader:
             entry = self._entries[name]
             if not entry.checksums:
                 continue
-            found = self._checksum(name)
+            try:
+                found = self._checksum(name)
+            finally:
+                self._check_same(entry)
             if entry.checksums != {found}:
                 noted = " and ".join(sorted(entry.checksums))
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
@@ -136,14 +147,22 @@ class TensorReader:
         if not math.prod(entry.shape):
             return np.empty(entry.shape, dtype)
         try:
-            return np.asarray(np.memmap(entry.file, dtype, "r", entry.offset, entry.shape))
-        except ValueError as error:
+            found = np.asarray(np.memmap(entry.file, dtype, "r", entry.offset, entry.shape))
+            self._check_same(entry)
+            return found
+        except (ValueError, FileNotFoundError) as error:
+            self._check_same(entry)
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Check and return the arrays of these names."""
         self.check(names)
         return {name: np.array(self.view(name)) for name in names}
+
+    def _check_same(self, entry: _Entry) -> None:
+        """Check that a file is still the one whose header was read."""
+        if identity_of(entry.file) != entry.identity:
+            raise overwritten(f"{self.caller}: ", self.path)
 
     def _checksum(self, name: str) -> str:
         entry = self._entries[name]
@@ -209,6 +228,7 @@ class TensorReader:
     def _header(self, file: pathlib.Path) -> tuple[dict[str, _Entry], dict[str, str]]:
         """Return the entries of the arrays in a file, and its metadata."""
         self._check_regular(file)
+        identity = identity_of(file)
         try:
             with safe_open(file, framework="np"):
                 pass  # it has looked whether sizes and places of all arrays are those of the file
@@ -224,6 +244,7 @@ class TensorReader:
                     tuple(noted["shape"]),
                     noted["dtype"],
                     frozenset() if checksums is None else frozenset({str(checksums[name])}),
+                    identity,
                 )
                 for name, noted in header.items()
             }
