@@ -10,9 +10,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import NoneType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._arguments import check_int, check_optional, check_path
+from keras_dist._arguments import check_flag, check_int, check_kind, check_optional, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, states_in
@@ -32,6 +32,7 @@ def check_number_kept(argument: str, number: object) -> None:
         check_int(argument, number, 1, wrong=wrong, alternative=others, example=2, error=CheckpointError)
 
 
+@runtime_checkable
 class Checkpointable(Protocol):
     """An object that a manager saves and restores: a `Model`."""
 
@@ -117,10 +118,12 @@ class CheckpointManager:
             check_int, "keep_every", keep_every, 1, wrong=wrong, alternative=others, example=1000, error=CheckpointError
         )
         directory = check_path("directory", directory, "states", CheckpointError)
+        check_kind("model", model, Checkpointable, "a Model", error=CheckpointError)
         self._model = model
         self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
         self._keep, self._keep_every = keep, keep_every
-        self._asynchronous, self._fsync = asynchronous, fsync
+        self._asynchronous = check_flag("asynchronous", asynchronous, CheckpointError)
+        self._fsync = check_flag("fsync", fsync, CheckpointError)
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
@@ -168,6 +171,8 @@ class CheckpointManager:
             ClusterError: some process has no device of the model's mesh.
         """
         self._check_open()
+        if snapshot is not None:
+            check_kind("snapshot", snapshot, Snapshot, "a Snapshot, as model.snapshot() returns it, or None")
         self.wait_until_finished()
         with self._model.at_rest():
             taken = [] if snapshot is None else [snapshot]

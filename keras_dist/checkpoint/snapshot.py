@@ -19,14 +19,14 @@ import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import is_int
+from keras_dist._arguments import check_flag, check_int, check_kind, check_path, is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.folder import draft_at, is_being_written, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.buckets import folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
@@ -62,6 +62,22 @@ class Snapshot:
     plan: LayoutPlan
     documents: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_int("step", self.step, 0, wrong="is not a number of steps", example=100, error=CheckpointError)
+        check_kind("arrays", self.arrays, Mapping, "a dict of arrays by name", error=CheckpointError)
+        check_kind("plan", self.plan, LayoutPlan, "a LayoutPlan, as model.layout_plan", error=CheckpointError)
+        check_kind("documents", self.documents, Mapping, "a dict of JSON values by file name", error=CheckpointError)
+        wrong = [name for name, value in self.arrays.items() if not isinstance(value, jax.Array | np.ndarray)]
+        wrong += [name for name in (*self.arrays, *self.documents) if not isinstance(name, str)]
+        if wrong:
+            raise CheckpointError(
+                "a snapshot holds what is no array, or has no name",
+                given=shorten(wrong[0]),
+                expected="arrays of jax or numpy by names that are strings, and JSON values by such names",
+                fix="numpy.asarray makes arrays of numbers; names are paths such as 'variables/d1/kernel'",
+            )
+
     def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
 
@@ -76,13 +92,15 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
+        place = folder_path(check_path("place", place, "states", CheckpointError))
+        check_flag("fsync", fsync, CheckpointError)
         job = Rendezvous("a save")
         with writing_to(place):
             draft = draft_at(place, job, fsync)
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **self.documents}.items():
-                (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
+                (draft.folder / f"{name}.json").write_text(_json_of(name, document))
 
         try:
             with writing_to(place):
@@ -134,7 +152,9 @@ class Stored:
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False) -> None:
-        retried(lambda: self._opened(folder, is_checked))
+        place = folder_path(check_path("folder", folder, "states/step_00000012", CheckpointError))
+        check_flag("is_checked", is_checked, CheckpointError)
+        retried(lambda: self._opened(place, is_checked))
 
     def _opened(self, folder: pathlib.Path, is_checked: bool) -> None:
         folder = present(folder)
@@ -184,6 +204,7 @@ class Stored:
         Args:
             folder: where it is; or a directory of a `CheckpointManager`, of whose states it is the newest.
         """
+        folder = folder_path(check_path("folder", folder, "states", CheckpointError))
         checked = {}
 
         def check() -> str:
@@ -243,17 +264,33 @@ class Stored:
         Raises:
             CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
         """
+        check_kind("wanted", wanted, Mapping, "a dict of jax.ShapeDtypeStructs by name", error=CheckpointError)
+        for name, like in wanted.items():
+            check_kind("wanted", like, jax.ShapeDtypeStruct, f"a ShapeDtypeStruct for {name!r}", error=CheckpointError)
         with self._noticing():
             return read_arrays(self.folder, wanted)
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
+        check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _json_of(name: str, document: Any) -> str:
+    try:
+        return json.dumps(document, indent=1)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the document {name!r} of a snapshot cannot be written down",
+            given=f"{type(error).__name__}: {error}",
+            expected="what JSON can hold",
+            fix="numbers, strings, None, and lists and dicts by strings of these",
+        ) from error
 
 
 def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:

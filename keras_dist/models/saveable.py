@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
+from keras_dist._arguments import check_flag
 from keras_dist._types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.models.build_configs import build_as, written_build
@@ -388,7 +389,7 @@ class Saveable(Trainer):
                 between which two batches it is.
         """
         session = self._with_weights()
-        documents = documents_of(self) if with_config else {}
+        documents = documents_of(self) if check_flag("with_config", with_config) else {}
         return snapshot(session, session.trainer.progress, documents)
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from keras_dist import _environment, _jax
+from keras_dist._arguments import check_flag, check_kind
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
@@ -125,6 +126,8 @@ def restore(
     name: str, session: Session, stored: Stored, continue_training: bool = False, with_slots: bool = True
 ) -> None:
     """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
+    check_kind("stored", stored, Stored, "a Stored, as CheckpointManager.newest() returns it", error=CheckpointError)
+    check_flag("continue_training", continue_training)
     cell = session.cell
     wanted = _wanted(session)
     job = Rendezvous("a restore")
