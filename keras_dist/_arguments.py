@@ -66,19 +66,19 @@ def check_kind(
         raise argument_error(argument, value, expected, error=error)
 
 
-def check_flag(argument: str, value: object, error: type[KerasDistError] = ModelError) -> bool:
+def check_flag(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> bool:
     """Return `value` as a bool, if it is one; 0 and 1 are."""
-    if isinstance(value, bool | np.bool_) or is_int(value, 0, 1):
-        return bool(value)
+    if value is True or value is False or isinstance(value, np.bool_) or is_int(value, 0, 1):
+        return bool(cast("int", value))
     raise argument_error(argument, value, "True or False", error=error)
 
 
-def check_axis_sizes(argument: str, value: object, error: type[KerasDistError] = ModelError) -> dict[str, int]:
+def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> dict[str, int]:
     """Return `value` as a dict, if it has the sizes of the axes of a mesh by their names."""
     sizes = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {0: 0}
     if all(isinstance(name, str) and is_int(size, 1) for name, size in sizes.items()):
         return {cast("str", name): operator.index(cast("int", size)) for name, size in sizes.items()}
-    raise argument_error(argument, value, "sizes of axes by name", example={"data": 4, "model": 2}, error=error)
+    raise argument_error(argument, cast("object", value), "sizes of axes by name", example={"data": 4, "model": 2}, error=error)
 
 
 def check_is_mesh(mesh: object) -> None:
