@@ -78,7 +78,8 @@ def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = Mo
     sizes = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {0: 0}
     if all(isinstance(name, str) and is_int(size, 1) for name, size in sizes.items()):
         return {cast("str", name): operator.index(cast("int", size)) for name, size in sizes.items()}
-    raise argument_error(argument, cast("object", value), "sizes of axes by name", example={"data": 4, "model": 2}, error=error)
+    given, example = cast("object", value), {"data": 4, "model": 2}
+    raise argument_error(argument, given, "sizes of axes by name", example=example, error=error)
 
 
 def check_is_mesh(mesh: object) -> None:

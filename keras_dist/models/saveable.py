@@ -81,7 +81,8 @@ class Saveable(Trainer):
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
-        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares.
+        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares; in a
+        `.weights.h5` and in a `.keras` file it is an attribute of the array, which Keras ignores.
 
         Of a layer with LoRA the file has the sum of the frozen weight and the product, as in Keras, and no factors;
         models with and without LoRA can load it. A folder of orbax has all three.
