@@ -235,7 +235,8 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
 
 def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
     """The sizes of mesh axes; all must be given, for no device is counted."""
-    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else check_axis_sizes("mesh", mesh, MeshError)
+    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else mesh
+    sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
     if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
         raise MeshError(
             f"examine: axis {wrong[0]!r} of `mesh` has no size",

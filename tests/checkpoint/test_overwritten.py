@@ -1,16 +1,14 @@
 """What is read while another process overwrites it: read again, or said to be overwritten, and never called damaged."""
 
 import shutil
-import threading
-import warnings
 
-import numpy as np
 import pytest
 
 import keras_dist as kd
 from keras_dist.checkpoint import Stored, folder, snapshot
 from keras_dist.errors import CheckpointError, ModelError, OverwrittenError
 from keras_dist.saving import tensor_files
+from tests.contracts.processes import run_fork
 
 PATHS = ("m", "m.orbax", "m.safetensors", "m.shards.safetensors", "m.keras")
 
@@ -19,52 +17,69 @@ def network():
     return kd.Sequential([kd.Input((64,)), kd.layers.Dense(50, name="d1"), kd.layers.Dense(60, name="d2")])
 
 
-def save(model, path):
-    if "orbax" in path.name or "safetensors" in path.name:
-        model.save_weights(path, max_shard_size=1e-5 if "shards" in path.name else None)
+PROGRAM = """
+import pathlib, sys, threading, warnings
+import numpy as np
+import keras_dist as kd
+from keras_dist.errors import OverwrittenError
+
+path, is_over = pathlib.Path("PATH"), threading.Event()
+is_of_weights = path.suffix in (".orbax", ".safetensors")
+
+
+def network():
+    return kd.Sequential([kd.Input((64,)), kd.layers.Dense(50, name="d1"), kd.layers.Dense(60, name="d2")])
+
+
+def save(number):
+    writer.set_weights([np.full(w.shape, number, "f4") for w in writer.weights])
+    if is_of_weights:
+        writer.save_weights(path, max_shard_size=1e-5 if "shards" in path.name else None)
     else:
-        model.save(path)
+        writer.save(path)
 
 
-def load(model, path):
-    if "orbax" in path.name or "safetensors" in path.name:
-        model.load_weights(path)
-        return model
-    return kd.models.load_model(path)
+def load():
+    if not is_of_weights:
+        return kd.models.load_model(path)
+    reader.load_weights(path)
+    return reader
+
+
+def overwrite():
+    number = 0
+    while not is_over.is_set():
+        number += 1
+        save(number)
+
+
+writer, reader = network(), network()
+save(0)
+thread = threading.Thread(target=overwrite)
+thread.start()
+told = whole = 0
+try:
+    for _ in range(12):
+        try:
+            with warnings.catch_warnings(action="error"):
+                values = {float(value) for weight in load().get_weights() for value in np.unique(weight)}
+        except OverwrittenError as error:
+            assert "is being overwritten" in error.summary and path.name in error.summary
+            told += 1
+        else:
+            assert len(values) == 1, values
+            whole += 1
+finally:
+    is_over.set()
+    thread.join()
+print(told + whole, whole > 0)
+"""
 
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_reader_beside_a_writer_gets_one_save_or_is_told(name, tmp_path):
-    path, is_over = tmp_path / name, threading.Event()
-    writer, reader = network(), network()
-    writer.set_weights([np.zeros(w.shape, "f4") for w in writer.weights])
-    save(writer, path)
-
-    def overwrite():
-        number = 0
-        while not is_over.is_set():
-            number += 1
-            writer.set_weights([np.full(w.shape, number, "f4") for w in writer.weights])
-            save(writer, path)
-
-    thread = threading.Thread(target=overwrite)
-    thread.start()
-    told = 0
-    try:
-        for _ in range(12):
-            with warnings.catch_warnings(action="error"):
-                try:
-                    found = load(reader, path)
-                except OverwrittenError as error:
-                    assert "is being overwritten" in error.summary and path.name in error.summary
-                    told += 1
-                    continue
-            values = {float(value) for weight in found.get_weights() for value in np.unique(weight)}
-            assert len(values) == 1, values
-    finally:
-        is_over.set()
-        thread.join()
-    assert told < 12
+    # in a process of its own: orbax leaves coroutines behind where a folder vanishes while it is read
+    assert run_fork(PROGRAM.replace("PATH", str(tmp_path / name))) == "12 True"
 
 
 @pytest.fixture
