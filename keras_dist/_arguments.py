@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
@@ -56,6 +56,35 @@ def argument_error(
         expected=expected,
         fix=f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}",
     )
+
+
+def check_kind(
+    argument: str,
+    value: object,
+    kinds: type | tuple[type, ...],
+    expected: str,
+    *,
+    error: type[KerasDistError] = ModelError,
+) -> None:
+    """Check that `value` is of one of these classes."""
+    if not isinstance(value, kinds):
+        raise argument_error(argument, value, expected, error=error)
+
+
+def check_flag(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> bool:
+    """Return `value` as a bool, if it is one; 0 and 1 are."""
+    if value is True or value is False or isinstance(value, np.bool_) or is_int(value, 0, 1):
+        return bool(cast("int", value))
+    raise argument_error(argument, value, "True or False", error=error)
+
+
+def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> dict[str, int]:
+    """Return `value` as a dict, if it has the sizes of the axes of a mesh by their names."""
+    sizes = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {0: 0}
+    if all(isinstance(name, str) and is_int(size, 1) for name, size in sizes.items()):
+        return {cast("str", name): operator.index(cast("int", size)) for name, size in sizes.items()}
+    given, example = cast("object", value), {"data": 4, "model": 2}
+    raise argument_error(argument, given, "sizes of axes by name", example=example, error=error)
 
 
 def check_is_mesh(mesh: object) -> None:

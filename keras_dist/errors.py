@@ -133,11 +133,23 @@ class CheckpointError(_ErrorOfProblems, ValueError):
     """
 
 
+class OverwrittenError(CheckpointError, ModelError):
+    """Another process has replaced files while they were read."""
+
+
 class WriteError(KerasDistError, OSError):
     """The operating system could not write a file, for example because the disk is full.
 
     ``errno`` is the system's number, and ``filename`` the place.
     """
+
+
+class WriteDeniedError(WriteError, PermissionError):
+    """The operating system does not allow this process to write there."""
+
+
+class WriteFolderError(WriteError, FileNotFoundError):
+    """The folder in which a file was to be written does not exist."""
 
 
 class MissingExtraError(KerasDistError, ImportError):

@@ -26,6 +26,7 @@ from keras_dist import (
     optimizers,
     regularizers,
 )
+from keras_dist._arguments import check_kind
 from keras_dist._signatures import takes
 from keras_dist.callbacks import Callback
 from keras_dist.config import Component, RunConfig
@@ -126,6 +127,12 @@ def callback_of(component: Component, number: int) -> Callback:
         expected="a keras_dist.callbacks.Callback, or a function that returns one",
         fix="for example EarlyStopping",
     )
+
+
+def check_run(run: object) -> None:
+    """Check that an argument `run` is a config."""
+    expected = "a RunConfig, as kd.config.load(path) returns it"
+    check_kind("run", run, RunConfig, expected, error=ConfigError)
 
 
 def check_training(run: RunConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ class CSVLogger(Callback):
     Raises:
         ModelError: `filename` is not a path, or `separator` not one character; at the first epoch, when the file holds
             other columns.
-        OSError: at the beginning of training, when the file cannot be written.
+        WriteError: at the beginning of training, when the file cannot be written. It is an `OSError`.
 
     Example:
         >>> import pathlib, tempfile
@@ -84,7 +83,7 @@ class CSVLogger(Callback):
         """Return the columns and the file, which is small."""
         if not is_chief():
             return {"columns": self._columns, "text": ""}
-        with open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="") as file:
             return {"columns": self._columns, "text": file.read()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -99,9 +98,9 @@ class CSVLogger(Callback):
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
         """Whether the file is empty."""
-        if not pathlib.Path(self.filename).stat().st_size:
-            return True
-        with open(self.filename, newline="") as file:
+        with writing_to(self.filename), open(self.filename, newline="") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return True
             found = next(csv.reader(file, delimiter=self.separator), [])
         if found != columns:
             raise ModelError(

@@ -17,6 +17,7 @@ from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
+from keras_dist.saving.drafts import writing_to
 
 _SUFFIXES = (".safetensors", ".orbax", ".weights.h5", ".weights.json")
 _ENDINGS = " or ".join(map(repr, _SUFFIXES))
@@ -152,7 +153,8 @@ class ModelCheckpoint(MonitorCallback):
     def _write(self, path: str) -> None:
         """Save to a path."""
         if not in_bucket(folder_path(path)):
-            Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
+            with writing_to(path):
+                Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
         if path.endswith(_SUFFIXES):
             self.model.save_weights(path)
         else:

@@ -19,6 +19,7 @@ from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError
+from keras_dist.saving.drafts import writing_to
 
 _TRAIN, _VALIDATION = "train", "validation"
 
@@ -137,6 +138,7 @@ class TensorBoard(Callback):
         is_time = 0 < self._first_profiled <= step and not self._has_profiled
         if is_time and is_chief():
             self._has_profiled = True
+            self._writer(_TRAIN)  # where that cannot be written, no profile is begun
             jax.profiler.start_trace(os.path.join(self.log_dir, _TRAIN))
             self._is_profiling = True
 
@@ -159,7 +161,9 @@ class TensorBoard(Callback):
 
     def _writer(self, name: str) -> Any:
         if name not in self._writers:
-            self._writers[name] = self._make_writer(os.path.join(self.log_dir, name))
+            path = os.path.join(self.log_dir, name)
+            with writing_to(path):
+                self._writers[name] = self._make_writer(path)
         return self._writers[name]
 
     def _write(self, writer: str, tag: str, values: Mapping[str, ArrayLike], step: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import _jax
-from keras_dist._arguments import check_path
+from keras_dist._arguments import check_axis_sizes, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import DOCUMENT as BASES
 from keras_dist.checkpoint.base import FINGERPRINTS, bases_from_json, has_arrays
@@ -118,10 +118,11 @@ class SavedState:
         Args:
             mesh: sizes of the axes by name.
         """
+        mesh = check_axis_sizes("mesh", mesh, MeshError)
         arrays = [array for array in self.arrays if array.axes is not None]
         found = [_resolve_restored(array, mesh) for array in arrays]
         return Restoring(
-            dict(mesh),
+            mesh,
             len(arrays),
             sum(array.nbytes for array in arrays),
             sum(array.nbytes_per_device for array in arrays),
@@ -248,7 +249,8 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
 
 def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
     """The sizes of mesh axes; all must be given, for no device is counted."""
-    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else dict(mesh)
+    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else mesh
+    sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
     if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
         raise MeshError(
             f"examine: axis {wrong[0]!r} of `mesh` has no size",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import time
 import warnings
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
 from keras_dist.saving.buckets import in_bucket, refreshed
 from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
 from keras_dist.saving.locks import lock_folder, unlock_folder
+from keras_dist.saving.regular_files import WAITS
 from keras_dist.saving.syncing import make_folders, sync, sync_below
 
 
@@ -245,18 +247,43 @@ def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
 def present(place: pathlib.Path) -> pathlib.Path:
     """Return the folder at its place; or a complete one beside it, if a writer was killed before moving it there.
 
-    Nothing is moved: a reader may lack the permission to write.
+    A writer that is moving it there is waited for. Nothing is moved: a reader may lack the permission to write.
     """
     if in_bucket(place):
         return refreshed(place)
+    for wait in WAITS:
+        if place.exists() or not is_being_written(place):
+            break
+        time.sleep(wait)
     resolved = place.resolve()
     if place.exists() or not resolved.parent.is_dir():
         return place
     for path in sorted(resolved.parent.iterdir()):  # the draft, which is newer, before what it was to replace
-        if place_of(path) == resolved and not damage_of(path):
+        if place_of(path) == resolved and not _is_locked(path) and not damage_of(path):
             warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
             return path
     return place
+
+
+def is_being_written(place: pathlib.Path) -> bool:
+    """Whether a process that still runs writes the folder of this place; False where folders have no locks."""
+    if in_bucket(place):
+        return False
+    place = place.resolve()
+    try:
+        return any(place_of(path) == place and _is_locked(path) for path in place.parent.iterdir())
+    except OSError:
+        return False
+
+
+def _is_locked(folder: pathlib.Path) -> bool:
+    try:
+        unlock_folder(lock_folder(folder))
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def discard(place: pathlib.Path) -> None:

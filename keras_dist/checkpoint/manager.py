@@ -11,9 +11,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import NoneType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._arguments import check_int, check_optional, check_path
+from keras_dist._arguments import check_flag, check_int, check_kind, check_optional, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME
@@ -23,7 +23,7 @@ from keras_dist.distribution import liveness
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
-from keras_dist.saving.drafts import place_of
+from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.locks import Lock
 from keras_dist.saving.syncing import make_folders
 
@@ -35,6 +35,7 @@ def check_number_kept(argument: str, number: object) -> None:
         check_int(argument, number, 1, wrong=wrong, alternative=others, example=2, error=CheckpointError)
 
 
+@runtime_checkable
 class Checkpointable(Protocol):
     """An object that a manager saves and restores: a `Model`."""
 
@@ -127,17 +128,21 @@ class CheckpointManager:
             check_int, "keep_every", keep_every, 1, wrong=wrong, alternative=others, example=1000, error=CheckpointError
         )
         directory = check_path("directory", directory, "states", CheckpointError)
+        check_kind("model", model, Checkpointable, "a Model", error=CheckpointError)
         self._model = model
         self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
         self._keep, self._keep_every = keep, keep_every
-        self._asynchronous, self._fsync, self._share_frozen = asynchronous, fsync, share_frozen
+        self._asynchronous = check_flag("asynchronous", asynchronous, CheckpointError)
+        self._fsync = check_flag("fsync", fsync, CheckpointError)
+        self._share_frozen = check_flag("share_frozen", share_frozen, CheckpointError)
         self._bases: Bases = {}
         self._noted: dict[str, str] = {}
         self._writer: _Writer | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
         self._lock: Lock | None = None
-        self._job.first(self._begin)
+        with writing_to(self.directory):
+            self._job.first(self._begin)
 
     def __enter__(self) -> Self:
         return self
@@ -179,6 +184,8 @@ class CheckpointManager:
             ClusterError: some process has no device of the model's mesh.
         """
         self._check_open()
+        if snapshot is not None:
+            check_kind("snapshot", snapshot, Snapshot, "a Snapshot, as model.snapshot() returns it, or None")
         self.wait_until_finished()
         with self._model.at_rest():
             taken = [] if snapshot is None else [snapshot]
@@ -329,10 +336,12 @@ class CheckpointManager:
         self._check_open()
         try:
             self.wait_until_finished()
-            self._job.first(self._discard_all)
+            with writing_to(self.directory):
+                self._job.first(self._discard_all)
         finally:
             self.close()
-        self._job.first(self._remove_empty)
+        with writing_to(self.directory):
+            self._job.first(self._remove_empty)
 
     def close(self, wait: bool = True, *, error: BaseException | None = None) -> None:
         """Wait for the save in the background, and release the directory.
@@ -415,7 +424,8 @@ class CheckpointManager:
             aside = path.with_name(f"{path.name}.damaged")
             while aside.exists():
                 aside = aside.with_name(f"{aside.name}_")
-            path.rename(aside)
+            with writing_to(path):
+                path.rename(aside)
             warnings.warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning, stacklevel=4)
         self._damaged.discard(step)
 

@@ -51,13 +51,17 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
     job.first(write)
 
 
-def damage_of(folder: pathlib.Path) -> list[str]:
+def damage_of(folder: pathlib.Path, follow_links: bool = False) -> list[str]:
     """Return what is wrong with the files of a checkpoint, by file name; empty if nothing is.
 
     Any changed byte is detected, also in the manifest itself.
+
+    Args:
+        folder: of the checkpoint.
+        follow_links: whether files may be links to regular files, as in caches of models.
     """
     try:
-        content = read_regular(refreshed(folder) / NAME)
+        content = read_regular(refreshed(folder) / NAME, follow_links)
     except FileNotFoundError:
         return [f"{NAME} is missing"]
     except OSError as error:
@@ -65,17 +69,22 @@ def damage_of(folder: pathlib.Path) -> list[str]:
     files = _files_of(content)
     if files is None:
         return [f"{NAME} is damaged"]
-    irregular = _irregular_below(folder)
+    irregular = [] if follow_links else _irregular_below(folder)
     if irregular:
         return irregular
     with _threads() as threads:
-        problems = threads.map(functools.partial(_damage, folder), files, files.values())
+        problems = threads.map(functools.partial(_damage, folder, follow_links), files, files.values())
         return [problem for problem in problems if problem is not None]
 
 
 def listed_in(folder: pathlib.Path) -> frozenset[str]:
     """Return the names of the files of a checkpoint; other files in its folder are not part of it."""
     return frozenset(_files_of(read_regular(folder / NAME)) or ())
+
+
+def is_manifest_in(folder: pathlib.Path) -> bool:
+    """Whether the manifest of a folder is one of keras_dist, unchanged."""
+    return _files_of(read_regular(folder / NAME, follow_links=True)) is not None
 
 
 def _irregular_below(folder: pathlib.Path) -> list[str]:
@@ -119,9 +128,12 @@ def _is_inside(name: str) -> bool:
     return not pathlib.PurePosixPath(name).is_absolute() and ".." not in pathlib.PurePosixPath(name).parts
 
 
-def _damage(folder: pathlib.Path, name: str, noted: dict[str, Any]) -> str | None:
+def _damage(folder: pathlib.Path, follow_links: bool, name: str, noted: dict[str, Any]) -> str | None:
     if not _is_inside(name):
         return f"{name} is not inside of the checkpoint"
+    if follow_links:
+        path = (folder / name).resolve()
+        folder, name = path.parent, path.name
     try:
         size = size_of(folder / name)
         if size != noted["bytes"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -11,18 +12,18 @@ import math
 import pathlib
 import platform
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import is_int
+from keras_dist._arguments import check_flag, check_int, check_kind, check_path, is_int
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.base import DOCUMENT as BASES
 from keras_dist.checkpoint.base import FINGERPRINTS, NAME, Bases, bases_from_json, has_arrays
-from keras_dist.checkpoint.folder import draft_at, present
+from keras_dist.checkpoint.folder import draft_at, is_being_written, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
@@ -30,7 +31,7 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.buckets import absolute, folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
 
 FORMAT = 1
 RECORD = "record"
@@ -80,6 +81,22 @@ class Snapshot:
         arrays = {name: array for name, array in self.arrays.items() if name in names}
         return Snapshot(self.step, arrays, plan, documents)
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_int("step", self.step, 0, wrong="is not a number of steps", example=100, error=CheckpointError)
+        check_kind("arrays", self.arrays, Mapping, "a dict of arrays by name", error=CheckpointError)
+        check_kind("plan", self.plan, LayoutPlan, "a LayoutPlan, as model.layout_plan", error=CheckpointError)
+        check_kind("documents", self.documents, Mapping, "a dict of JSON values by file name", error=CheckpointError)
+        wrong = [name for name, value in self.arrays.items() if not isinstance(value, jax.Array | np.ndarray)]
+        wrong += [name for name in (*self.arrays, *self.documents) if not isinstance(name, str)]
+        if wrong:
+            raise CheckpointError(
+                "a snapshot holds what is no array, or has no name",
+                given=shorten(wrong[0]),
+                expected="arrays of jax or numpy by names that are strings, and JSON values by such names",
+                fix="numpy.asarray makes arrays of numbers; names are paths such as 'variables/d1/kernel'",
+            )
+
     def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
 
@@ -94,8 +111,11 @@ class Snapshot:
             CheckpointError: the place cannot hold it.
             OSError: it cannot be written.
         """
+        place = folder_path(check_path("place", place, "states", CheckpointError))
+        check_flag("fsync", fsync, CheckpointError)
         job = Rendezvous("a save")
-        draft = draft_at(place, job, fsync)
+        with writing_to(place):
+            draft = draft_at(place, job, fsync)
 
         bases = {BASES: self.bases} if self.bases else {}
         there = {name for held in self.bases.values() for name in held}
@@ -103,7 +123,7 @@ class Snapshot:
 
         def write_documents() -> None:
             for name, document in {RECORD: self._record(), **bases, **self.documents}.items():
-                (draft.folder / f"{name}.json").write_text(json.dumps(document, indent=1))
+                (draft.folder / f"{name}.json").write_text(_json_of(name, document))
 
         try:
             with writing_to(place):
@@ -157,7 +177,29 @@ class Stored:
     """
 
     def __init__(self, folder: pathlib.Path, is_checked: bool = False, *, is_base: bool = False) -> None:
-        self.folder = folder = present(folder)
+        place = folder_path(check_path("folder", folder, "states/step_00000012", CheckpointError))
+        check_flag("is_checked", is_checked, CheckpointError)
+        retried(lambda: self._open_at(place, is_checked, is_base))
+
+    def _open_at(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
+        folder = present(folder)
+        self.folder, self._identity = folder, identity_of(folder)
+        with self._noticing():
+            self._open(folder, is_checked, is_base)
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Inside, the error is another one where the folder is no longer the one that was opened; also without one."""
+        try:
+            yield
+        except (CheckpointError, OSError) as error:
+            if identity_of(self.folder) == self._identity:
+                raise
+            raise overwritten("", self.folder) from error
+        if identity_of(self.folder) != self._identity:
+            raise overwritten("", self.folder)
+
+    def _open(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
         problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
         if problems:
             raise CheckpointError(
@@ -216,6 +258,7 @@ class Stored:
         Args:
             folder: where it is; or a directory of a `CheckpointManager`, of whose states it is the newest.
         """
+        folder = folder_path(check_path("folder", folder, "states", CheckpointError))
         checked = {}
 
         def check() -> str:
@@ -248,10 +291,11 @@ class Stored:
             CheckpointError: it is not JSON.
             OSError: it cannot be read.
         """
-        try:
-            return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
-        except (ValueError, RecursionError) as error:
-            raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+        with self._noticing():
+            try:
+                return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
+            except (ValueError, RecursionError) as error:
+                raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
         """Return the error for a document that cannot be used.
@@ -269,21 +313,42 @@ class Stored:
         )
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`."""
-        elsewhere = {name: folder for folder, arrays in self.bases.items() for name in arrays}
-        found = read_arrays(self.folder, {name: like for name, like in wanted.items() if name not in elsewhere})
-        for folder, base in self._opened.items():
-            found |= base.arrays({name: like for name, like in wanted.items() if elsewhere.get(name) == folder})
-        return found
+        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`.
+
+        Raises:
+            CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
+        """
+        check_kind("wanted", wanted, Mapping, "a dict of jax.ShapeDtypeStructs by name", error=CheckpointError)
+        for name, like in wanted.items():
+            check_kind("wanted", like, jax.ShapeDtypeStruct, f"a ShapeDtypeStruct for {name!r}", error=CheckpointError)
+        with self._noticing():
+            elsewhere = {name: folder for folder, arrays in self.bases.items() for name in arrays}
+            found = read_arrays(self.folder, {name: like for name, like in wanted.items() if name not in elsewhere})
+            for folder, base in self._opened.items():
+                found |= base.arrays({name: like for name, like in wanted.items() if elsewhere.get(name) == folder})
+            return found
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
+        check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()
             if name.startswith(prefix)
         }
         return {name.removeprefix(prefix): value for name, value in self.arrays(like).items()}
+
+
+def _json_of(name: str, document: Any) -> str:
+    try:
+        return json.dumps(document, indent=1)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the document {name!r} of a snapshot cannot be written down",
+            given=f"{type(error).__name__}: {error}",
+            expected="what JSON can hold",
+            fix="numbers, strings, None, and lists and dicts by strings of these",
+        ) from error
 
 
 def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -326,7 +391,9 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def _problems_of(folder: pathlib.Path) -> list[str]:
-    return damage_of(folder) if folder.is_dir() else [f"{folder} is no folder"]
+    if folder.is_dir():
+        return damage_of(folder)
+    return [f"{folder} is no folder" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -15,6 +16,7 @@ from keras_dist._arguments import check_option, check_sizes
 from keras_dist._extras import import_extra
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, shorten, unreadable
+from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import read_regular
 
 _MODES = {"grayscale": "L", "rgb": "RGB", "rgba": "RGBA"}
@@ -137,7 +139,8 @@ def save_img(
     if img.mode == "RGBA" and file_format == "jpeg":
         warnings.warn("JPEG has no transparency: the image is written as RGB", stacklevel=2)
         img = img.convert("RGB")
-    img.save(path, format=file_format, **kwargs)
+    with writing_to(path) if isinstance(path, str | os.PathLike) else contextlib.nullcontext():
+        img.save(path, format=file_format, **kwargs)
 
 
 def read_image(

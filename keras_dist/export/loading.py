@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist import _jax
 from keras_dist._arguments import check_path
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -55,13 +57,24 @@ class ExportedProgram:
             JAX arrays in the structure of the model's outputs.
 
         Raises:
-            ModelError: structure, shapes or element types do not fit.
+            ModelError: structure, shapes or element types do not fit, or JAX cannot run the program.
         """
         names = [spec.name for spec in self.inputs]
         arrays = arranged(self._manifest.input_structure, names, inputs)
         sizes: dict[str, int] = {}
         given = [_checked(spec, array, sizes) for spec, array in zip(self.inputs, arrays, strict=True)]
-        return filled(self._manifest.output_structure, self._run(self._weights, given))
+        try:
+            outputs = self._run(self._weights, given)
+        except Exception as error:  # JAX, MLIR and XLA raise many kinds of errors for forged programs
+            if any(map(_jax.is_traced, given)):
+                raise  # of the function that JAX transforms
+            raise ModelError(
+                "the exported program cannot be run",
+                given=f"{type(error).__name__}: {shorten(str(error))}",
+                expected=f"a program that this jax, {jax.__version__}, compiles for {jax.default_backend()}",
+                fix="export the model again, for this platform; a program is code: load only what you trust",
+            ) from error
+        return filled(self._manifest.output_structure, outputs)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(_told, arrays)) for arrays in (self.inputs, self.outputs))
@@ -71,14 +84,17 @@ class ExportedProgram:
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
     """Return a model that `model.export` wrote, as a callable on the default device.
 
-    It reads no pickles and no Python code, and does not need the code of the model. Programs run on versions of JAX up
-    to half a year newer than the one that made them, and often later ones: see `jax.export`.
+    It reads no pickles and no Python code, and does not need the code of the model. But a program is code, which XLA
+    compiles and runs in this process: one that was forged can compute anything, and can end the process. Load only what
+    you trust: checksums detect accidents, and whoever changes a program can change them, too. Programs run on versions
+    of JAX up to half a year newer than the one that made them, and often later ones: see `jax.export`.
 
     Args:
         path: the folder.
 
     Raises:
-        ModelError: it is not such a folder, or a file in it is damaged or missing; the file is named.
+        ModelError: it is not such a folder, or a file in it is damaged or missing, or does not fit the others; the file
+            is named.
 
     Example:
         >>> import pathlib, tempfile
@@ -100,7 +116,31 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
     except Exception as error:
         raise damaged(folder, f"{PROGRAM!r}, for jax {jax.__version__}: {type(error).__name__}: {error}") from error
     reader = TensorReader("export.load", folder / WEIGHTS)
+    _check_signature(folder, manifest, program, reader)
     return ExportedProgram(manifest, program, reader.read(list(reader.shapes)))
+
+
+def _check_signature(folder: pathlib.Path, manifest: Manifest, program: Any, reader: TensorReader) -> None:
+    """Check that the program takes these weights and inputs, and returns these outputs."""
+    noted = {
+        WEIGHTS: {name: (shape, reader.dtype(name).name) for name, shape in sorted(reader.shapes.items())},
+        "inputs": [(spec.shape, spec.dtype) for spec in manifest.inputs],
+        "outputs": [(spec.shape, spec.dtype) for spec in manifest.outputs],
+        "platforms": list(manifest.platforms),
+    }
+    try:
+        (weights, inputs), _ = program.in_tree.unflatten(map(_array_of, program.in_avals))
+        outputs = program.out_tree.unflatten(map(_array_of, program.out_avals))
+        taken = {WEIGHTS: weights, "inputs": inputs, "outputs": outputs, "platforms": list(program.platforms)}
+    except Exception as error:
+        raise damaged(folder, f"{PROGRAM!r}: {type(error).__name__}: {error}") from error
+    for name, value in noted.items():
+        if taken[name] != value:
+            raise damaged(folder, f"{name}: {PROGRAM!r} has {shorten(taken[name])}, not {shorten(value)}")
+
+
+def _array_of(aval: Any) -> tuple[tuple[int | str, ...], str]:
+    return tuple(size if isinstance(size, int) else str(size) for size in aval.shape), aval.dtype.name
 
 
 def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Array:

@@ -115,7 +115,7 @@ def damaged(folder: pathlib.Path, given: str) -> ModelError:
         f"export.load: {str(folder)!r} cannot be read",
         given=given,
         expected="a folder that model.export wrote",
-        fix="check that it was copied whole, or export the model again",
+        fix="check that it was copied whole, or export the model again; a program is code: load only what you trust",
     )
 
 

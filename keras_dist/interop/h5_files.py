@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._extras import import_extra
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
+from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_of
 
 H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
 
@@ -34,6 +36,9 @@ _MOST_ATTRIBUTE_BYTES = 60000
 
 _BFLOAT16 = "bfloat16"
 
+_PART_BYTES = 2**22
+"""How much of an array is in memory at a time while it is compared with its checksum."""
+
 
 class H5Reader:
     """Reads the arrays in an HDF5 file, or in those that an index of Keras names. Use it in a `with` statement.
@@ -44,6 +49,7 @@ class H5Reader:
         caller: name of the caller in error messages.
         path: a file, or an index that ends in `.weights.json`; of something inside of an archive the archive's.
         opened: what is read in the place of `path`, if that is an archive.
+        is_checked: whether all bytes were already compared with a checksum.
 
     Attributes:
         caller: name of the caller in error messages.
@@ -55,8 +61,8 @@ class H5Reader:
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, caller: str, path: pathlib.Path, opened: Any = None) -> None:
-        self.caller, self.path = caller, path
+    def __init__(self, caller: str, path: pathlib.Path, opened: Any = None, is_checked: bool = False) -> None:
+        self.caller, self.path, self._is_checked = caller, path, is_checked
         self._h5py = import_extra("h5py", "h5", "reading a file of HDF5")
         self._files: list[Any] = []
         self._arrays: dict[str, Any] = {}
@@ -88,6 +94,42 @@ class H5Reader:
         for file in self._files:
             file.close()
 
+    @property
+    def lacks_checksums(self) -> bool:
+        """Whether damaged bytes would not be noticed, because another program wrote the arrays."""
+        return not self._is_checked and not any(CHECKSUMS in array.attrs for array in self._arrays.values())
+
+    def check(self) -> None:
+        """Compare all arrays with their checksums, a small part at a time."""
+        if self._is_checked or self.lacks_checksums:
+            return
+        for name, array in self._arrays.items():
+            self._check_held(name, array)
+            try:
+                noted, found = array.attrs.get(CHECKSUMS), self._checksum(array)
+            except Exception as error:  # h5py raises many kinds of errors for damaged files
+                raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
+            if noted != found.encode():
+                raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(noted)}")
+        self._is_checked = True
+
+    def _checksum(self, array: Any) -> str:
+        checksum = checksum_begun(_dtype(array), array.shape)
+        for index in _parts(array.shape, array.dtype.itemsize):
+            part = np.asarray(array[index], order="C")
+            checksum = google_crc32c.extend(checksum, part.reshape(-1).view(np.uint8))
+        return f"{checksum:08x}"
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of the elements of an array."""
+        return _dtype(self._arrays[name])
+
+    def parts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the elements of an array, a small part at a time."""
+        array = self._arrays[name]
+        self._check_held(name, array)
+        yield from (self.read(name, index) for index in _parts(array.shape, array.dtype.itemsize))
+
     def is_complex(self, name: str) -> bool:
         """Whether elements have an imaginary part."""
         return self._arrays[name].dtype.kind == "c"
@@ -100,9 +142,8 @@ class H5Reader:
             index: slices; `()` for all of it.
         """
         array = self._arrays[name]
-        held = self._most_bytes_of(array)
-        if index == () and held < array.nbytes:
-            raise self.damaged(f"{name!r} has {array.nbytes} bytes, of which the file holds {held} at most")
+        if index == ():
+            self._check_held(name, array)
         try:
             found = np.asarray(array[index])
         except Exception as error:  # h5py raises many kinds of errors for damaged files
@@ -135,8 +176,13 @@ class H5Reader:
             f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that Keras or keras_dist wrote",
-            fix="check that all was copied whole, or write it again",
+            fix="check that all was copied whole, or write it again; after changes on purpose with KerasFileEditor",
         )
+
+    def _check_held(self, name: str, array: Any) -> None:
+        held = self._most_bytes_of(array)
+        if held < array.nbytes:
+            raise self.damaged(f"{name!r} has {array.nbytes} bytes, of which the file holds {held} at most")
 
     def _most_bytes_of(self, array: Any) -> int:
         return min(array.nbytes, array.id.get_storage_size() * _MOST_DEFLATED)
@@ -227,6 +273,7 @@ class H5Writer:
                 fix="build the model with another dtype, or save it in a folder",
             )
         array = self._file.create_dataset(name, data=value)
+        array.attrs[CHECKSUMS] = np.bytes_(checksum_of(np.asarray(value, order="C")))
         if value.dtype.name == _BFLOAT16:
             array.attrs["dtype"] = _BFLOAT16
 
@@ -241,6 +288,22 @@ class H5Writer:
             count = -(-texts.nbytes // _MOST_ATTRIBUTE_BYTES)
             parts = np.array_split(texts, count) if count > 1 else [texts]
             attributes.update({f"{name}{number}" if count > 1 else name: part for number, part in enumerate(parts)})
+
+
+def _parts(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
+    """Return what takes an array apart in the order of its elements, into parts of at most `_PART_BYTES`."""
+    row_bytes = math.prod(shape[1:]) * itemsize
+    if not shape or shape[0] * row_bytes <= _PART_BYTES:
+        yield ()
+    elif row_bytes <= _PART_BYTES:
+        rows = _PART_BYTES // row_bytes
+        yield from ((slice(begin, begin + rows),) for begin in range(0, shape[0], rows))
+    else:
+        yield from ((row, *part) for row in range(shape[0]) for part in _parts(shape[1:], itemsize))
+
+
+def _dtype(array: Any) -> np.dtype[Any]:
+    return np.dtype(jnp.bfloat16) if _is_bfloat16(array) else array.dtype
 
 
 def _is_bfloat16(array: Any) -> bool:

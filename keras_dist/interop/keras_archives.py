@@ -11,12 +11,15 @@ import pathlib
 import shutil
 import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from keras_dist.checkpoint.manifest import NAME as MANIFEST
+from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
 from keras_dist.errors import KerasDistError, ModelError
 from keras_dist.interop.h5_files import H5Reader
-from keras_dist.saving.regular_files import open_regular, read_regular
+from keras_dist.saving.regular_files import identity_of, open_regular, overwritten, read_regular
 
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -73,7 +76,7 @@ class KerasArchive:
         info = self._member(WEIGHTS)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise self._damaged(f"{WEIGHTS} is compressed or encrypted: Keras writes it as it is")
-        file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        file = self._file  # another one may be at the path by now
         file.seek(info.header_offset)
         header = file.read(_HEADER.size)
         if len(header) != _HEADER.size or header[:4] != b"PK\x03\x04":
@@ -83,10 +86,15 @@ class KerasArchive:
         if begin + info.file_size > os.fstat(file.fileno()).st_size:
             raise self._damaged(f"{WEIGHTS} ends after the end of the file")
         window = _Window(file, begin, info.file_size)
+        is_whole = _crc_of(window) == info.CRC
         try:
-            return self._open.enter_context(H5Reader(self._caller, self.path, window))
+            reader = self._open.enter_context(H5Reader(self._caller, self.path, window, is_whole))
+            reader.check()  # names the array that is damaged
         except OSError as error:
             raise self._damaged(f"{WEIGHTS}: {error}") from error
+        if not is_whole:
+            raise self._damaged(f"{WEIGHTS} has other bytes than were written: its CRC-32 is not {info.CRC:08x}")
+        return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         """Write the files of a layer into a folder; whether there are any.
@@ -95,6 +103,12 @@ class KerasArchive:
             name: of the layer's folder in the archive.
             folder: which is empty.
         """
+        try:
+            return self._extract_assets(name, folder)
+        except zipfile.BadZipFile as error:
+            raise self._damaged(str(error)) from error
+
+    def _extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         left, prefix, is_any = _MOST_ASSET_BYTES, f"{_ASSETS}{name}/", False
         for info in self._zip.infolist():
             if not info.filename.startswith(prefix) or info.is_dir():
@@ -113,8 +127,8 @@ class KerasArchive:
         return is_any
 
     def _begin(self) -> None:
-        file = self._open.enter_context(open_regular(self.path, follow_links=True))
-        self._zip = self._open.enter_context(zipfile.ZipFile(file))
+        self._file = self._open.enter_context(open_regular(self.path, follow_links=True))
+        self._zip = self._open.enter_context(zipfile.ZipFile(self._file))
 
     def _has(self, name: str) -> bool:
         return name in self._zip.namelist()
@@ -183,8 +197,17 @@ class KerasFolder(KerasArchive):
     """Reads a folder with the files that are in a `.keras` file, as `KerasArchive` does."""
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, of which only what is asked for is read from the disk."""
-        return self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS))
+        """Open the arrays, after all files were compared with the manifest, if keras_dist has written it."""
+        is_listed = (self.path / MANIFEST).is_file() and (bool(self.own) or is_manifest_in(self.path))
+        problems = damage_of(self.path, follow_links=True) if is_listed else []
+        is_checked = is_listed and not problems
+        reader = self._open.enter_context(H5Reader(self._caller, self.path / WEIGHTS, is_checked=is_checked))
+        if identity_of(self.path) != self._identity:
+            raise overwritten(f"{self._caller}: ", self.path)
+        reader.check()  # names the array that is damaged
+        if problems:
+            raise self._damaged("; ".join(problems))
+        return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
         """Write the files of a layer into a folder; whether there are any."""
@@ -203,7 +226,8 @@ class KerasFolder(KerasArchive):
         return bool(files)
 
     def _begin(self) -> None:
-        """Do nothing: files are opened one by one."""
+        """Note which folder it is: files are opened one by one."""
+        self._identity = identity_of(self.path)
 
     def _has(self, name: str) -> bool:
         return (self.path / name).exists()
@@ -215,6 +239,15 @@ class KerasFolder(KerasArchive):
 def is_keras_folder(path: pathlib.Path) -> bool:
     """Whether a folder holds the files of a `.keras` file."""
     return (path / CONFIG).is_file() and (path / WEIGHTS).is_file()
+
+
+def _crc_of(file: io.RawIOBase) -> int:
+    """Return the CRC-32 of a file as zips note it, read a part at a time."""
+    checksum = 0
+    file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
 
 
 class _Window(io.RawIOBase):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from keras_dist.errors import ConfigError, shorten
 from keras_dist.interop.keras_operations import is_operation, operation_from_keras, operation_to_keras
 
 _HOUSE = "keras_dist"
@@ -38,9 +37,6 @@ def to_keras(written: Any) -> Any:
     class_name, config = written["class_name"], written["config"]
     if class_name == "__tuple__":
         return to_keras(config["value"])
-    if class_name == "__lambda__":
-        value, defaults = config["value"], to_keras(config["defaults"]) or None
-        return {"class_name": class_name, "config": {"code": value, "defaults": defaults, "closure": None}}
     found = {key: to_keras(value) for key, value in written.items()}
     house, _, room = str(written.get("module")).partition(".")
     if isinstance(config, Mapping):
@@ -73,25 +69,18 @@ def compile_to_keras(written: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**found, "steps_per_execution": steps if isinstance(steps, int) else 1}
 
 
-def from_keras(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return a config of Keras, or of the house, for `deserialize_keras_object`.
-
-    Operations get their names here. A layer `Lambda` whose function is code gets that of its name in `custom_objects`.
-    """
+def from_keras(config: Any) -> Any:
+    """Return a config of Keras, or of the house, for `deserialize_keras_object`. Operations get their names here."""
     if isinstance(config, list):
-        return [from_keras(item, custom_objects) for item in config]
+        return [from_keras(item) for item in config]
     if not isinstance(config, Mapping):
         return config
-    name = _layer_of_code(config)
-    if name is not None and name in (custom_objects or {}):
-        named = {"module": "builtins", "class_name": "function", "config": name, "registered_name": name}
-        config = {**config, "config": {**config["config"], "function": named}}
     operation = operation_from_keras(config)
     found = config if operation is None else operation
     inner = found.get("config")
     if isinstance(inner, Mapping) and not _is_ours(inner):
         found = {**found, "config": numbered(inner, -1)}
-    return {key: from_keras(value, custom_objects) for key, value in found.items()}
+    return {key: from_keras(value) for key, value in found.items()}
 
 
 def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -128,23 +117,6 @@ def is_graph(config: Any) -> bool:
     )
 
 
-def check_no_code(config: Any) -> None:
-    """Check that a config holds no code.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if isinstance(config, Mapping):
-        name = _layer_of_code(config)
-        if name is not None:
-            raise _code(config, f"the function of the layer {name!r}")
-        if config.get("class_name") == "__lambda__":
-            raise _code(config, "a lambda")
-    if isinstance(config, Mapping | list):
-        for item in config.values() if isinstance(config, Mapping) else config:
-            check_no_code(item)
-
-
 def _is_ours(graph: Mapping[str, Any]) -> bool:
     """Whether the house has written the config of a functional model, by the modules of its layers."""
     return is_graph(graph) and any(str(layer.get("module")).startswith(f"{_HOUSE}.") for layer in graph["layers"])
@@ -154,27 +126,3 @@ def _is_layout(name: str, value: Any) -> bool:
     """Whether an argument says where a weight lives: Keras has no such."""
     is_axes = isinstance(value, list) and all(axis is None or isinstance(axis, str | list) for axis in value)
     return name.endswith("_layout") and (value is None or is_axes)
-
-
-def _layer_of_code(config: Mapping[str, Any]) -> str | None:
-    """Return the name of a layer `Lambda` whose function is code; None for others."""
-    inner = config.get("config")
-    if config.get("class_name") != "Lambda" or not isinstance(inner, Mapping) or not _is_code(inner.get("function")):
-        return None
-    return str(inner.get("name"))
-
-
-def _is_code(function: Any) -> bool:
-    if isinstance(function, list):  # of Keras 2
-        return True
-    return isinstance(function, Mapping) and function.get("class_name") == "__lambda__"
-
-
-def _code(given: Any, what: str) -> ConfigError:
-    return ConfigError(
-        f"the config holds code: {what}",
-        given=shorten(given),
-        expected="named functions: code in a file of Keras is never run, with safe_mode=False neither",
-        fix="give the function by the name of its layer: custom_objects={'<name of the Lambda layer>': function}; or "
-        "register a named function with @saving.register_keras_serializable(), and save the model with that",
-    )

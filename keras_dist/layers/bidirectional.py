@@ -13,6 +13,7 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.saving.serialization import lambdas_kept
 
 
 class Bidirectional(Layer):
@@ -173,7 +174,8 @@ class Bidirectional(Layer):
 
 def _again(layer: Layer, **changes: Any) -> Layer:
     """Return a new layer with the config of `layer`."""
-    return type(layer).from_config({**layer.get_config(), **changes})
+    with lambdas_kept():
+        return type(layer).from_config({**layer.get_config(), **changes})
 
 
 def _check_sequence_layer(argument: str, value: Any, layer: str) -> None:

@@ -27,6 +27,7 @@ from keras_dist.layers.host_layer import (
 )
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.vocabulary import Token, VocabularyTable, as_token, check_tokens, lines_of, tokens_of
+from keras_dist.saving.drafts import writing_to
 
 _LEFT_OUT = 2**62
 """The index of what is no part of vectors."""
@@ -248,7 +249,9 @@ class IndexLookup(HostLayer):
         """Write a vocabulary that was learned to `vocabulary.txt` in a folder; one that was given is in the config."""
         if self._table.tokens and not self._table.is_given:
             lines = "\n".join(map(str, self.get_vocabulary()))
-            (pathlib.Path(dir_path) / _VOCABULARY).write_bytes(lines.encode("utf-8", "surrogateescape"))
+            path = pathlib.Path(dir_path) / _VOCABULARY
+            with writing_to(path):
+                path.write_bytes(lines.encode("utf-8", "surrogateescape"))
 
     def load_assets(self, dir_path: str) -> None:
         """Take over the vocabulary in a folder, unless the config held one.

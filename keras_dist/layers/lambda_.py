@@ -12,7 +12,8 @@ from flax import nnx
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.saving import custom_object_scope, deserialize_keras_object
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
+from keras_dist.saving.serialization import is_lambda, lambda_refused
 
 
 class Lambda(Layer):
@@ -83,16 +84,24 @@ class Lambda(Layer):
 
         Args:
             config: plain values.
-            custom_objects: functions by name, beside the registered ones.
-            safe_mode: whether lambdas are refused, whose code would run; by default they are, unless the
-                `deserialize_keras_object` that reads this config says otherwise.
+            custom_objects: functions by name, beside the registered ones. A function that was a lambda is found by the
+                name of the layer.
+            safe_mode: as in Keras; not used, since code in a config never runs.
 
         Raises:
-            ConfigError: a function is not known, or a lambda is refused.
+            ConfigError: a function is not known, or is a lambda.
         """
+        del safe_mode
         with custom_object_scope(custom_objects):
-            safe = safe_mode is not False
-            read = {name: deserialize_keras_object(value, safe_mode=safe) for name, value in config.items()}
+            function = config.get("function")
+            if is_lambda(function) or isinstance(function, list):  # Keras 2 writes code as a list
+                name = config.get("name")
+                function = get_registered_object(name) if isinstance(name, str) else None
+                if function is None:
+                    way = f"custom_objects={{{name!r}: function}} gives the function of this layer; or "
+                    raise lambda_refused(f"the function of the layer {name!r}", way)
+                config = {**config, "function": function}
+            read = {name: deserialize_keras_object(value) for name, value in config.items()}
         return super().from_config(read)
 
 

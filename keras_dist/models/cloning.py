@@ -22,6 +22,7 @@ from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.serialization import lambdas_kept
 
 
 def clone_model(
@@ -165,7 +166,9 @@ def _is_sequential(model: Layer) -> bool:
 def _made_again(layer: Any) -> Any:
     """A layer of the same class, registered or not, with the same arguments."""
     cls = type(layer)
-    return deserialize_keras_object(serialize_keras_object(layer), {cls.__name__: cls}, safe_mode=False)
+    with lambdas_kept():
+        written = serialize_keras_object(layer)
+    return deserialize_keras_object(written, {cls.__name__: cls})
 
 
 def _called(layer: Layer, *args: Any, **kwargs: Any) -> PyTree:

@@ -15,6 +15,7 @@ from keras_dist.interop.h5_files import WEIGHTS_SUFFIX, H5Writer
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN
 from keras_dist.interop.keras_paths import OPTIMIZER
 from keras_dist.models.keras_weights import contents_of, opened, stored_optimizer
+from keras_dist.models.weights_files import warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 
 _OWN_VARIABLES = "vars"
@@ -68,6 +69,9 @@ class KerasFileEditor:
         self.filepath = path
         self.weights_dict: dict[str, Any] = {}
         with opened(path) as reader:
+            reader.check()
+            if reader.lacks_checksums:
+                warn_unchecked("KerasFileEditor", path)
             for name in reader.shapes:
                 if not name.startswith(f"{OWN}/"):
                     _put(self.weights_dict, _visible(name), reader.read(name))

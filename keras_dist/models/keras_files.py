@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import pathlib
@@ -32,13 +33,14 @@ from keras_dist.errors import (
 from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_archives import (
     KERAS_SUFFIX,
+    OWN,
     WEIGHTS,
     KerasArchive,
     KerasFolder,
     texts_of,
     write_archive,
 )
-from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.interop.keras_configs import compile_to_keras, from_keras, to_keras
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
@@ -51,8 +53,8 @@ from keras_dist.models.keras_weights import (
     stored_optimizer,
     write_arrays,
 )
-from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile
-from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile, written_model
+from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import draft_of, writing_to
 
@@ -81,10 +83,10 @@ def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: boo
         job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
     check_described(model)
     session = model._with_weights()
-    written, compiled = serialize_keras_object(model), written_compile(model)
+    written, compiled = written_model(model), written_compile(model)
     own = {"config": written, "compile": compiled, "policy": model.dtype_policy.identifier}
     own |= {"seed": session.seed, "fits": session.fits}
-    config = {**to_keras(written), "compile_config": compile_to_keras(compiled)}
+    config = _config_of_keras(written, compiled)
     contents = contents_of(model, session)
     slots = [*contents.written(), *stored_optimizer(session)]
     with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
@@ -130,14 +132,14 @@ def load_keras(
 ) -> Any:
     """Make the model in a file of Keras, on the current distribution; see `load_model`."""
     with _opened(path) as archive, custom_object_scope(custom_objects):
-        own = archive.own
+        own, reader = archive.own, archive.arrays()
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
         with reading(path):
-            config, compiled = from_keras(config, custom_objects), from_keras(compiled, custom_objects)
-            check_no_code([config, compiled])
-        reader = archive.arrays()
+            if is_own:
+                _check_one_config(path, own, archive.config)
+            config, compiled = from_keras(config), from_keras(compiled)
         policy = own["policy"] if isinstance(own.get("policy"), str | dict) else None
         with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
             model = made_of(config, model_class)
@@ -173,6 +175,34 @@ def _opened(path: pathlib.Path) -> KerasArchive:
         ) from error
 
 
+def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:
+    return {**to_keras(written), "compile_config": compile_to_keras(compiled)}
+
+
+def _check_one_config(path: pathlib.Path, own: Mapping[str, Any], config: Any) -> None:
+    """Check that the config that Keras does not read describes the model that Keras reads."""
+    different = next(_differences(_config_of_keras(own["config"], own["compile"]), config, ""), None)
+    if different is not None:
+        raise ConfigError(
+            f"load_model: {str(path)!r} holds two configs of different models",
+            given=different,
+            expected="the same in config.json, which Keras reads, and in metadata.json, where keras_dist keeps layouts",
+            fix=f"save it again with model.save; or take {OWN!r} out of metadata.json, to load what Keras loads",
+        )
+
+
+def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
+    """Where two configs differ, and how."""
+    if isinstance(own, dict) and isinstance(of_keras, dict) and own.keys() == of_keras.keys():
+        for name, value in own.items():
+            yield from _differences(value, of_keras[name], f"{place}[{name!r}]")
+    elif isinstance(own, list) and isinstance(of_keras, list) and len(own) == len(of_keras):
+        for number, (one, other) in enumerate(zip(own, of_keras, strict=True)):
+            yield from _differences(one, other, f"{place}[{number}]")
+    elif json.dumps(own) != json.dumps(of_keras):  # NaN is not equal to itself
+        yield f"config.json{place} is {shorten(of_keras)}, by metadata.json {shorten(own)}"
+
+
 def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
     """Check that a model is about as large as what a file holds, before any of it is created."""
     wanted = sum(math.prod(spec.shape) * _jax.itemsize(spec.dtype) for spec in specs)
@@ -185,9 +215,9 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         )
 
 
-def made_of(config: Any, model_class: type, safe_mode: bool = True) -> Any:
+def made_of(config: Any, model_class: type) -> Any:
     """The model of a config."""
-    model = deserialize_keras_object(config, {"Functional": model_class}, safe_mode=safe_mode)
+    model = deserialize_keras_object(config, {"Functional": model_class})
     if not isinstance(model, model_class):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model

@@ -31,7 +31,7 @@ from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_we
 from keras_dist.models.saving import check_file_path, names_of
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
-from keras_dist.models.weights_files import LoadReport, misfit, warn_of_parts
+from keras_dist.models.weights_files import LoadReport, check_narrowed, misfit, narrowed, warn_of_parts, warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.tensor_files import grouped
@@ -241,7 +241,15 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
         problems = (missing.values(), extra, unfit.values(), ())
         raise misfit(model, str(reader.path), problems, len(slots), reader.caller)
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
-    Rendezvous("a load of weights").each(lambda: None)
+
+    def check() -> None:
+        reader.check()
+        for slot in fitting:
+            check_narrowed(reader, there[slot.name], slot.variable.dtype)
+
+    Rendezvous("a load of weights").each(check)
+    if reader.lacks_checksums:
+        warn_unchecked(reader.caller, reader.path)
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
         if slot.variable.path in contents.merged:
@@ -316,7 +324,7 @@ def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
     if isinstance(variable, ModelVariable) and variable._cell is session.cell:
         _set_place(session, variable._place, reader, name, slot)
     else:
-        variable.assign(slot.ours(reader.read(name)))
+        variable.assign(narrowed(slot.ours(reader.read(name)), variable.dtype, reader, name))
 
 
 def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
@@ -335,7 +343,7 @@ def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: 
     def part(index: Any) -> np.ndarray:
         key = str(index)  # devices that hold the same share it
         if key not in found:
-            found[key] = np.array(slot.ours(reader.read(name, slot.of_ours(index))), row.dtype)
+            found[key] = narrowed(slot.ours(reader.read(name, slot.of_ours(index))), row.dtype, reader, name)
         return found[key]
 
     sharding = jax.tree.leaves(session.cell.state_plan.shardings)[place]

@@ -15,15 +15,15 @@ from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer
-from keras_dist.interop.keras_configs import check_no_code, compile_to_keras, from_keras, to_keras
+from keras_dist.interop.keras_configs import compile_to_keras, from_keras, to_keras
 from keras_dist.interop.legacy_configs import legacy_compile, legacy_document, legacy_model, training_to_legacy
 from keras_dist.interop.legacy_h5 import legacy_slots, note_legacy, written_optimizer, written_slots
 from keras_dist.models.config import check_described
 from keras_dist.models.initialization import weights_checked
 from keras_dist.models.keras_files import check_bytes, made_of, reading
 from keras_dist.models.keras_weights import Contents, set_contents, set_optimizer, stored_optimizer, write_arrays
-from keras_dist.models.saving import check_file_path, written_compile
-from keras_dist.saving import custom_object_scope, serialize_keras_object
+from keras_dist.models.saving import check_file_path, written_compile, written_model
+from keras_dist.saving import custom_object_scope
 from keras_dist.saving.drafts import draft_of, writing_to
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_op
             expected="a functional model, or a Sequential whose input is known",
             fix='model.save("model.keras")',
         )
-    config = to_keras(serialize_keras_object(model))
+    config = to_keras(written_model(model))
     documents = {"model_config": {name: config[name] for name in ("class_name", "config")}}
     compiled = compile_to_keras(written_compile(model)) if include_optimizer else None
     if compiled is not None:
@@ -91,9 +91,8 @@ def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, co
             )
         training = legacy_document(reader, "training_config") if compile else None
         with reading(path), weights_checked(functools.partial(check_bytes, reader)):
-            config = from_keras(legacy_model(config), custom_objects)
-            compiled = None if training is None else from_keras(legacy_compile(training), custom_objects)
-            check_no_code([config, compiled])
+            config = from_keras(legacy_model(config))
+            compiled = None if training is None else from_keras(legacy_compile(training))
             model = made_of(config, model_class)
             if compiled is not None:
                 model.compile_from_config(compiled)

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 from keras_dist.checkpoint import Stored
@@ -33,6 +34,7 @@ from keras_dist.models.saving import (
 )
 from keras_dist.models.weights_files import LoadReport
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
+from keras_dist.saving.regular_files import retried
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -57,8 +59,8 @@ def load_model(
         filepath: the folder, or a `.keras` file, or a folder with what is in one, or an `.h5` file of Keras 2.
         custom_objects: classes and functions by name, beside the registered ones.
         compile: whether it is compiled as it was, with the state of its optimizer.
-        safe_mode: whether lambdas are refused, whose code would run. In `.keras` files they always are: give the
-            function of a layer `Lambda` by the name of the layer in `custom_objects`.
+        safe_mode: as in Keras; not used, since lambdas are refused either way: give the function of a layer `Lambda`
+            by the name of the layer in `custom_objects`.
         distribution: the distribution of the model; by default the current one, whatever it was when saved.
         factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
         call: for a model of `from_nnx` how its module is called.
@@ -69,10 +71,11 @@ def load_model(
             config.
         CheckpointError: the folder is damaged, or not a model; `factory` is missing for a model of `from_nnx`, or given
             for another; or its variables do not match the factory or the config. No variables are created then.
-        ConfigError: it names a class or function that is not registered, or holds a lambda in `safe_mode`; or a file of
+        ConfigError: it names a class or function that is not registered, or holds a lambda; or a file of
             Keras describes a model that is far larger than the arrays in it.
         LayoutError: the layout rules cannot be applied to it.
     """
+    del safe_mode
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if distribution is not None:
         check_distribution("distribution", distribution)
@@ -83,19 +86,22 @@ def load_model(
         raise _needs_no_factory(file)
     with scope:
         if path is not None:
-            return load_keras(path, custom_objects, compile, Model)
+            return _retried(lambda: load_keras(path, custom_objects, compile, Model))
         if legacy is not None:
             return load_legacy(legacy, custom_objects, compile, Model)
         _check_is_folder(filepath)
-        stored = Stored.of_job(model_path("load_model", filepath))
+        folder = model_path("load_model", filepath)
+        make = None if factory is None else functools.partial(Model.from_nnx, factory, call, trainable=trainable)
         with custom_object_scope(custom_objects):
-            if factory is not None:
-                make = functools.partial(Model.from_nnx, factory, call, trainable=trainable)
-                return _load_stored(stored, compile, safe_mode, make)
-            return _load_stored(stored, compile, safe_mode)
+            return _retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
 
 
-def _load_stored(stored: Stored, compile: bool, safe_mode: bool, make: Callable[..., Model] | None = None) -> Model:
+def _retried(load: Callable[[], Model]) -> Model:
+    """The model that is loaded, after some time if it is being overwritten; not in jobs, which do it all together."""
+    return load() if jax.process_count() > 1 else retried(load)
+
+
+def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | None = None) -> Model:
     """Make the model in a folder; with `make`, which takes its seed, one of `from_nnx`."""
     if not stored.has(COMPILE) or stored.has(CONFIG) == (make is not None):
         raise _no_model(stored)
@@ -111,7 +117,7 @@ def _load_stored(stored: Stored, compile: bool, safe_mode: bool, make: Callable[
             stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
             config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
-                model = made_of(config, Model, safe_mode)
+                model = made_of(config, Model)
                 model._with_weights()
         is_compiled = compile and bool(compiled)
         if is_compiled:
@@ -200,7 +206,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
             fix="to read a file: model_from_json(pathlib.Path(name).read_text())",
         ) from error
     objects = {"Functional": Model, **(custom_objects or {})}
-    model = deserialize_keras_object(from_keras(config, custom_objects), objects)
+    model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
         raise ConfigError(
             "model_from_json: `json_string` describes no model",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
+from keras_dist._arguments import check_flag
 from keras_dist._types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.models.build_configs import build_as, written_build
@@ -80,7 +81,8 @@ class Saveable(Trainer):
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
-        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares.
+        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares; in a
+        `.weights.h5` and in a `.keras` file it is an attribute of the array, which Keras ignores.
 
         Of a layer with LoRA the file has the sum of the frozen weight and the product, as in Keras, and no factors;
         models with and without LoRA can load it. A folder of orbax has all three.
@@ -151,14 +153,16 @@ class Saveable(Trainer):
 
         Layouts and element types stay those of the model; so the file may come from another mesh. Only
         what the devices of this process hold is copied, after checksums are compared; files of other programs have
-        none, and a warning says so. In a job of several processes all must call.
+        none, and the first warning of a process says so. In a job of several processes all must call.
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
-                there is no such file the index beside it is read. Or a folder of orbax, also one of `model.save` or of
-                a `CheckpointManager`, of which only the weights are read; each device reads its part. Or a file of
-                Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2; where the model has
-                taken a step, its optimizer takes over the state of the file's, as in Keras.
+                there is no such file the index beside it is read. Or a folder of Hugging Face, with
+                `model.safetensors`, or with `model.safetensors.index.json` and the files that it names; links are
+                followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
+                `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
+                part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2;
+                where the model has taken a step, its optimizer takes over the state of the file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
                 used. Else what fits is set, and a warning tells what was left out.
@@ -176,9 +180,9 @@ class Saveable(Trainer):
             What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of these, is damaged, or its names or shapes are not those of the model;
-                of an index, a file is missing, elsewhere, of another save, or lacks a weight; `name_map` or `transform`
-                cannot be used. No weight is set then.
+            ModelError: the file is none of these, is damaged, its names or shapes are not those of the model, or an
+                element type of the model cannot hold a number; of an index, a file is missing, elsewhere, of another
+                save, or lacks a weight; `name_map` or `transform` cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
             FileNotFoundError: there is no such file.
 
@@ -386,7 +390,7 @@ class Saveable(Trainer):
                 between which two batches it is.
         """
         session = self._with_weights()
-        documents = documents_of(self) if with_config else {}
+        documents = documents_of(self) if check_flag("with_config", with_config) else {}
         return snapshot(session, session.trainer.progress, documents)
 
     @contextlib.contextmanager

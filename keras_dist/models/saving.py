@@ -9,13 +9,14 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from keras_dist import _environment, _jax
+from keras_dist._arguments import check_flag, check_kind
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
@@ -40,6 +41,7 @@ from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.session import Session
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
+from keras_dist.saving.serialization import is_lambda, lambdas_kept
 from keras_dist.training.progress import Progress
 from keras_dist.training.state_cell import host_copy
 
@@ -79,8 +81,32 @@ def documents_of(model: Saveable) -> dict[str, Any]:
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if model._outside.binding is not None:
-        documents = {CONFIG: serialize_keras_object(model), **documents}
+        documents = {CONFIG: written_model(model), **documents}
     return documents
+
+
+def written_model(model: Saveable) -> dict[str, Any]:
+    """The config of a model; with a warning where a lambda, of which no file holds the code, is needed to load it."""
+    written = serialize_keras_object(model)
+    names = dict.fromkeys(_lambdas_in(written))
+    if names:
+        warnings.warn(
+            f"the model is saved without the code of {', '.join(names)}: to load it, load_model needs "
+            "custom_objects={'<name of the Lambda layer>': function}. Register a named function instead: "
+            "@saving.register_keras_serializable()",
+            CheckpointWarning,
+            stacklevel=lint.frames_inside(),
+        )
+    return written
+
+
+def _lambdas_in(written: Any) -> Iterator[str]:
+    """The names of the lambdas in a config."""
+    if is_lambda(written):
+        yield str(written["config"]["name"])
+    elif isinstance(written, Mapping | list):
+        for part in written.values() if isinstance(written, Mapping) else written:
+            yield from _lambdas_in(part)
 
 
 def written_compile(model: Saveable) -> dict[str, Any]:
@@ -100,6 +126,8 @@ def restore(
     name: str, session: Session, stored: Stored, continue_training: bool = False, with_slots: bool = True
 ) -> None:
     """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
+    check_kind("stored", stored, Stored, "a Stored, as CheckpointManager.newest() returns it", error=CheckpointError)
+    check_flag("continue_training", continue_training)
     cell = session.cell
     wanted = _wanted(session)
     job = Rendezvous("a restore")
@@ -353,7 +381,8 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     check_described(model)
     own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
     custom_objects = {cls.__name__: cls for cls in own}
-    documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
+    with lambdas_kept():  # `pickle` refuses them itself, and `cloudpickle` takes them
+        documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
     if model._outside.binding is not None:
         session = model._with_weights()
@@ -373,8 +402,7 @@ def copied(model: Saveable) -> Any:
 
 def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any) -> Any:
     with under_policy(policy):
-        # not in safe mode: whoever unpickles runs what code it brings
-        model = deserialize_keras_object(config, custom_objects, safe_mode=False)
+        model = deserialize_keras_object(config, custom_objects)
         if compiled:
             model.compile_from_config(compiled)
     if state is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import check_number
 from keras_dist.checkpoint import Snapshot, Stored
-from keras_dist.checkpoint.snapshot import RECORD
+from keras_dist.checkpoint.snapshot import MANIFEST, RECORD, newest_in
 from keras_dist.distribution import lint
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
@@ -32,6 +32,7 @@ from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.regular_files import retried
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -47,6 +48,7 @@ FOLDER_SUFFIX, _PREFIX = ".orbax", "variables/"
 _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
 _LISTED = 5
+_HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
 _PROBLEMS = ("missing in the file", "not in the model", "of another shape", "rules that match no weight")
 """What may be wrong with a file, in the order of the fields of a `LoadReport`."""
 
@@ -124,6 +126,22 @@ def load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
+    options = (filepath, strict, name_map, transform, merged)
+    if jax.process_count() > 1:  # of which one alone may find that a file was overwritten
+        return _load_weights(model, session, weights, *options)
+    return retried(lambda: _load_weights(model, session, weights, *options))
+
+
+def _load_weights(
+    model: str,
+    session: Session,
+    weights: Sequence[ModelVariable],
+    filepath: str | os.PathLike[str],
+    strict: bool,
+    name_map: NameMap | None,
+    transform: Transforms | None,
+    merged: Mapping[str, MergedWeight],
+) -> LoadReport:
     reader = _reader(filepath, session)
     factors = factor_paths(merged)
     handles = {weight.path: weight for weight in weights if weight.path not in factors or weight.path in reader.shapes}
@@ -136,18 +154,31 @@ def load_weights(
     else:
         values = reader.read(report.loaded)
         for name in report.loaded:
+            _check_cast(reader, name, values[name], handles[name].dtype)
+        for name in report.loaded:
             handles[name].assign(values.pop(name))
     for path in report.loaded:
         if path in merged and merged[path].factors[1].path not in handles:
             merged[path].forget()
     warn_of_parts(str(reader.path), report)
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
-        warnings.warn(
-            f"load_weights: {str(reader.path)!r} has no checksums, so that damaged bytes would not be noticed: "
-            "keras_dist did not write it; model.save_weights does it with them",
-            stacklevel=lint.frames_inside(),
-        )
+        warn_unchecked("load_weights", reader.path)
     return report
+
+
+_told_unchecked: list[pathlib.Path] = []
+
+
+def warn_unchecked(caller: str, path: pathlib.Path) -> None:
+    """Warn, once in a process, that damage in files of other writers is not noticed."""
+    if _told_unchecked:
+        return
+    _told_unchecked.append(path)
+    warnings.warn(
+        f"{caller}: {str(path)!r} has no checksums, so that damaged bytes would not be noticed: keras_dist did not "
+        "write it; model.save_weights does it with them",
+        stacklevel=lint.frames_inside(),
+    )
 
 
 def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
@@ -156,30 +187,102 @@ def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) 
     Raises:
         ModelError: an array is damaged. None is set then.
     """
-    Rendezvous("a load of weights").each(lambda: reader.check(_names_in(origins, origins)))
+
+    def check() -> None:
+        reader.check(_names_in(origins, origins))
+        for path, origin in origins.items():
+            for name in origin.names:
+                check_narrowed(reader, name, cell.row(path).dtype)
+
+    Rendezvous("a load of weights").each(check)
     for path, origin in origins.items():
         row = cell.row(path)
         parts, found = origin.of(reader, path, row.shape), {}
 
-        def part(index: Any, parts: Parts = parts, dtype: Any = row.dtype, found: Any = found) -> np.ndarray:
+        def part(index: Any, parts: Parts = parts, row: Any = row, found: Any = found) -> np.ndarray:
             key = str(index)  # devices that hold the same share it
             if key not in found:
-                found[key] = np.array(parts[index], dtype)
+                found[key] = narrowed(parts[index], row.dtype, reader, row.path)
             return found[key]
 
         sharding = TensorLayout(row.axes, cell.mesh).backend_layout
         cell.write(path, jax.make_array_from_callback(row.shape, sharding, part))
 
 
+def check_narrowed(reader: Any, name: str, dtype: Any) -> None:
+    """Check that an array keeps its values in another element type, a small part at a time."""
+    if _is_narrower(dtype, reader.dtype(name)):
+        for part in reader.parts(name):
+            narrowed(part, dtype, reader, name)
+
+
+def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarray:
+    """Return a copy of an array of a file in another element type, in which finite numbers stay finite.
+
+    Args:
+        array: of numbers.
+        dtype: the element type.
+        reader: of the file.
+        name: of the array in error messages.
+
+    Raises:
+        ModelError: a number is too large for the type; or an integer is not the same.
+    """
+    with np.errstate(all="ignore"):
+        found = np.array(array, dtype)
+    if not _is_narrower(dtype, array.dtype):
+        return found
+    is_integer = jnp.issubdtype(found.dtype, jnp.integer)
+    whole = array if jnp.issubdtype(array.dtype, jnp.integer) else np.trunc(array)
+    lost = whole != found if is_integer else np.isfinite(array) & ~np.isfinite(found)
+    if lost.any():
+        limits: Any = (jnp.iinfo if is_integer else jnp.finfo)(found.dtype)
+        raise ModelError(
+            f"{reader.caller}: {name!r} in {str(reader.path)!r} holds a number that {found.dtype.name} cannot hold",
+            given=f"{np.asarray(array)[lost][0]}, of {array.dtype.name}",
+            expected=f"numbers from {limits.min} to {limits.max}",
+            fix="build the model with a wider dtype, or correct the file",
+        )
+    return found
+
+
+def _is_narrower(dtype: Any, stored: Any) -> bool:
+    """Whether an element type may not hold all numbers of another one."""
+    return not _jax.is_key_dtype(dtype) and jnp.issubdtype(dtype, jnp.number) and not np.can_cast(stored, dtype, "safe")
+
+
 def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader | _Folder:
     """What reads the weights at this path."""
     folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
     if folder is not None and refreshed(folder).is_dir():
-        return _Folder(folder, session)
+        file = None if in_bucket(folder) else _file_in(folder)
+        return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
     path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
     if path.suffix == FOLDER_SUFFIX:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return TensorReader("load_weights", path)
+
+
+def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
+    """The file of weights, or their index, in a folder of Hugging Face; None for a folder of orbax.
+
+    They may be links to regular files, which is what snapshots in its cache consist of.
+    """
+    for suffix in (SUFFIX, INDEX_SUFFIX):
+        if os.path.lexists(folder / f"{_HUGGING_FACE}{suffix}"):
+            return folder / f"{_HUGGING_FACE}{suffix}"
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
+    if not others or (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+        return None
+    named = [name for name in others if name.endswith(SUFFIX)]
+    raise ModelError(
+        f"load_weights: {str(folder)!r} has no {_HUGGING_FACE}{SUFFIX} and no {_HUGGING_FACE}{INDEX_SUFFIX}",
+        given=f"a folder with {_listed(others)}",
+        expected=f"{_HUGGING_FACE}{SUFFIX}; or {_HUGGING_FACE}{INDEX_SUFFIX}, and beside it the files that it names",
+        fix=f"for example load_weights({str(folder / named[0])!r})"
+        if named
+        else "convert it to safetensors: other files of PyTorch are pickles, whose code would run",
+    )
 
 
 def _compared(
@@ -349,13 +452,23 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def _check_cast(reader: _Folder, name: str, value: jax.Array, dtype: Any) -> None:
+    """Check that a weight on devices keeps its values in another element type."""
+    if jnp.issubdtype(dtype, jnp.floating) and _is_narrower(dtype, value.dtype):
+        largest = jnp.max(jnp.abs(jnp.where(jnp.isfinite(value), value, 0)), initial=0)
+        narrowed(np.asarray(largest), dtype, reader, name)
+
+
 class _Folder:
     """The weights in a folder: of `save_weights`, of a model, or of a state of a training.
 
     Attributes:
+        caller: name of the caller in error messages.
         path: the folder.
         shapes: of the weights, by their paths; of the model's random streams none.
     """
+
+    caller = "load_weights"
 
     def __init__(self, path: pathlib.Path, session: Session) -> None:
         self.path = path

@@ -12,7 +12,7 @@ from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import lint
 from keras_dist.distribution.abstract import without_arrays
 from keras_dist.distribution.data_parallel import DataParallel
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import LayoutError, LayoutWarning
 from keras_dist.planner.tracing import forward_of, trace_step
@@ -79,6 +79,7 @@ def check(
         >>> [problem.summary for problem in report.problems]
         ["rule 'd1/kernal' matched nothing"]
     """
+    check_distribution("distribution", distribution)
     found: list[lint.Problem] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # the same is found below

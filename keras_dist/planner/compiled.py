@@ -20,15 +20,16 @@ from typing import Any
 import jax
 
 from keras_dist import _environment, _shardy
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import argument_error, check_axis_sizes, check_kind, check_number
 from keras_dist._extras import import_extra
-from keras_dist.errors import CompilationError, CompilationTimeoutError
+from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
 from keras_dist.planner.gpu_target_config import gpu_target_config
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
 
 _LARGEST_ANSWER = 2**28  # bytes, of some hundred thousand collectives
+_MOST_SECONDS = 10**8
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
 
@@ -130,10 +131,11 @@ def compile_for(
     """
     if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    if not timeout_seconds > 0:
-        raise argument_error("timeout_seconds", timeout_seconds, "a positive number", example=600)
+    wrong = "is not a time in seconds"
+    check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, wrong=wrong, example=600)
     machine = as_target(target)
-    sizes = dict(mesh or _shardy.mesh_of(lowered)) or {"devices": 1}
+    sizes = dict(_shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
+    sizes = sizes or {"devices": 1}
     places = places_in_mesh(machine, tuple(sizes.values()), devices)
     bytecode, free_arguments, free_results = _shardy.program_of(lowered)
     request = {
@@ -156,6 +158,7 @@ def figures(program: StepProgram, target: str | Target, *, timeout_seconds: floa
         target: a machine, or its name.
         timeout_seconds: after which the compiling process is killed.
     """
+    check_kind("program", program, StepProgram, "a StepProgram, as trace_step returns it")
     mesh = program.state.mesh
     return compile_for(
         program.lowered,

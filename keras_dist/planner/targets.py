@@ -207,6 +207,8 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
     """
     if math.prod(shape) != target.device_count:
         raise _wrong_size(target, shape)
+    if names is not None and not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
+        raise argument_error("devices", names, "names of devices in a list, or None", error=MeshError)
     known = {place.name: place for place in target.places}
     if names is None or set(names) != known.keys():
         return target.arranged(shape)

@@ -21,7 +21,7 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.plan import LayoutPlan, make_row
-from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import leaf_paths
@@ -106,6 +106,8 @@ def trace_step(
         LayoutError: the layout rules cannot be applied.
         ModelError: there is no model, or it does not take the batch.
     """
+    if distribution is not None:
+        check_distribution("distribution", distribution)
     x, y, sample_weight = unpack(batch, "batch")
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -10,7 +11,14 @@ import shutil
 import warnings
 from collections.abc import Generator
 
-from keras_dist.errors import CheckpointWarning, KerasDistError, WriteError, shorten
+from keras_dist.errors import (
+    CheckpointWarning,
+    KerasDistError,
+    WriteDeniedError,
+    WriteError,
+    WriteFolderError,
+    shorten,
+)
 from keras_dist.saving.locks import lock_folder, unlock_folder
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
@@ -24,7 +32,7 @@ _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNOREC
 
 @contextlib.contextmanager
 def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
-    """Make system errors that name no file, such as a full disk, name the path that is written.
+    """Make system errors, such as a full disk or a folder that may not be written, errors that name the path.
 
     Raises:
         WriteError: instead of such an error, or of one that a library has made of it.
@@ -35,15 +43,19 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         raise
     except Exception as error:
         number = _number_of(error)
-        if number is None:
+        if number is None and not isinstance(error, OSError):
             raise
-        told = WriteError(
-            f"{os.fspath(place)!r} was not written: {os.strerror(number)}",
+        # what an error says itself of a file names that file
+        text = error.strerror if isinstance(error, OSError) and error.filename is not None else None
+        text = text or (str(error) if number is None else os.strerror(number))
+        kind, fix = _kind_of(number)
+        told = kind(
+            f"{os.fspath(place)!r} was not written: {text}",
             given=f"{type(error).__name__}: {shorten(str(error))}",
             expected="room on the disk, and leave to write there",
-            fix="free space, or choose another place; what was there before is untouched",
+            fix=fix,
         )
-        told.errno, told.strerror, told.filename = number, os.strerror(number), os.fspath(place)
+        told.errno, told.strerror, told.filename = number, text, os.fspath(place)
         raise told from error
 
 
@@ -53,26 +65,23 @@ def write_text(place: pathlib.Path, text: str) -> None:
     Raises:
         WriteError: there is no folder for it, one is in its place, or the system cannot write it.
     """
-    try:
-        with writing_to(place):
-            place.write_text(text, encoding="utf-8")
-    except WriteError:
-        raise
-    except OSError as error:
-        told = WriteError(
-            f"{os.fspath(place)!r} was not written: {error.strerror or error}",
-            given=f"path={os.fspath(place)!r}",
-            expected="the path of a file, in a folder that exists and may be written",
-            fix="make the folder, or choose another path",
-        )
-        told.errno, told.strerror, told.filename = error.errno, error.strerror, os.fspath(place)
-        raise told from error
+    with writing_to(place):
+        place.write_text(text, encoding="utf-8")
+
+
+def _kind_of(number: int | None) -> tuple[type[WriteError], str]:
+    """The class of the error for this number of the system, and the way out."""
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return WriteDeniedError, "choose a folder that you may write to, or change its permissions"
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return WriteFolderError if number == errno.ENOENT else WriteError, "make the folder, or choose another path"
+    return WriteError, "free space, or choose another place; what was there before is untouched"
 
 
 def _number_of(error: Exception) -> int | None:
-    """The system's number for an error that does not say which file it is about; None for others."""
-    if isinstance(error, OSError):
-        return None if error.filename is not None else error.errno
+    """The system's number for an error, of whatever library; None for others."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
     match = _SYSTEM.search(str(error))
     return None if match is None else int(match["number"])
 

@@ -9,10 +9,18 @@ import errno
 import os
 import pathlib
 import stat
+import time
+from collections.abc import Callable
 from io import FileIO
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from keras_dist.errors import OverwrittenError
 from keras_dist.saving.buckets import in_bucket, size_of
+
+T = TypeVar("T")
+
+WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""How long a reader waits, one time after another, for a writer that replaces what it reads [s]."""
 
 MOST_BYTES = 2**28
 """The largest file that is read at once."""
@@ -44,3 +52,32 @@ def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
         if size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has {size} bytes, more than {MOST_BYTES}", str(path))
         return file.read(size) if size else b""
+
+
+def identity_of(path: pathlib.Path) -> tuple[int, ...] | None:
+    """Return what tells a file or a folder from another one that takes its place; None in buckets, and for nothing."""
+    try:
+        found = None if in_bucket(path) else os.stat(path)
+    except OSError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def overwritten(caller: str, path: pathlib.Path) -> OverwrittenError:
+    """Return the error for files that another process has replaced while they were read."""
+    return OverwrittenError(
+        f"{caller}{str(path)!r} is being overwritten",
+        given="files that another process replaces while they are read",
+        expected="files that stay until they are read",
+        fix="read them again when the save has ended; or save to a path that nobody reads, and rename that",
+    )
+
+
+def retried(read: Callable[[], T]) -> T:
+    """Return what a function reads, which is called again, after some time, if files are overwritten meanwhile."""
+    for wait in WAITS:
+        try:
+            return read()
+        except OverwrittenError:
+            time.sleep(wait)
+    return read()

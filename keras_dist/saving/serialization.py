@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import contextvars
 import importlib
-import marshal  # noqa: TID251  # lambdas, which are read where the user passes safe_mode=False, as in Keras
+import inspect
 import operator
 import sys
-import types
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,8 +50,7 @@ _VALUES = (
     "DTypePolicy",
 )
 
-# what the outermost `deserialize_keras_object` was told: classes read their parts with calls of their own
-_safe_mode: contextvars.ContextVar[bool | None] = contextvars.ContextVar("safe_mode", default=None)
+_lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_kept", default=False)
 
 
 def serialize_keras_object(obj: Any) -> Any:
@@ -60,7 +58,7 @@ def serialize_keras_object(obj: Any) -> Any:
 
     Numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with
     `get_config`, which may give objects, too; named functions. The result of `get_build_config`, if a class defines it,
-    is included.
+    is included. Of a lambda only the name is written, as `module.<lambda>`: no file holds code.
 
     Raises:
         ConfigError: it is none of these.
@@ -87,8 +85,10 @@ def serialize_keras_object(obj: Any) -> Any:
         return {"class_name": "__numpy__", "config": {"value": array.tolist(), "dtype": array.dtype.name}}
     if isinstance(obj, np.dtype) or (isinstance(obj, type) and _is_scalar_type(obj)):
         return np.dtype(obj).name
-    if isinstance(obj, types.FunctionType) and obj.__name__ == "<lambda>":
-        return {"class_name": "__lambda__", "config": _describe_lambda(obj)}
+    if inspect.isfunction(obj) and obj.__name__ == "<lambda>":
+        if _lambdas_kept.get():
+            return obj
+        return {"class_name": "__lambda__", "config": {"name": f"{obj.__module__}.{obj.__qualname__}"}}
     if hasattr(obj, "get_config") and not isinstance(obj, type):
         described: Any = obj
         built = described.get_build_config() if _defines(obj, "get_build_config") else None
@@ -135,20 +135,31 @@ def deserialize_keras_object(
     Args:
         config: plain values. Dicts with a `class_name` become objects.
         custom_objects: classes and functions by name, beside the registered ones.
-        safe_mode: whether lambdas are refused, whose code would run. A nested call uses the value of the outer one.
+        safe_mode: as in Keras; not used, since code in a config never runs.
         module_objects: further objects that the outermost config may refer to by bare name.
 
     Raises:
-        ConfigError: a class or function is not known, or has a registered name that is not its own; a lambda is
-            refused; or the config is damaged, which is a `TypeError`, too.
+        ConfigError: a class or function is not known, or has a registered name that is not its own; it is a
+            lambda; or the config is damaged, which is a `TypeError`, too.
     """
-    outer = _safe_mode.get()
-    token = _safe_mode.set(safe_mode if outer is None else outer)
+    del safe_mode
+    with custom_object_scope(custom_objects):
+        return _read(config, module_objects or {})
+
+
+@contextlib.contextmanager
+def lambdas_kept() -> Generator[None]:
+    """Context manager in which configs keep lambdas themselves, for copies in this process and for pickles."""
+    token = _lambdas_kept.set(True)
     try:
-        with custom_object_scope(custom_objects):
-            return _read(config, module_objects or {})
+        yield
     finally:
-        _safe_mode.reset(token)
+        _lambdas_kept.reset(token)
+
+
+def is_lambda(written: Any) -> bool:
+    """Whether a part of a config stands for a lambda."""
+    return isinstance(written, Mapping) and written.get("class_name") == "__lambda__"
 
 
 def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
@@ -190,7 +201,7 @@ def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
     if class_name == "__tuple__":
         return tuple(_read(item, {}) for item in inner["value"])
     if class_name == "__lambda__":
-        return _read_lambda(inner)
+        raise lambda_refused(shorten(inner["name"]) if "name" in inner else "its code is in the config")
     if class_name == "__slice__":
         return slice(*(_read(inner[name], {}) for name in ("start", "stop", "step")))
     if class_name == "__ellipsis__":
@@ -309,26 +320,17 @@ def _damaged(config: Mapping[str, Any]) -> ConfigTypeError:
     )
 
 
-def _describe_lambda(function: types.FunctionType) -> dict[str, Any]:
-    if function.__closure__ or function.__kwdefaults__:
-        raise ConfigError(
-            "a lambda that needs more than its own code cannot be written down",
-            given=f"a lambda with {', '.join((*function.__code__.co_freevars, *(function.__kwdefaults__ or ())))}",
-            expected="a lambda of its arguments alone, without defaults for keywords",
-            fix="register a named function: @saving.register_keras_serializable()",
-        )
-    code = base64.b64encode(marshal.dumps(function.__code__)).decode("ascii")
-    return {"value": code, "defaults": serialize_keras_object(list(function.__defaults__ or ()))}
+def lambda_refused(what: str, fix: str = "") -> ConfigError:
+    """Return the error for a lambda in a config.
 
-
-def _read_lambda(inner: Mapping[str, Any]) -> Any:
-    if _safe_mode.get() is not False:
-        raise ConfigError(
-            "the config holds a lambda, whose code would run",
-            given="a lambda",
-            expected="named functions, while safe_mode=True",
-            fix="pass safe_mode=False if you trust where it comes from, or register a named function instead",
-        )
-    code = marshal.loads(base64.b64decode(inner["value"]))  # noqa: S302  # the user trusts where it comes from
-    defaults = tuple(_read(inner.get("defaults", []), {}))
-    return types.FunctionType(code, {"__builtins__": __builtins__}, "<lambda>", defaults)
+    Args:
+        what: its name, or its place.
+        fix: a further way out.
+    """
+    return ConfigError(
+        f"the config holds a lambda: {what}",
+        given="a lambda, whose code is not run, with safe_mode=False neither",
+        expected="named functions that are registered",
+        fix=f"{fix}decorate a named function with @saving.register_keras_serializable(), and save the model with it; "
+        "or make the model in code, and then model.load_weights(path)",
+    )

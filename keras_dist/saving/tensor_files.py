@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -23,14 +23,14 @@ from safetensors.numpy import save_file
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
-from keras_dist.saving.regular_files import read_regular
+from keras_dist.saving.regular_files import identity_of, overwritten, read_regular
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 _SAVE = "keras_dist_save"
 """Under this name index and files say which save they are of."""
 
-_CHECKSUMS = "keras_dist_crc32c"
+CHECKSUMS = "keras_dist_crc32c"
 """Under this name index and files have a checksum of each array by its name: eight digits of the CRC-32C of a line such
 as `float32 (3, 2)` and the bytes of its elements. In files it is a string of JSON, since metadata are strings there."""
 
@@ -84,6 +84,7 @@ class _Entry:
         shape: its dims.
         type_name: of the elements, as safetensors calls it.
         checksums: what the file, and the index, say of it; empty where another program wrote them.
+        identity: of the file, so that another one in its place is noticed.
     """
 
     file: pathlib.Path
@@ -91,6 +92,7 @@ class _Entry:
     shape: tuple[int, ...]
     type_name: str
     checksums: frozenset[str] = frozenset()
+    identity: tuple[int, ...] | None = None
 
 
 class TensorReader:
@@ -101,6 +103,7 @@ class TensorReader:
         path: a file or an index; if the file does not exist, the index beside it is used.
 
     Attributes:
+        caller: name of the caller in error messages.
         path: what is read: the file or the index.
         shapes: the shape of each array.
     """
@@ -109,8 +112,14 @@ class TensorReader:
         index = path if path.name.endswith(INDEX_SUFFIX) else index_path(path)
         is_index = path == index or (not path.exists() and index.exists())
         self.path = index if is_index else path
-        self._caller = caller
-        self._entries = self._indexed() if is_index else self._header(path)[0]
+        self.caller = caller
+        identity = identity_of(self.path)
+        try:
+            self._entries = self._indexed() if is_index else self._header(path)[0]
+        except (ModelError, FileNotFoundError) as error:
+            if identity_of(self.path) == identity:
+                raise
+            raise overwritten(f"{caller}: ", self.path) from error
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
@@ -123,7 +132,10 @@ class TensorReader:
             entry = self._entries[name]
             if not entry.checksums:
                 continue
-            found = self._checksum(name)
+            try:
+                found = self._checksum(name)
+            finally:
+                self._check_same(entry)
             if entry.checksums != {found}:
                 noted = " and ".join(sorted(entry.checksums))
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
@@ -131,12 +143,15 @@ class TensorReader:
     def view(self, name: str) -> np.ndarray:
         """Return a read-only, memory-mapped array: only the parts that are used are read from the disk."""
         entry = self._entries[name]
-        dtype = self._dtype(name)
+        dtype = self.dtype(name)
         if not math.prod(entry.shape):
             return np.empty(entry.shape, dtype)
         try:
-            return np.asarray(np.memmap(entry.file, dtype, "r", entry.offset, entry.shape))
-        except ValueError as error:
+            found = np.asarray(np.memmap(entry.file, dtype, "r", entry.offset, entry.shape))
+            self._check_same(entry)
+            return found
+        except (ValueError, FileNotFoundError) as error:
+            self._check_same(entry)
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -144,17 +159,29 @@ class TensorReader:
         self.check(names)
         return {name: np.array(self.view(name)) for name in names}
 
+    def _check_same(self, entry: _Entry) -> None:
+        """Check that a file is still the one whose header was read."""
+        if identity_of(entry.file) != entry.identity:
+            raise overwritten(f"{self.caller}: ", self.path)
+
     def _checksum(self, name: str) -> str:
         entry = self._entries[name]
-        dtype = self._dtype(name)
-        checksum, left = _checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
+        dtype = self.dtype(name)
+        checksum, left = checksum_begun(dtype, entry.shape), math.prod(entry.shape) * dtype.itemsize
         with entry.file.open("rb") as file:
             file.seek(entry.offset)
             while chunk := file.read(min(left, _CHUNK_BYTES)):
                 checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
         return f"{checksum:08x}"
 
-    def _dtype(self, name: str) -> np.dtype[Any]:
+    def parts(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the elements of an array, a small part at a time."""
+        elements = self.view(name).reshape(-1)
+        for begin in range(0, elements.size, _CHUNK_BYTES):
+            yield elements[begin : begin + _CHUNK_BYTES]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of the elements of an array."""
         entry = self._entries[name]
         if entry.type_name not in _TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
@@ -163,16 +190,16 @@ class TensorReader:
     def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()
         noted = _mapping(index.get("metadata"))
-        save, checksums = noted.get(_SAVE), _mapping(noted.get(_CHECKSUMS))
+        save, checksums = noted.get(_SAVE), _mapping(noted.get(CHECKSUMS))
         entries: dict[str, _Entry] = {}
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
             by_file.setdefault(file, []).append(name)
+        missing = [file for file in by_file if not (self.path.parent / file).exists()]
+        if missing:
+            raise self._damaged(f"{', '.join(map(repr, missing))} {'are' if len(missing) > 1 else 'is'} missing")
         for file, names in by_file.items():
-            try:
-                found, metadata = self._header(self.path.parent / file)
-            except FileNotFoundError as error:
-                raise self._damaged(f"{file!r} is missing") from error
+            found, metadata = self._header(self.path.parent / file)
             lacking = sorted(set(names) - set(found))
             if lacking:
                 raise self._damaged(f"{file!r} lacks {shorten(lacking)}")
@@ -201,6 +228,7 @@ class TensorReader:
     def _header(self, file: pathlib.Path) -> tuple[dict[str, _Entry], dict[str, str]]:
         """Return the entries of the arrays in a file, and its metadata."""
         self._check_regular(file)
+        identity = identity_of(file)
         try:
             with safe_open(file, framework="np"):
                 pass  # it has looked whether sizes and places of all arrays are those of the file
@@ -208,7 +236,7 @@ class TensorReader:
                 size = int.from_bytes(opened.read(_SIZE_BYTES), "little")
                 header = json.loads(opened.read(size))
             metadata = header.pop("__metadata__", None) or {}
-            checksums = json.loads(metadata[_CHECKSUMS]) if _CHECKSUMS in metadata else None
+            checksums = json.loads(metadata[CHECKSUMS]) if CHECKSUMS in metadata else None
             entries = {
                 name: _Entry(
                     file,
@@ -216,6 +244,7 @@ class TensorReader:
                     tuple(noted["shape"]),
                     noted["dtype"],
                     frozenset() if checksums is None else frozenset({str(checksums[name])}),
+                    identity,
                 )
                 for name, noted in header.items()
             }
@@ -232,7 +261,7 @@ class TensorReader:
 
     def _damaged(self, given: str) -> ModelError:
         return ModelError(
-            f"{self._caller}: {str(self.path)!r} cannot be read",
+            f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that model.save_weights, or safetensors, wrote"
             if self.path.name.endswith(SUFFIX)
@@ -304,7 +333,7 @@ class TensorWriter:
     def _index_of(self, files: Sequence[pathlib.Path]) -> str:
         """Return the content of the index of these files."""
         weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
-        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, _CHECKSUMS: self._checksums}
+        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, CHECKSUMS: self._checksums}
         return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
 
 
@@ -326,10 +355,10 @@ def write_file(
     """
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode
-    checksums = {name: _checksum_of(array) for name, array in arrays.items()}
+    checksums = {name: checksum_of(array) for name, array in arrays.items()}
     try:
         with writing_to(place):
-            save_file(arrays, file, {**(metadata or {}), _CHECKSUMS: json.dumps(checksums)})
+            save_file(arrays, file, {**(metadata or {}), CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
         raise ModelError(
             f"{caller}: {str(place)!r} cannot be written",
@@ -346,13 +375,13 @@ def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.n
     return {name: np.asarray(fetch(name), order="C") for name in names}
 
 
-def _checksum_of(array: np.ndarray) -> str:
+def checksum_of(array: np.ndarray) -> str:
     """Return the checksum of an array whose elements are in C order."""
-    begun = _checksum_begun(array.dtype, array.shape)
+    begun = checksum_begun(array.dtype, array.shape)
     return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):08x}"
 
 
-def _checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Return the checksum of dtype and shape, which that of the elements continues."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 

@@ -11,6 +11,7 @@ import numpy as np
 from keras_dist._extras import import_extra
 from keras_dist.distribution.job import is_chief
 from keras_dist.errors import ModelError, shorten
+from keras_dist.saving.drafts import writing_to
 
 _PANEL_INCHES = (4.0, 3.0)
 _PANELS_IN_A_ROW = 3
@@ -63,7 +64,8 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
                 _draw(axes, epochs, values[key], label)
         axes.legend()
     if path is not None and is_chief():
-        figure.savefig(path)
+        with writing_to(path):
+            figure.savefig(path)
     return figure
 
 

@@ -21,6 +21,7 @@ from keras_dist.distribution.render import render_axes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import MissingExtraError, ModelError, shorten
 from keras_dist.layers import InputLayer
+from keras_dist.saving.drafts import write_text, writing_to
 
 _SOURCE = ("dot", "gv")
 _DIRECTIONS = ("TB", "LR", "BT", "RL")
@@ -131,7 +132,7 @@ def plot_model(
     if not is_chief():
         return None
     if form in _SOURCE:
-        path.write_text(graph.to_string(), "utf-8")
+        write_text(path, graph.to_string())
         return None
     if shutil.which("dot") is None:
         raise MissingExtraError(
@@ -140,7 +141,8 @@ def plot_model(
             expected="Graphviz, which is no package of Python",
             fix="install it (apt install graphviz, brew install graphviz), or write its source: to_file='model.dot'",
         )
-    graph.write(str(path), format=form)
+    with writing_to(path):
+        graph.write(str(path), format=form)
     if "IPython" not in sys.modules or form == "pdf":
         return None
     display = import_extra("IPython.display", "graph", "plot_model")

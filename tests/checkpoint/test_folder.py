@@ -151,6 +151,7 @@ def test_who_reads_finds_the_newer_one_then_and_moves_nothing(place, monkeypatch
         with pytest.raises(Killed):
             newer.commit()
     before = names(place.parent)
+    newer._release()  # as the system does
     with pytest.warns(CheckpointWarning, match="a save was killed"):
         assert text_of(present(place)) == "new"
     (newer.folder / "record.json").write_text("torn")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_dist.checkpoint import CheckpointManager, folder, manifest, snapshot
-from keras_dist.errors import CheckpointError, CheckpointWarning
+from keras_dist.errors import CheckpointError, CheckpointWarning, WriteError
 from tests.checkpoint.conftest import Held, flip, snapshot_of
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -411,7 +411,7 @@ def test_a_directory_that_cannot_be_made(directory, monkeypatch):
 @pytest.mark.parametrize("below", ["", "states"])
 def test_a_path_that_is_a_file(tmp_path, below):
     (tmp_path / "file").write_text("")
-    with pytest.raises((CheckpointError, NotADirectoryError)):
+    with pytest.raises((CheckpointError, WriteError)):
         CheckpointManager(Held(), tmp_path / "file" / below)
     assert (tmp_path / "file").read_text() == ""
 
@@ -482,7 +482,7 @@ def test_a_process_that_is_killed_while_it_prunes_leaves_no_half_state(write, di
 
 def test_a_document_that_json_cannot_hold_leaves_no_draft(directory, threads):
     with CheckpointManager(Held(), directory, asynchronous=True) as manager:
-        with pytest.raises(TypeError, match="not JSON serializable"):
+        with pytest.raises(CheckpointError, match="the document 'training' of a snapshot cannot be written down"):
             manager.save(snapshot_of({"variables/k": np.zeros(3)}, 1, training={"callbacks": object()}))
         assert threads() == []
         assert names(directory) == [".lock"]

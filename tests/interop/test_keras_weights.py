@@ -231,7 +231,7 @@ def test_code_is_never_run(keras, tmp_path):
     theirs = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(lambda x: x + 1, name="plus")])
     theirs.save(tmp_path / "theirs.keras")
     for safe_mode in (True, False):
-        with pytest.raises(ConfigError, match="holds code: the function of the layer 'plus'"):
+        with pytest.raises(ConfigError, match="holds a lambda: the function of the layer 'plus'"):
             kd.models.load_model(tmp_path / "theirs.keras", safe_mode=safe_mode)
     ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"plus": lambda x: x + 1})
     np.testing.assert_allclose(ours.predict(X, verbose=0), X + 1)

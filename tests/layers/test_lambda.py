@@ -1,5 +1,6 @@
 """Lambda, Masking, Identity, Wrapper."""
 
+import copy
 from typing import Any
 
 import jax
@@ -42,28 +43,29 @@ def test_custom_objects_name_functions() -> None:
     assert layers.Lambda.from_config(config, custom_objects={"shifted": shifted}).function is shifted
 
 
-def test_a_lambda_comes_back_only_when_it_is_trusted() -> None:
-    layer = layers.Lambda(lambda x, n=2: x * n, mask=lambda inputs, mask: mask, name="f")
-    with pytest.raises(ConfigError, match="safe_mode=False"):
-        layers.Lambda.from_config(layer.get_config())
-    again = layers.Lambda.from_config(layer.get_config(), safe_mode=False)
-    np.testing.assert_array_equal(again(X), X * 2)
+@pytest.mark.parametrize("safe_mode", [True, False])
+def test_a_lambda_comes_back_where_the_name_of_its_layer_gives_it(safe_mode: bool) -> None:
+    layer = layers.Lambda(lambda x, n=2: x * n, arguments={"n": 3}, name="f")
+    with pytest.raises(ConfigError, match="holds a lambda: the function of the layer 'f'") as caught:
+        layers.Lambda.from_config(layer.get_config(), safe_mode=safe_mode)
+    assert "custom_objects={'f': function}" in caught.value.fix
+    assert "@saving.register_keras_serializable()" in caught.value.fix
     described = saving.serialize_keras_object(layer)
-    with pytest.raises(ConfigError, match="safe_mode=False"):
-        saving.deserialize_keras_object(described)
-    np.testing.assert_array_equal(saving.deserialize_keras_object(described, safe_mode=False)(X), X * 2)
+    with pytest.raises(ConfigError, match="the function of the layer 'f'"):
+        saving.deserialize_keras_object(described, safe_mode=safe_mode)
+    again = saving.deserialize_keras_object(described, {"f": lambda x, n: x * n})
+    np.testing.assert_array_equal(again(X), X * 3)
 
 
-def test_what_is_called_inside_of_trusted_code_cannot_lift_the_ban() -> None:
-    config = layers.Lambda(lambda x: x).get_config()
-
-    class Sly:
-        @classmethod
-        def from_config(cls, _: Any) -> Any:
-            return layers.Lambda.from_config(config, safe_mode=False)
-
-    with pytest.raises(ConfigError, match="safe_mode=False"):
-        saving.deserialize_keras_object({"class_name": "Sly", "config": {}}, custom_objects={"Sly": Sly})
+def test_copies_in_a_process_keep_lambdas() -> None:
+    by = 2.0
+    model = models.Sequential([layers.Input((4,)), layers.Lambda(lambda x: x * by), layers.Dense(2, lambda x: x + by)])
+    x = np.ones((1, 4), "float32")
+    for again in (models.clone_model(model), copy.deepcopy(model)):
+        again.set_weights(model.get_weights())
+        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+    both = layers.Bidirectional(layers.SimpleRNN(2, activation=lambda x: x))
+    assert both.backward_layer.activation is both.forward_layer.activation
 
 
 def test_training_and_masks_are_filled_in() -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist import layers
@@ -379,6 +380,70 @@ def test_damage_is_told(exported, path, damage, given):
     with pytest.raises(ModelError, match="cannot be read") as error:
         kd.export.load(path)
     assert given in error.value.given
+
+
+def signed(path):
+    """The checksums of whoever has forged the files."""
+    files = ("program.jax_export", "weights.safetensors")
+    edit(sha256={name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in files})(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights.popitem(),
+        lambda weights: weights.update(other=weights.popitem()[1]),
+        lambda weights: weights.update(extra=np.zeros(3, "float32")),
+        lambda weights: weights.update({name: value[None] for name, value in weights.items()}),
+        lambda weights: weights.update({name: value.astype("float64") for name, value in weights.items()}),
+    ],
+)
+def test_forged_weights_do_not_fit_the_program(exported, path, change):
+    shutil.copytree(exported, path)
+    weights = load_file(path / "weights.safetensors")
+    change(weights)
+    save_file(weights, path / "weights.safetensors")
+    signed(path)
+    with pytest.raises(ModelError, match="cannot be read") as error:
+        kd.export.load(path)
+    assert "'program.jax_export' has" in error.value.given and "load only what you trust" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"platforms": ["cpu"]},
+        {"platforms": ["gpu of mine"]},
+        {"inputs": [{"name": "x", "shape": ["batch", 9], "dtype": "float32"}]},
+        {"inputs": [{"name": "x", "shape": ["batch", 8], "dtype": "int32"}]},
+        {"outputs": []},
+        {"outputs": [{"name": "y", "shape": [], "dtype": "float32"}]},
+    ],
+)
+def test_a_forged_manifest_does_not_fit_the_program(exported, path, changes):
+    shutil.copytree(exported, path)
+    edit(**changes)(path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        kd.export.load(path)
+
+
+def test_a_forged_program_that_cannot_be_run_is_told(exported, path):
+    shutil.copytree(exported, path)
+    file = path / "program.jax_export"
+    content = bytearray(file.read_bytes())
+    place = content.index(b"ML\xefR")  # begins the bytecode of MLIR
+    content[place : place + 4] = b"else"
+    file.write_bytes(content)
+    signed(path)
+    with pytest.raises(ModelError, match="the exported program cannot be run") as error:
+        kd.export.load(path)(random(3, FEATURES))
+    assert "StableHLO" in error.value.given and "a program is code: load only what you trust" in error.value.fix
+
+
+def test_what_jax_transforms_raises_what_jax_says(program):
+    with pytest.raises(ValueError) as error:
+        jax.grad(lambda x: program(x).sum())(random(3, FEATURES))
+    assert not isinstance(error.value, ModelError)
 
 
 def test_what_is_no_exported_model(path):

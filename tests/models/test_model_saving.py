@@ -281,16 +281,17 @@ class TestCustomObjects:
         np.testing.assert_equal(again.get_weights(), model.get_weights())
         assert again.get_compile_config() == {}
 
-    def test_lambdas_run_only_if_they_are_trusted(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("name", ["model", "model.keras"])
+    def test_lambdas_are_saved_without_their_code(self, name, tmp_path):
         model = kd.Sequential([kd.Input((FEATURES,)), layers.Lambda(lambda x: 3 * x, name="by_three")])
-        model.save(tmp_path / "model")
-        read = []
-        monkeypatch.setattr("marshal.loads", lambda code: read.append(code))
-        with pytest.raises(ConfigError, match="lambda, whose code would run"):
-            load_model(tmp_path / "model")
-        assert not read
-        monkeypatch.undo()
-        again = load_model(tmp_path / "model", safe_mode=False)
+        with pytest.warns(
+            CheckpointWarning, match=r"without the code of .*<lambda>: to load it, load_model needs custom_"
+        ):
+            model.save(tmp_path / name)
+        for safe_mode in (True, False):
+            with pytest.raises(ConfigError, match="holds a lambda: the function of the layer 'by_three'"):
+                load_model(tmp_path / name, safe_mode=safe_mode)
+        again = load_model(tmp_path / name, {"by_three": lambda x: 3 * x})
         np.testing.assert_array_equal(again.predict(X, verbose=0), 3 * X)
 
 

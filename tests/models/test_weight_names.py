@@ -11,8 +11,6 @@ from keras_dist.errors import ModelError
 from keras_dist.models.weight_names import Parts, origins_of
 from keras_dist.saving.tensor_files import TensorReader
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no checksums")
-
 KINDS = ("query", "key", "value")
 
 

@@ -12,9 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+from keras_dist.models import weights_files
 from tests.models.weights import model_on, weights_of
-
-pytestmark = pytest.mark.filterwarnings("ignore:.* has no checksums")  # files of safetensors alone
 
 
 @pytest.fixture(scope="module")
@@ -256,10 +255,12 @@ def test_an_index_has_the_checksums_too(model, path):
     assert not found
 
 
-def test_files_without_checksums_load_and_say_so_once(model, path):
+def test_files_without_checksums_load_and_say_so_once(model, path, monkeypatch):
+    monkeypatch.setattr(weights_files, "_told_unchecked", [])
     save_file(weights_of(model), path)
     with pytest.warns(UserWarning, match="has no checksums") as caught:
-        model_on("one device", seed=1).load_weights(path)
+        for _ in range(2):
+            model_on("one device", seed=1).load_weights(path)
     assert [warning.filename for warning in caught] == [__file__]
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import KerasDistError, ModelError, WriteError
+from keras_dist import dtensor
+from keras_dist.errors import KerasDistError, ModelError, WriteDeniedError, WriteError, WriteFolderError
 from keras_dist.saving.drafts import writing_to
 
 
@@ -110,7 +111,83 @@ def test_what_libraries_make_of_errors_of_the_system(error, number):
     assert (found.value.errno, found.value.filename, found.value.__cause__) == (number, "x", error)
 
 
-@pytest.mark.parametrize("error", [ValueError("28"), FileNotFoundError(errno.ENOENT, "none", "y"), KeyError("x")])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError(errno.ENOENT, "none", "y"), WriteFolderError),
+        (PermissionError(errno.EACCES, "denied", "y"), WriteDeniedError),
+        (OSError(errno.EROFS, "Read-only file system", "y"), WriteDeniedError),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "y"), WriteError),
+        (OSError("Unable to create file"), WriteError),
+    ],
+)
+def test_errors_of_the_system_name_the_path(error, kind):
+    with pytest.raises(kind, match="'x' was not written") as found, writing_to("x"):
+        raise error
+    assert str(error.strerror or error) in found.value.summary and found.value.errno == error.errno
+    if kind is not WriteError:
+        assert isinstance(found.value, FileNotFoundError if kind is WriteFolderError else PermissionError)
+
+
+READ_ONLY = "/sys/kernel"
+"""A folder in which not even root makes files."""
+
+X, Y = np.ones((4, 64), "f4"), np.ones((4, 500), "f4")
+
+
+def fit(model, *callbacks):
+    model.fit(X, Y, verbose=0, callbacks=callbacks)
+
+
+WRITERS = {
+    "save": lambda model: model.save(f"{READ_ONLY}/model"),
+    "save of a .keras file": lambda model: model.save(f"{READ_ONLY}/model.keras"),
+    "save of a folder of Keras": lambda model: model.save(f"{READ_ONLY}/model", zipped=False),
+    "save of an .h5 file": lambda model: model.save(f"{READ_ONLY}/model.h5"),
+    "safetensors": lambda model: model.save_weights(f"{READ_ONLY}/m.safetensors"),
+    "safetensors in shards": lambda model: model.save_weights(f"{READ_ONLY}/m.safetensors", max_shard_size=1e-5),
+    "orbax": lambda model: model.save_weights(f"{READ_ONLY}/m.orbax"),
+    "h5": lambda model: model.save_weights(f"{READ_ONLY}/m.weights.h5"),
+    "h5 in shards": lambda model: model.save_weights(f"{READ_ONLY}/m.weights.h5", max_shard_size=1e-5),
+    "export": lambda model: model.export(f"{READ_ONLY}/exported"),
+    "CheckpointManager": lambda model: kd.checkpoint.CheckpointManager(model, f"{READ_ONLY}/states"),
+    "BackupAndRestore": lambda model: fit(model, kd.callbacks.BackupAndRestore(f"{READ_ONLY}/backup")),
+    "OrbaxCheckpoint": lambda model: fit(model, kd.callbacks.OrbaxCheckpoint(f"{READ_ONLY}/states")),
+    "ModelCheckpoint": lambda model: fit(model, kd.callbacks.ModelCheckpoint(f"{READ_ONLY}/a/m.keras")),
+    "CSVLogger": lambda model: fit(model, kd.callbacks.CSVLogger(f"{READ_ONLY}/log.csv")),
+    "TensorBoard": lambda model: fit(model, kd.callbacks.TensorBoard(f"{READ_ONLY}/logs")),
+    "to_html": lambda model: model.plan(X, Y).to_html(f"{READ_ONLY}/plan.html"),
+    "golden plan": lambda model: kd.planner.assert_plan(model.plan(X, Y), f"{READ_ONLY}/plan.json", update=True),
+    "plot_history": lambda model: kd.visualization.plot_history({"loss": [1.0]}, f"{READ_ONLY}/loss.png"),
+    "plot_model": lambda model: kd.utils.plot_model(model, f"{READ_ONLY}/model.dot"),
+    "save_img": lambda model: kd.utils.save_img(f"{READ_ONLY}/x.png", np.ones((2, 2, 3))),
+    "use_compilation_cache": lambda model: kd.use_compilation_cache(f"{READ_ONLY}/programs"),
+    "save_assets": lambda model: vocabulary().save_assets(READ_ONLY),
+    "dtensor": lambda model: checkpoint().save(f"{READ_ONLY}/tensors"),
+}
+
+
+def vocabulary():
+    layer = kd.layers.StringLookup()
+    layer.adapt(["a", "b"])
+    return layer
+
+
+def checkpoint():
+    mesh = dtensor.create_mesh([("x", 8)])
+    return dtensor.DTensorCheckpoint(mesh, w=dtensor.DVariable(np.ones(8), layout=dtensor.Layout(["x"], mesh)))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.filterwarnings("ignore:save. .*form of Keras 2")
+def test_a_read_only_folder_is_named_everywhere(model, name):
+    with pytest.raises(WriteError) as error:
+        WRITERS[name](model)
+    assert READ_ONLY in f"{error.value.summary} {error.value.given}" and isinstance(error.value, OSError)
+    assert "folder" in error.value.fix or "permissions" in error.value.fix
+
+
+@pytest.mark.parametrize("error", [ValueError("28"), KeyError("x")])
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)) as found, writing_to("x"):
         raise error

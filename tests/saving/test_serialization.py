@@ -14,6 +14,7 @@ from hypothesis import given
 
 from keras_dist import activations, initializers, losses, saving
 from keras_dist.errors import ConfigError
+from keras_dist.saving.serialization import lambdas_kept
 
 
 class Part(saving.Configurable):
@@ -297,51 +298,31 @@ def test_dicts_without_a_class_are_dicts() -> None:
     assert there_and_back({"class_name": "Part"}) == {"class_name": "Part"}
 
 
-def test_lambdas_are_refused_in_safe_mode() -> None:
-    config = saving.serialize_keras_object(lambda x: x + 1)
-    assert saving.deserialize_keras_object(config, safe_mode=False)(1) == 2
-    for safe in ({}, {"safe_mode": True}):
-        with pytest.raises(ConfigError, match="a lambda, whose code would run") as caught:
-            saving.deserialize_keras_object(config, **safe)
-    assert "safe_mode=False" in caught.value.fix
-
-
-@pytest.mark.parametrize("holder", [Part, Foreign])
-def test_safe_mode_holds_for_what_is_inside(holder: Any) -> None:
-    config = saving.serialize_keras_object(holder(Part([lambda x, by=2: x * by])))
-    with pytest.raises(ConfigError, match="a lambda, whose code would run"):
-        saving.deserialize_keras_object(config, CUSTOM)
-    again = saving.deserialize_keras_object(config, CUSTOM, safe_mode=False)
-    inner = again.value if holder is Part else again.part
-    assert inner.value[0](4) == 8
-    with pytest.raises(ConfigError, match="a lambda, whose code would run"):  # it does not outlast the call
-        saving.deserialize_keras_object(config, CUSTOM)
-
-
-def test_what_is_inside_cannot_turn_safe_mode_off() -> None:
-    class Sly(Foreign):
-        @classmethod
-        def from_config(cls, config: dict[str, Any]) -> "Sly":
-            return cls(saving.deserialize_keras_object(config["part"], safe_mode=False))
-
-    config = saving.serialize_keras_object(Sly(lambda x: x))
-    with pytest.raises(ConfigError, match="a lambda, whose code would run"):
-        saving.deserialize_keras_object(config, {"Sly": Sly})
-
-
-def test_lambdas_that_lean_on_more_than_their_code_are_refused() -> None:
+@pytest.mark.parametrize("safe_mode", [True, False])
+@pytest.mark.parametrize("holder", [lambda function: function, Part, lambda function: Foreign(Part([function]))])
+def test_lambdas_are_refused_by_name_and_their_code_is_in_no_config(holder: Any, safe_mode: bool) -> None:
     by = 3
-    for function, name in ((lambda x: x * by, "by"), (lambda x, *, power=2: x**power, "power")):
-        with pytest.raises(ConfigError, match="more than its own code") as caught:
-            saving.serialize_keras_object(function)
-        assert name in caught.value.given
+    config = json.loads(json.dumps(saving.serialize_keras_object(holder(lambda x, *, power=2: x**power * by))))
+    with pytest.raises(ConfigError, match=r"holds a lambda: '.*test_serialization\..*<lambda>'") as caught:
+        saving.deserialize_keras_object(config, CUSTOM, safe_mode=safe_mode)
+    assert "@saving.register_keras_serializable()" in caught.value.fix
+    assert "power" not in json.dumps(config)
 
 
-def test_damaged_lambdas_are_named() -> None:
-    for code in ("", "AAAA", "not base64", 5):
-        config = {"class_name": "__lambda__", "config": {"value": code}}
-        with pytest.raises(ConfigError, match="cannot be read"):
-            saving.deserialize_keras_object(config, safe_mode=False)
+@pytest.mark.parametrize(
+    "inner",
+    [{"value": "4wAAAAA=", "defaults": []}, {"code": "4wAAAAA="}, {"name": 5}, {"function": "os.system"}, {}],
+)
+@pytest.mark.parametrize("safe_mode", [True, False])
+def test_code_of_others_is_never_read(inner: Any, safe_mode: bool) -> None:
+    with pytest.raises(ConfigError, match="holds a lambda"):
+        saving.deserialize_keras_object({"class_name": "__lambda__", "config": inner}, safe_mode=safe_mode)
+
+
+def test_lambdas_are_kept_within_a_process() -> None:
+    with lambdas_kept():
+        config = saving.serialize_keras_object(Part(lambda x: x + 1))
+    assert saving.deserialize_keras_object(config, CUSTOM).value(1) == 2
 
 
 def test_custom_objects_reach_what_is_inside() -> None:
