@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from flax import nnx
 
@@ -112,6 +112,24 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
 def is_below(path: str, prefix: str) -> bool:
     """Whether a path is `prefix`, or begins with its parts."""
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
+def prefixes(path: str) -> Iterator[str]:
+    """Yield the paths that a path is below, the empty one first and itself last."""
+    yield ""
+    yield from itertools.accumulate(filter(None, path.split("/")), lambda above, name: f"{above}/{name}")
+
+
+_Item = TypeVar("_Item")
+
+
+def by_prefix(items: Iterable[_Item], names: Callable[[_Item], Iterable[str]]) -> dict[str, list[_Item]]:
+    """Return the items below each prefix of their names, in order. Looking each up in turn would be quadratic."""
+    found: dict[str, list[_Item]] = {}
+    for item in items:
+        for prefix in dict.fromkeys(prefix for name in names(item) for prefix in prefixes(name)):
+            found.setdefault(prefix, []).append(item)
+    return found
 
 
 def keras_names(root: nnx.Module) -> list[tuple[str, str]]:
