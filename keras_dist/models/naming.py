@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -107,6 +109,40 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
 
     visit(root, "")
     return [(path, node) for path, node in found.values() if isinstance(node, Layer)]
+
+
+_DEEP = 30
+"""Python's stack is deep enough for this many layers inside of each other."""
+
+
+@contextlib.contextmanager
+def depth_checked(model: Layer) -> Iterator[None]:
+    """Raise an error that names the depth of a model, if its layers are nested too deeply for Python's stack."""
+    try:
+        yield
+    except RecursionError:
+        depth = _depth_of(model)
+        if depth < _DEEP:
+            raise  # a function of the user's
+        raise ModelError(
+            f"the layers of model {model.name!r} are nested too deeply",
+            given=f"{depth} models and layers, one inside of the other",
+            expected=f"a depth that Python's stack allows (sys.getrecursionlimit() is {sys.getrecursionlimit()})",
+            fix="put the layers into one Sequential or functional model, one after the other",
+        ) from None
+
+
+def _depth_of(root: nnx.Module) -> int:
+    """Return how many layers are inside of each other, without recursion."""
+    depths: dict[int, int] = {}
+    waiting: list[tuple[Any, int]] = [(root, 0)]
+    while waiting:
+        node, above = waiting.pop()
+        depth = above + isinstance(node, Layer)
+        if id(node) not in depths:
+            depths[id(node)] = depth
+            waiting += [(child, depth) for _, child in children_of(node) if isinstance(child, nnx.Module)]
+    return max(depths.values())
 
 
 def is_below(path: str, prefix: str) -> bool:
