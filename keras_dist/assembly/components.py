@@ -128,6 +128,17 @@ def callback_of(component: Component, number: int) -> Callback:
     )
 
 
+def check_run(run: Any) -> None:
+    """Check that `run` is a config that was read."""
+    if not isinstance(run, RunConfig):
+        raise ConfigError(
+            "`run` must be a RunConfig",
+            given=f"{shorten(run)} of type {type(run).__name__}",
+            expected="a keras_dist.config.RunConfig",
+            fix='kd.config.load("run.toml") reads a file; kd.config.RunConfig.model_validate(settings) takes a dict',
+        )
+
+
 def check_training(run: RunConfig) -> None:
     """Find what `Run.train` would refuse beside the model and its data. Callbacks are made, nothing is written.
 

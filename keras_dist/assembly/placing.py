@@ -15,6 +15,7 @@ import jax
 from keras_dist import config, presets, random
 from keras_dist.assembly.components import (
     Examples,
+    check_run,
     check_training,
     compiled_model,
     data_of,
@@ -77,6 +78,7 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
     Raises:
         ConfigError: as of `build` and `train`; or the target is none, or has another number of devices than the mesh.
     """
+    check_run(run)
     check_training(run)
     examples, _ = data_of(run)
     distribution, remat = placed(run, examples, _planned_devices(run.mesh, target))
@@ -94,6 +96,7 @@ def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Dis
     Raises:
         ConfigError: the mesh does not fit the devices, or the strategy does not fit the mesh.
     """
+    check_run(run)
     return placed(run, None, devices)[0]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from keras_dist import random
-from keras_dist.assembly.components import Examples, callback_of, compiled_model, data_of
+from keras_dist.assembly.components import Examples, callback_of, check_run, compiled_model, data_of
 from keras_dist.assembly.placing import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
@@ -124,6 +124,7 @@ def build(run: RunConfig) -> Run:
         >>> [layer.name for layer in run.model.layers], [len(part) for part in run.examples]
         (['dense'], [1437, 1437])
     """
+    check_run(run)
     _join(run.cluster)
     random.set_random_seed(run.training.seed)
     examples, held_out = data_of(run)
