@@ -26,7 +26,6 @@ from keras_dist import (
     optimizers,
     regularizers,
 )
-from keras_dist._arguments import check_kind
 from keras_dist._signatures import takes
 from keras_dist.callbacks import Callback
 from keras_dist.config import Component, RunConfig
@@ -129,10 +128,15 @@ def callback_of(component: Component, number: int) -> Callback:
     )
 
 
-def check_run(run: object) -> None:
-    """Check that an argument `run` is a config."""
-    expected = "a RunConfig, as kd.config.load(path) returns it"
-    check_kind("run", run, RunConfig, expected, error=ConfigError)
+def check_run(run: Any) -> None:
+    """Check that `run` is a config that was read."""
+    if not isinstance(run, RunConfig):
+        raise ConfigError(
+            "`run` must be a RunConfig",
+            given=f"{shorten(run)} of type {type(run).__name__}",
+            expected="a keras_dist.config.RunConfig",
+            fix='kd.config.load("run.toml") reads a file; kd.config.RunConfig.model_validate(settings) takes a dict',
+        )
 
 
 def check_training(run: RunConfig) -> None:

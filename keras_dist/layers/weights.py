@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -239,8 +241,15 @@ class WeightOwner:
         return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
 
     def get_weights(self) -> list[np.ndarray]:
-        """Return the values of `weights` on the host; in a job of several processes all must call."""
-        return [weight.numpy() for weight in self.weights]
+        """Return the values of `weights` on the host; in a job of several processes all must call.
+
+        While another thread trains, they are the values between two steps.
+        """
+        found: list[np.ndarray] = []
+        for lock, weights in itertools.groupby(self.weights, lambda weight: getattr(weight, "_lock", None)):
+            with lock or contextlib.nullcontext():
+                found += [weight.numpy() for weight in weights]
+        return found
 
     def set_weights(self, weights: Sequence[ArrayLike]) -> None:
         """Set the values of `weights`, in their order.

@@ -169,7 +169,7 @@ class Graph:
                 places |= {id(leaf): (step.name, number, index) for index, leaf in enumerate(leaves)}
         return places
 
-    @property
+    @functools.cached_property
     def is_chain(self) -> bool:
         """Whether each step has one call, on what the one before it gave alone."""
         calls = self.steps[len(self.specs) :]

@@ -38,7 +38,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.binding import bind
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
-from keras_dist.models.naming import is_below, layers_below, named_layers, with_keras_paths
+from keras_dist.models.naming import depth_checked, is_below, layers_below, named_layers, with_keras_paths
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
@@ -140,7 +140,8 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     named_layers(model)
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
-    record.session = _session_of_layers(model, (args, kwargs), _next_seed(), chosen)
+    with depth_checked(model):
+        record.session = _session_of_layers(model, (args, kwargs), _next_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)

@@ -18,14 +18,14 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
-from keras_dist.distribution.plan import Row
+from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
 from keras_dist.layers.variable import checked_value
-from keras_dist.models.naming import is_below, layers_below
+from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
 from keras_dist.training.masks import note_masks
@@ -68,6 +68,7 @@ class LiveModule:
         self.draws = 0
         self._names = names or {}
         self._handles: dict[str, ModelVariable] = {}
+        self._indexed: tuple[LayoutPlan, dict[str, list[Row]], dict[str, list[Row]]] | None = None
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
         self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
@@ -260,15 +261,22 @@ class LiveModule:
 
     def variables(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the variables below `prefix`, in the order of `model.weights`."""
-        return self._below(prefix, [self.cell.row(path) for path in self._order])
+        return [self._handle(row) for row in self._rows_below()[0].get(prefix, ())]
 
     def generators(self, prefix: str = "") -> list[ModelVariable]:
         """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
-        rows = [row for row in self.cell.plan.rows if row.role == "rng" and row.path not in self._order]
-        return self._below(prefix, rows)
+        return [self._handle(row) for row in self._rows_below()[1].get(prefix, ())]
 
-    def _below(self, prefix: str, rows: Sequence[Row]) -> list[ModelVariable]:
-        return [self._handle(row) for row in rows if any(is_below(name, prefix) for name in (row.path, *row.aliases))]
+    def _rows_below(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
+        """Return the rows of variables, and of other generators, by all prefixes of their names."""
+        plan = self.cell.plan
+        if self._indexed is None or self._indexed[0] is not plan:
+            known = {*self._order}
+            others = (row for row in plan.rows if row.role == "rng" and row.path not in known)
+            parts = map(self.cell.row, self._order), others
+            listed, rest = (by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
+            self._indexed = plan, listed, rest
+        return self._indexed[1:]
 
     def listed_call(
         self,

@@ -26,7 +26,7 @@ from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.functional import connect
 from keras_dist.models.initialization import session_of_keras, session_of_module
-from keras_dist.models.naming import named_layers
+from keras_dist.models.naming import depth_checked, named_layers
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
 from keras_dist.training.graph import Trainable
@@ -280,7 +280,8 @@ class Model(Placed):
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
             self._check_one_side()
-            return self._graph.structured(super().__call__(*args, **kwargs))
+            with depth_checked(self):
+                return self._graph.structured(super().__call__(*args, **kwargs))
         is_part = self._session is None and self._outside.binding is not None
         if is_symbolic or is_part or call_context.current() is not None or "_is_built" not in vars(self):
             return super().__call__(*args, **kwargs)

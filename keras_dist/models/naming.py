@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from flax import nnx
 
@@ -81,9 +84,61 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
     return [(path, node) for path, node in found.values() if isinstance(node, Layer)]
 
 
+_DEEP = 30
+"""Python's stack is deep enough for this many layers inside of each other."""
+
+
+@contextlib.contextmanager
+def depth_checked(model: Layer) -> Iterator[None]:
+    """Raise an error that names the depth of a model, if its layers are nested too deeply for Python's stack."""
+    try:
+        yield
+    except RecursionError:
+        depth = _depth_of(model)
+        if depth < _DEEP:
+            raise  # a function of the user's
+        raise ModelError(
+            f"the layers of model {model.name!r} are nested too deeply",
+            given=f"{depth} models and layers, one inside of the other",
+            expected=f"a depth that Python's stack allows (sys.getrecursionlimit() is {sys.getrecursionlimit()})",
+            fix="put the layers into one Sequential or functional model, one after the other",
+        ) from None
+
+
+def _depth_of(root: nnx.Module) -> int:
+    """Return how many layers are inside of each other, without recursion."""
+    depths: dict[int, int] = {}
+    waiting: list[tuple[Any, int]] = [(root, 0)]
+    while waiting:
+        node, above = waiting.pop()
+        depth = above + isinstance(node, Layer)
+        if id(node) not in depths:
+            depths[id(node)] = depth
+            waiting += [(child, depth) for _, child in children_of(node) if isinstance(child, nnx.Module)]
+    return max(depths.values())
+
+
 def is_below(path: str, prefix: str) -> bool:
     """Whether a path is `prefix`, or begins with its parts."""
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
+
+
+def prefixes(path: str) -> Iterator[str]:
+    """Yield the paths that a path is below, the empty one first and itself last."""
+    yield ""
+    yield from itertools.accumulate(filter(None, path.split("/")), lambda above, name: f"{above}/{name}")
+
+
+_Item = TypeVar("_Item")
+
+
+def by_prefix(items: Iterable[_Item], names: Callable[[_Item], Iterable[str]]) -> dict[str, list[_Item]]:
+    """Return the items below each prefix of their names, in order. Looking each up in turn would be quadratic."""
+    found: dict[str, list[_Item]] = {}
+    for item in items:
+        for prefix in dict.fromkeys(prefix for name in names(item) for prefix in prefixes(name)):
+            found.setdefault(prefix, []).append(item)
+    return found
 
 
 def with_keras_paths(specs: Iterable[VariableSpec], paths: Mapping[str, str]) -> tuple[VariableSpec, ...]:

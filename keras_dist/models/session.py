@@ -150,7 +150,7 @@ class Session(LiveModule):
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
         self.cell.extend(graph, plan, leaves)
-        self._order, self._names = list(order), names
+        self._order, self._names, self._indexed = list(order), names, None
         self._settle(self.distribution)
         if choices is not None:
             self.compile(choices)

@@ -21,7 +21,7 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.symbolic import Operation, infer
-from keras_dist.models.naming import is_below, layers_below, named_layers
+from keras_dist.models.naming import by_prefix, layers_below, named_layers
 from keras_dist.models.session import Session
 from keras_dist.training.activations import named_submodules
 
@@ -198,7 +198,10 @@ class _Arrays:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}
-        self._activations = [] if session is None else ruled_activations(session)
+        rows = () if session is None else session.cell.plan.rows
+        self._rows_by_prefix = by_prefix(rows, lambda row: (row.path,))
+        activations = [] if session is None else ruled_activations(session)
+        self._activations = by_prefix(activations, lambda each: (each.module or "",))
         self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
@@ -264,17 +267,15 @@ class _Arrays:
         if self._session is None or path is None:
             return []
         cell = self._session.cell
-        weights = [cell.row(variable.path) for variable in self._session.variables(path)]
-        return [*weights, *(row for row in cell.plan.rows if row not in weights and is_below(row.path, path))]
+        weights = {row.path: row for row in (cell.row(each.path) for each in self._session.variables(path))}
+        return [*weights.values(), *(row for row in self._rows_by_prefix.get(path, ()) if row.path not in weights)]
 
     def _activations_of(self, layer: Layer | Operation) -> list[Ruled]:
         """The activations of a layer and of what is in it; of the whole model its inputs, too."""
         path = self._paths.get(id(layer))
         if path is None:
             return []
-        return [
-            each for each in self._activations if (path == "" if each.module is None else is_below(each.module, path))
-        ]
+        return self._activations.get(path, [])
 
     def _of_activation(self, each: Ruled, entry: _Entry | None, depth: int) -> _Line:
         is_whole = entry is not None and each.module == self._paths.get(id(entry.operation))

@@ -11,7 +11,7 @@ from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.variable import Owners, say_trainable
-from keras_dist.models.naming import is_below, layers_below
+from keras_dist.models.naming import layers_below, prefixes
 
 
 class Trainability:
@@ -20,6 +20,7 @@ class Trainability:
     def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model
         self._layers = dict(layers_below(model))
+        self._order = {path: number for number, path in enumerate(self._layers)}
         self._owners: dict[str, Owners] = {
             spec.path: self._around(spec)
             for spec in specs
@@ -56,6 +57,5 @@ class Trainability:
 
     def _around(self, spec: VariableSpec) -> Owners:
         """The layers around a variable, the innermost first."""
-        names = (spec.path, *spec.aliases)
-        found = [layer for path, layer in self._layers.items() if any(is_below(name, path) for name in names)]
-        return tuple(reversed(found))
+        around = {path for name in (spec.path, *spec.aliases) for path in prefixes(name) if path in self._layers}
+        return tuple(self._layers[path] for path in sorted(around, key=self._order.__getitem__, reverse=True))

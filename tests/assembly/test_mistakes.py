@@ -5,7 +5,7 @@ import json
 import pytest
 
 from keras_dist import assembly, config
-from keras_dist.errors import ConfigError
+from keras_dist.errors import ConfigError, KerasDistError
 from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
 
 
@@ -79,3 +79,24 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path):
     (tmp_path / "broken.py").write_text("import there_is_none_of_this")
     with pytest.raises(ModuleNotFoundError, match="there_is_none_of_this"):
         built("model=broken:Net")
+
+
+@pytest.mark.parametrize("call", [assembly.build, assembly.train, assembly.plan_inputs, assembly.distribution_of])
+@pytest.mark.parametrize(
+    "given", [None, 1, 1.5, "run.toml", {"mesh": {"shape": {"data": 1}}}, [{"a": [{}]}], object, {1}]
+)
+def test_what_is_no_config_is_refused(call, given):
+    with pytest.raises(ConfigError, match="`run` must be a RunConfig") as caught:
+        call(given)
+    assert "config.load" in caught.value.fix and "model_validate" in caught.value.fix
+
+
+@pytest.mark.parametrize("given", [None, 1, 1.5, b"x", {}, {"a": [{}]}, [None], object(), {1}, ""])
+def test_nonsense_for_other_arguments_is_an_error_of_ours(given):
+    run = settings()
+    calls = [lambda: assembly.distribution_from_config(given)]
+    if given is not None:  # the default
+        calls += [lambda: assembly.plan_inputs(run, given), lambda: assembly.distribution_of(run, given)]
+    for call in calls:
+        with pytest.raises(KerasDistError):
+            call()

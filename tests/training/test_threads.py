@@ -261,3 +261,24 @@ def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_fol
     third.write_all({1: np.full_like(third.leaves()[1], 5)})
     assert (seen == 7).all()
     assert (np.array(cell.leaves()[1]) == 5).all()
+
+
+def test_get_weights_does_not_mix_two_steps_of_another_thread(model, monkeypatch):
+    model.train_on_batch(X[:8], Y[:8])  # compiles
+    before = model.get_weights()
+    trainings: list[threading.Thread] = []
+    numpy = type(model.weights[0]).numpy
+
+    def interleaved(variable):
+        value = numpy(variable)
+        if not trainings:  # between the first array and the others
+            trainings.append(threading.Thread(target=lambda: model.train_on_batch(X[:8], Y[:8])))
+            trainings[0].start()
+            trainings[0].join(2)
+        return value
+
+    monkeypatch.setattr(type(model.weights[0]), "numpy", interleaved)
+    found = model.get_weights()
+    trainings[0].join()
+    assert all(np.array_equal(one, other) for one, other in zip(found, before, strict=True))
+    assert not any(np.array_equal(one, other) for one, other in zip(model.get_weights(), before, strict=True))

@@ -1,0 +1,91 @@
+"""Building a model takes work that grows linearly with its layers; models nested too deeply are an error."""
+
+import collections
+import sys
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+
+
+def sequential(count):
+    return kd.Sequential([kd.Input((4,)), *(layers.Dense(4) for _ in range(count))])
+
+
+def functional(count):
+    tensor = start = kd.Input((4,))
+    for _ in range(count):
+        tensor = layers.Dense(4)(tensor)
+    return kd.Model(start, tensor)
+
+
+def subclass(count):
+    class Stack(kd.Model):
+        def __init__(self):
+            super().__init__()
+            self.stack = [layers.Dense(4) for _ in range(count)]
+
+        def call(self, inputs):
+            for layer in self.stack:
+                inputs = layer(inputs)
+            return inputs
+
+    model = Stack()
+    model.build((None, 4))
+    return model
+
+
+def used(model):
+    model.compile("sgd", "mse")
+    model.summary(print_fn=lambda text: None)
+    for layer in model.layers:
+        _ = layer.weights
+    _ = model.trainable_variables, model.get_config() if model._graph else None
+
+
+def calls(action):
+    """How often each function is called."""
+    found = collections.Counter()
+
+    def note(frame, event, argument):
+        if event == "call":
+            found[f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"] += 1
+        elif event == "c_call":
+            found[getattr(argument, "__qualname__", str(argument))] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclass])
+def test_no_function_is_called_more_than_linearly_often(make):
+    used(make(3))  # what is done once in a process
+    few, many = (calls(lambda count=count: used(make(count))) for count in (20, 40))
+    more = {name: (few[name], count) for name, count in many.items() if count > 2.2 * few[name] + 100}
+    assert not more
+
+
+def test_models_nested_too_deeply_are_an_error_that_names_the_depth():
+    model = layers.Dense(4)
+    for _ in range(300):
+        model = kd.Sequential([model])
+    with pytest.raises(ModelError, match="nested too deeply") as caught:
+        model.build((None, 4))
+    assert "301 models and layers" in caught.value.given and "one after the other" in caught.value.fix
+
+
+def test_recursion_of_the_users_is_left_alone():
+    class Endless(kd.Model):
+        def call(self, inputs):
+            return self.call(inputs)
+
+    with pytest.raises(RecursionError):
+        Endless()(np.ones((2, 4)))
