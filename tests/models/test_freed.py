@@ -96,11 +96,12 @@ def model_of(name: str) -> kd.Model:
 
 def referred(model: kd.Model) -> dict[str, Any]:
     """References to a model, its layers, and what belongs to it."""
-    found: dict[str, Any] = {"model": model, "session": model._session, "cell": model._session.cell}
-    found |= {"trainer": model._session.trainer, "programs": model._session.trainer._compiled}
+    session: Any = model._session
+    found: dict[str, Any] = {"model": model, "session": session, "cell": session.cell}
+    found |= {"trainer": session.trainer, "programs": session.trainer._compiled}
     parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, layers.Layer | kd.random.SeedGenerator)]
     found |= {f"{type(part).__name__} {part.name}": part for part in parts}
-    found |= {f"array {index}": array for index, array in enumerate(model._session.cell.arrays)}
+    found |= {f"array {index}": array for index, array in enumerate(session.cell.arrays)}
     return {name: weakref.ref(one) for name, one in found.items()}
 
 
