@@ -175,7 +175,7 @@ import gc, json, os, sys
 import keras_dist as kd
 kd.use_cpu_devices(8)
 import numpy as np
-from keras_dist import layers
+from keras_dist import _environment, layers
 
 x, y = np.ones((16, 4), np.float32), np.ones((16, 1), np.float32)
 
@@ -193,6 +193,7 @@ for number in range(1, int(sys.argv[1]) + 1):
     seen.append(measure())
     if number in (int(sys.argv[2]), int(sys.argv[1])):
         gc.collect()
+        _environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed between two collections
         print(json.dumps({"now": measure(), "most": max(seen)[0]}))
 """
 
@@ -205,5 +206,5 @@ def test_memory_and_maps_stay_level_in_a_loop():
     assert run.returncode == 0, run.stderr[-2000:]
     before, after = map(json.loads, run.stdout.splitlines())
     assert after["now"][0] <= before["now"][0] + 50
-    assert after["now"][1] <= before["now"][1] + 40
+    assert after["now"][1] <= before["now"][1] + 20
     assert after["most"] <= 10_000
