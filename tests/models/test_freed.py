@@ -96,11 +96,12 @@ def model_of(name: str) -> kd.Model:
 
 def referred(model: kd.Model) -> dict[str, Any]:
     """References to a model, its layers, and what belongs to it."""
-    found: dict[str, Any] = {"model": model, "session": model._session, "cell": model._session.cell}
-    found |= {"trainer": model._session.trainer, "programs": model._session.trainer._compiled}
+    session: Any = model._session
+    found: dict[str, Any] = {"model": model, "session": session, "cell": session.cell}
+    found |= {"trainer": session.trainer, "programs": session.trainer._compiled}
     parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, layers.Layer | kd.random.SeedGenerator)]
     found |= {f"{type(part).__name__} {part.name}": part for part in parts}
-    found |= {f"array {index}": array for index, array in enumerate(model._session.cell.arrays)}
+    found |= {f"array {index}": array for index, array in enumerate(session.cell.arrays)}
     return {name: weakref.ref(one) for name, one in found.items()}
 
 
@@ -174,7 +175,7 @@ import gc, json, os, sys
 import keras_dist as kd
 kd.use_cpu_devices(8)
 import numpy as np
-from keras_dist import layers
+from keras_dist import _environment, layers
 
 x, y = np.ones((16, 4), np.float32), np.ones((16, 1), np.float32)
 
@@ -192,6 +193,7 @@ for number in range(1, int(sys.argv[1]) + 1):
     seen.append(measure())
     if number in (int(sys.argv[2]), int(sys.argv[1])):
         gc.collect()
+        _environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed between two collections
         print(json.dumps({"now": measure(), "most": max(seen)[0]}))
 """
 
@@ -204,5 +206,5 @@ def test_memory_and_maps_stay_level_in_a_loop():
     assert run.returncode == 0, run.stderr[-2000:]
     before, after = map(json.loads, run.stdout.splitlines())
     assert after["now"][0] <= before["now"][0] + 50
-    assert after["now"][1] <= before["now"][1] + 40
+    assert after["now"][1] <= before["now"][1] + 20
     assert after["most"] <= 10_000
