@@ -77,7 +77,7 @@ def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_do
 @pytest.mark.multiprocess
 def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
     (script,) = [block for block in BLOCKS if "initialize()" in block]
-    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "train.py").write_text(f"{HIDE.format(hidden=not_installed_by([]))}{script}")
     shared = dict(re.findall(r"(KERAS_DISTRIBUTION_(?:JOB_ADDRESSES|NUM_PROCESSES))=(\S+)", README))
     commands = re.findall(r"^\$ (KERAS_DISTRIBUTION_PROCESS_ID)=(\d) python train.py", README, re.MULTILINE)
     assert len(shared) == 2 and [index for _, index in commands] == ["0", "1"]
