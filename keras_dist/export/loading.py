@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
 from keras_dist._arguments import check_path
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -66,7 +66,7 @@ class ExportedProgram:
         try:
             outputs = self._run(self._weights, given)
         except Exception as error:  # JAX, MLIR and XLA raise many kinds of errors for forged programs
-            if any(map(_jax.is_traced, given)):
+            if any(isinstance(array, jax.core.Tracer) for array in given):
                 raise  # of the function that JAX transforms
             raise ModelError(
                 "the exported program cannot be run",

@@ -131,7 +131,7 @@ def compile_for(
     """
     if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    wrong = "is not a time in seconds"
+    wrong = "is not a positive number"
     check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, wrong=wrong, example=600)
     machine = as_target(target)
     sizes = dict(_shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
