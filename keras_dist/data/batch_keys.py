@@ -43,6 +43,8 @@ class BatchKeys:
         Raises:
             DataError: a key is missing.
         """
+        if isinstance(batch, tuple) and all(part is None for part in batch[1:]):  # (x, None, None) of a DataLoader
+            batch = batch[0] if batch and isinstance(batch[0], Mapping) else batch
         if not isinstance(batch, Mapping):
             return batch
 

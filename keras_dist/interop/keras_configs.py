@@ -37,12 +37,12 @@ def to_keras(written: Any) -> Any:
     class_name, config = written["class_name"], written["config"]
     if class_name == "__tuple__":
         return to_keras(config["value"])
-    found = {key: to_keras(value) for key, value in written.items()}
     house, _, room = str(written.get("module")).partition(".")
     if isinstance(config, Mapping):
         left_out = _ONLY_HERE.get(class_name, ()) if house == _HOUSE else ()
         kept = {name: value for name, value in config.items() if not _is_layout(name, value) and name not in left_out}
-        found["config"] = to_keras(numbered(kept, 1))
+        config = numbered(kept, 1)
+    found = {key: to_keras(config if key == "config" else value) for key, value in written.items()}
     if (
         class_name == "function"
         and house not in (_HOUSE, "builtins")

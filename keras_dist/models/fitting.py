@@ -186,7 +186,8 @@ def _checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None
             "`seed` has no effect on this model",
             given=f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call",
             expected="a model of from_nnx(..., call=...), or predict(..., call=...)",
-            fix="give layers seeds, Dropout(0.5, seed=1), and to begin anew layer.seed_generator.state.assign((1, 0))",
+            fix="draw from the `rngs` of a call; keras_dist's layers with a seed, Dropout(0.5, seed=1), begin anew "
+            "after layer.seed_generator.state.assign((1, 0))",
         )
     return random.check_seed(seed)
 

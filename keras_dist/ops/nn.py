@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from keras_dist import activations, losses
 from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.normalization import batch_normalization as batch_normalization
@@ -74,7 +75,7 @@ def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
         warnings.warn(
             f"softmax over axis {axis} of an array of shape {array.shape}, which has size 1 there, is always 1; did "
             "you mean sigmoid?",
-            stacklevel=3,
+            stacklevel=frames_inside(),
         )
     return activations.softmax(array, axis)
 

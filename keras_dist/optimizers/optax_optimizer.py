@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -232,7 +232,7 @@ def _schedules_in(transformation: Any) -> list[Any]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, FunctionType):
+        if inspect.isfunction(one):
             cells = dict(
                 zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
             )

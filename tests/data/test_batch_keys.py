@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist import layers
+from keras_dist import data, layers
 from keras_dist.errors import DataError, ModelError
 
 RANDOM = np.random.default_rng(0)
@@ -89,6 +89,7 @@ SOURCES = {
     "PyDataset": (Numbered, {"shuffle": False}),
     "examples": (Examples, {"batch_size": 8, "shuffle": False}),
     "lists of examples": (ListsOfExamples, {"batch_size": 8, "shuffle": False}),
+    "DataLoader": (lambda: data.DataLoader(Examples(), batch_size=8), {}),
     "grain": (grain_dataset, {"shuffle": False}),
     "arrays": (lambda: COLUMNS, {"batch_size": 8, "shuffle": False}),
 }
