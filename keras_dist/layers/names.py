@@ -70,6 +70,7 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
         built: for paths of layers that were built before, Keras's path then; None where it is not known.
     """
     found = KerasPaths({}, {})
+    repeated = _repeated_names(root)
     seen: set[int] = set()
     built = built or {}
 
@@ -80,15 +81,17 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
         own = ""
         if isinstance(node, WeightOwner):
             own = around.names.get(id(node), node.name)
-            scope = None if around.scope is None else _joined(around.scope, own)
+            is_known = vars(node).get("_base_name") not in repeated
+            scope = _joined(around.scope, own) if is_known and around.scope is not None else None
             is_traced, existed = around.is_traced, around.existed
             if vars(node).get("_graph") is not None:
-                scope = own if "_chain" in vars(node) else ""
+                is_named = "_chain" in vars(node)
+                scope = "" if not is_named else own if is_known else None
                 is_traced, existed = True, existed or path in built
             elif path in built and not existed:
                 scope, existed = built[path], True
             elif node._outside.first_call is not None and not (is_traced or existed):
-                scope, is_traced = own, True
+                scope, is_traced = own if is_known else None, True
             around = _Around(scope, _joined(around.called, own), _names_in(node), is_traced, existed)
             found.layers[id(node)] = around.called
         for key, child in children_of(node):
@@ -101,6 +104,23 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
 
     visit(root, "", _Around("", "", {}))
     return found
+
+
+def _repeated_names(root: Any) -> set[str]:
+    """Return the default names in more than one layer of a model, which Keras numbers across all layers."""
+    holders: dict[str, set[int]] = {}
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        holder = waiting.pop()
+        if id(holder) not in seen:
+            seen.add(id(holder))
+            inner = layers_in(holder)
+            for layer in inner:
+                if layer._base_name is not None:
+                    holders.setdefault(layer._base_name, set()).add(id(holder))
+            waiting += inner
+    return {name for name, several in holders.items() if len(several) > 1}
 
 
 class _Around(NamedTuple):

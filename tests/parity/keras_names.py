@@ -40,8 +40,10 @@ Models that share a layer share its values, but each has arrays of its own, on i
 it runs. Paths are made of the attributes that lead to a weight, and leave out the model: `dense_1/kernel`.
 `model.layout_plan` shows them. Layout rules match these paths, and the full path that Keras gives the same weight where
 that is another one, and nothing else: `sequential/dense_1/kernel`, `net/block/dense/kernel` of the subclassed model
-`net`; a functional model and what it holds go without its name. Numbers are those of this model, and a path of Keras
-that would mean two weights here is left out. Losses, metrics and optimizers are not numbered.
+`net`; a functional model and what it holds go without its name. Numbers are those of this model. A path of Keras
+that would mean two weights here is left out, and so are paths through layers without a name of their own whose kind is
+in several layers of the model: Keras numbers them across all. Name these layers. Losses, metrics and optimizers are
+not numbered.
 
 **Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
 say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is an

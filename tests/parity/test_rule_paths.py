@@ -204,3 +204,24 @@ def test_weights_of_a_layer_without_a_model(rule, is_sharded):
         layer(X, X)
     spec = layer.query_dense.kernel.value.sharding.spec
     assert (spec[0] == "model") == is_sharded
+
+
+def test_numbers_that_keras_counts_otherwise_match_nothing():
+    class Block(kd.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = kd.layers.Dense(8)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    def make():
+        dense = kd.layers.Dense
+        return kd.Sequential([kd.Input((8,)), Block(), dense(8), dense(8)], name="s")
+
+    told, plan = warnings_and_plan({"s/dense_1/kernel": (None, "model")}, make)  # in Keras the first of the two
+    assert [row.path for row in plan.rows if row.rule is not None] == []
+    assert "1 layout rule(s) had no effect" in told[0]
+    told, plan = warnings_and_plan({"dense_1/kernel": (None, "model")}, make)
+    assert [row.path for row in plan.rows if row.rule is not None] == ["dense_1/kernel"]
+    assert told == []
