@@ -121,7 +121,7 @@ def test_less_is_kept_for_the_way_back() -> None:
 
         def loss(trainable: Any) -> Any:
             batch = X[:, 0], X[:, 1], None
-            return forward.measure(session.choices.objective, state, trainable, batch, True)[0]["loss"]
+            return forward.measure(session.choices.objective, state, trainable, batch)[0]["loss"]
 
         if forward.remat is not None:
             loss = forward.remat.whole(loss)
