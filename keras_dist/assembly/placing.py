@@ -207,7 +207,7 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
             f"{source}: {error.summary}",
             given=error.given,
             expected=error.expected,
-            fix=_fix_of_shape(mesh, devices),
+            fix=_fix_of_shape(mesh, devices) if devices is None or hasattr(devices, "__len__") else error.fix,
         ) from error
 
 
