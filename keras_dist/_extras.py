@@ -17,7 +17,7 @@ PACKAGES = {
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
 }
-"""What each extra in `pyproject.toml` installs. Errors name these packages: an index may have another `keras_dist`."""
+"""Packages of each extra in `pyproject.toml`. Errors name them: an index may have another `keras_dist`."""
 
 
 def import_extra(module: str, extra: str, needed_for: str) -> Any:

@@ -121,7 +121,7 @@ class Patterns:
             return True
         try:
             return getattr(_joined(group), self._method)(text, timeout=LIMIT_SECONDS) is not None
-        except TimeoutError:  # the limit is that of one rule
+        except TimeoutError:  # the limit holds for one rule
             return True
 
 

@@ -230,7 +230,7 @@ def _padded(text: str, width: int, right: bool) -> str:
 
 
 def _length(text: str) -> int:
-    """How many characters of a terminal a text takes."""
+    """Return the width of a text on a terminal [characters]."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
@@ -244,7 +244,7 @@ def _printable(text: str) -> str:
 
 
 def _box() -> str:
-    """What lines are drawn with, on a stdout of this encoding."""
+    """Return the box-drawing characters for a stdout of this encoding."""
     try:
         "│─┼".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):

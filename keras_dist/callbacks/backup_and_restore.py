@@ -25,7 +25,7 @@ class BackupAndRestore(Callback):
     directly; other iterables are read again up to the position, unless their iterators have a state. Callbacks of your
     own resume if they define `get_state` and `set_state`.
 
-    Weights that training leaves alone, such as those of a base under LoRA, are written once, and again only where they
+    Weights that training leaves alone, such as a base under LoRA, are written once, and again only where they
     have changed; see `share_frozen` of `CheckpointManager`.
 
     Ctrl-C and SIGTERM end training after the running step and a save, with exit code 75 (`EXIT_CODE`), which asks for a

@@ -81,7 +81,7 @@ class CheckpointManager:
             which start no threads at exit, call `close` first: else the save may fail, with a warning.
         fsync: whether the files and folders of a state are forced to the disk before it is moved to its place, and
             older ones are deleted only when that is on the disk, too. It costs what the disk takes to write.
-        share_frozen: whether weights of 64 KiB or more that training leaves alone, such as those of a base under LoRA,
+        share_frozen: whether weights of 64 KiB or more that training leaves alone, such as a base under LoRA,
             are written once, to a folder `base_00000012` that states refer to. Weights that no gradient trains, and
             that are equal at two saves, or at `note_frozen` and a save, are taken for such. What has changed meanwhile
             is with the state, and in another base from the next save on. Equal are fingerprints of 64 bits, which the

@@ -73,7 +73,7 @@ class Snapshot:
 
         Args:
             names: of the arrays.
-            documents: in place of those of this one.
+            documents: replace the documents of this snapshot.
         """
         planned = [name for name in self.arrays if not name.startswith("training/")]
         rows = tuple(row for name, row in zip(planned, self.plan.rows, strict=True) if name in names)
@@ -91,7 +91,7 @@ class Snapshot:
         wrong += [name for name in (*self.arrays, *self.documents) if not isinstance(name, str)]
         if wrong:
             raise CheckpointError(
-                "a snapshot holds what is no array, or has no name",
+                "every entry of a snapshot must be an array with a name",
                 given=shorten(wrong[0]),
                 expected="arrays of jax or numpy by names that are strings, and JSON values by such names",
                 fix="numpy.asarray makes arrays of numbers; names are paths such as 'variables/d1/kernel'",
@@ -189,7 +189,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Inside, the error is another one where the folder is no longer the one that was opened; also without one."""
+        """Raise `OverwrittenError` if the folder was replaced since it was opened, whether or not the body raises."""
         try:
             yield
         except (CheckpointError, OSError) as error:

@@ -90,7 +90,7 @@ class ShardPicture:
     __repr__ = __str__
 
     def _table(self, most: int) -> Table:
-        """Of the blocks and their devices, with at most so many columns of blocks."""
+        """Render the blocks and their devices, with at most this many columns of blocks."""
         rows, columns = shown(self._folded[0], _MOST_BLOCKS), shown(self._folded[1], most)
         headers = ("..." if column is None else self._across(column) for column in columns)
         table = Table("", [" \\ ".join(filter(None, self._names)), *headers], has_lines=True)

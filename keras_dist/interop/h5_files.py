@@ -37,7 +37,7 @@ _MOST_ATTRIBUTE_BYTES = 60000
 _BFLOAT16 = "bfloat16"
 
 _PART_BYTES = 2**22
-"""How much of an array is in memory at a time while it is compared with its checksum."""
+"""Largest part of an array held in memory while its checksum is compared [bytes]."""
 
 
 class H5Reader:

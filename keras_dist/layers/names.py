@@ -124,7 +124,7 @@ def _repeated_names(root: Any) -> set[str]:
 
 
 class _Around(NamedTuple):
-    """What is known of the layers around a node.
+    """Names and state of the layers around a node.
 
     Attributes:
         scope: what Keras puts before the names of weights; None where it is not known.

@@ -18,7 +18,7 @@ class NNXLayer(Layer):
     """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
 
     Its variables keep their paths: `linear/kernel`. The model copies their values. Under a mixed policy its parameters
-    are cast while it is called, as those of `Model.from_nnx` are.
+    are cast while it is called, as in `Model.from_nnx`.
 
     Args:
         module: called as `module(inputs)`, in training or evaluation mode.

@@ -20,7 +20,7 @@ from keras_dist.saving.buckets import in_bucket, size_of
 T = TypeVar("T")
 
 WAITS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""How long a reader waits, one time after another, for a writer that replaces what it reads [s]."""
+"""Successive waits of a reader for a writer that replaces its folder [s]."""
 
 MOST_BYTES = 2**28
 """The largest file that is read at once."""

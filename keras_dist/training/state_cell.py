@@ -159,7 +159,7 @@ class StateCell:
         return self.identity(path) == other.identity(other_path)
 
     def identity(self, path: str) -> Hashable:
-        """Return a value that is equal for a variable and those of other cells that share it."""
+        """Return a value that is equal for all cells that share a variable."""
         index = self.index(path)
         return id(self._shared[index]) if index in self._shared else (id(self), index)
 

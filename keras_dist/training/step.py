@@ -72,7 +72,7 @@ class Draw:
         return Draw(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
-        """The key of the batch (traced); none of those of training steps."""
+        """The key of the batch (traced), distinct from all keys of training steps."""
         key = jax.random.fold_in(jax.random.key(self.words[0]), _OUTSIDE_OF_TRAINING)
         return jax.random.fold_in(jax.random.fold_in(key, self.words[1]), self.words[2])
 

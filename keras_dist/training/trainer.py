@@ -494,7 +494,7 @@ def _facts_of_data(examples: Examples, name: str = "") -> Facts:
 
 
 def _facts_of_draw(draw: Draw) -> Facts:
-    """What must be equal in all processes, so that they draw the same random numbers."""
+    """Facts that must be equal in all processes, so that they draw the same random numbers."""
     seed, run, _ = draw.words.tolist()
     return {"seed": seed, "number of evaluations and predictions before": run}
 
