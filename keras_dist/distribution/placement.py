@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from keras_dist import _jax
 from keras_dist._arguments import argument_error
@@ -95,3 +96,16 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
 @functools.lru_cache(maxsize=512)
 def _copier(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(jax.numpy.copy, out_shardings=sharding)
+
+
+def host_copy(array: jax.Array) -> np.ndarray:
+    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype.
+
+    What other processes hold parts of is gathered: all of them must call.
+    """
+    data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
+    if data.is_fully_addressable or data.is_fully_replicated:
+        return np.array(data)
+    liveness.note_act("reading a value of which each process has a part")
+    with liveness.waiting():
+        return np.array(multihost_utils.process_allgather(data, tiled=True))

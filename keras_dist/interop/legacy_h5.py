@@ -101,7 +101,7 @@ def _ordered(layer: Any) -> list[Any]:
 def _of_model(model: Any) -> list[Any]:
     """Return the weights of a model that none of its layers has."""
     of_layers = [weight for layer in model.layers for weight in layer.weights]
-    return [weight for weight in _ordered(model) if not any(weight.stands_for(one) for one in of_layers)]
+    return [weight for weight in _ordered(model) if not any(weight is one for one in of_layers)]
 
 
 def legacy_optimizer(reader: H5Reader, slots: Sequence[Slot]) -> list[Slot] | None:

@@ -90,13 +90,13 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 def lay_out(layer: Any) -> None:
     """Shard the weights of a layer that is in no model as the current distribution assigns, if it does by now."""
     distribution = current_distribution()
-    if distribution is None or distribution.device_mesh.size == 1 or layer._outside.binding is not None:
+    if distribution is None or distribution.device_mesh.size == 1 or layer._outside.home is not None:
         return
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
     in_keras = keras_paths(layer).weights
     for parts, weight in walk(layer):
         spec = specs.get(_paths.join(parts))
-        if spec is None or not isinstance(weight, Variable) or weight.handle or _jax.is_traced(weight._array()):
+        if spec is None or not isinstance(weight, Variable) or weight.cells or _jax.is_traced(weight._array()):
             continue
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -144,8 +144,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     @property
     def path(self) -> str | None:
         """The path of the layer in its model, outside of a model its name; None before it is built."""
-        binding = self._outside.binding
-        return (binding.prefix if binding is not None else "") or (self.name if self.built else None)
+        home = self._outside.home
+        return (home.prefix if home is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
@@ -168,7 +168,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     @property
     def _has_weights(self) -> bool:
         """Whether its weights exist."""
-        return self._is_built or self._outside.binding is not None
+        return self._is_built
 
     @property
     def trainable(self) -> bool:
@@ -198,13 +198,10 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         self._check_initialised()
         args, kwargs = values_in((args, kwargs))
         check_numbers(call_parameters(type(self)), args, kwargs, self.name)
-        binding = self._outside.binding
         if symbolic.is_any_symbolic((args, kwargs)):
-            if binding is not None:
-                binding.check_inputs(args)
+            if self._is_built and args:
+                check_inputs(self.input_spec, args[0], self.name)
             return symbolic.connect(self, args, kwargs)
-        if binding is not None:
-            return binding.call(args, kwargs)
         is_alone, was_built = call_context.current() is None, self._is_built
         if is_alone:
             check_not_forked()
@@ -301,7 +298,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and self._outside.binding is not None:
+        if not name.startswith("_") and self._outside.home is not None:
             self._check_settable(name, value)
         for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
             if is_of_keras(item):
@@ -310,7 +307,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
                 self._number(variable)
-                variable.belong_to((self,))
+                if not variable._owners:
+                    variable.belong_to((self,), variable._known_as)
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)
@@ -324,14 +322,6 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         if isinstance(getattr(type(self), name, None), property):
             return getattr(type(self), name).__get__(self)  # its own error, again
         self._check_initialised()
-        binding = self._outside.binding
-        if binding is not None:
-            try:
-                return binding.attribute(name)
-            except AttributeError:
-                if f"{name}_initializer" in vars(self):
-                    return None  # described and not made, such as `bias` with use_bias=False
-                raise
         if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
             return None
         asked = self._outside.first_call is not None or self._is_made_by_building(name)
@@ -356,15 +346,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     def __nnx_repr__(self) -> Iterator[Any]:
         yield _jax.shown_as(repr(self))  # in lists and dicts
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        binding = self._outside.binding  # what pickle and copy make has the values, and is in no model
-        if binding is not None:
-            return self._pass_arguments(binding.module()).__reduce_ex__(protocol)
-        return super().__reduce_ex__(protocol)
-
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        binding = self._outside.binding
-        return self._pass_arguments(super().__deepcopy__(memo) if binding is None else binding.module())
+        return self._pass_arguments(super().__deepcopy__(memo))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | ({"_arguments": self._arguments} if hasattr(self, "_arguments") else {})
@@ -418,7 +401,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         """Check that an attribute of a layer in a model may change: the compiled steps know its value at creation."""
         if isinstance(getattr(type(self), name, None), property):
             return
-        weight = any(handle.path.rpartition("/")[2] == name for handle in self.weights) and name not in vars(self)
+        weight = isinstance(vars(self).get(name), nnx.Variable)
         is_known = name in vars(self) or hasattr(type(self), name)
         if weight or (is_known and not np.array_equal(getattr(self, name), value)):
             raise ModelError(

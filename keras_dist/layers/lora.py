@@ -97,10 +97,10 @@ class LoraLayer(Layer):
         rank = check_size("rank", rank, self.name)
         given = (initializers.get(a_initializer), initializers.get(b_initializer))
         factors = _Factors(rank, rank if alpha is None else alpha, *given)
-        if self._outside.binding is None:
+        if self._outside.home is None:
             self._adapt(factors)
         else:
-            self._outside.binding.grow(lambda layer: layer._adapt(factors))
+            self._outside.home.grow(lambda: self._adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # a layer in a model cannot change else
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)

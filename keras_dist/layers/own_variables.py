@@ -53,8 +53,6 @@ class OwnVariables:
 
     def _own_weights(self) -> list[Any]:
         """Return the weights of the layer itself."""
-        if self._outside.binding is not None:
-            return self._outside.binding.own_weights()
         own = {id(variable) for _, variable in own_variables(self)}
         return [weight for weight in self.weights if id(getattr(weight, "variable", weight)) in own]
 

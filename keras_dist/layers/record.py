@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from keras_dist._types import PyTree
@@ -12,59 +12,22 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-    from keras_dist.layers.layer import Layer
     from keras_dist.layers.symbolic import Node
     from keras_dist.layers.variable import Variable
     from keras_dist.layers.weights import OwnWeight
 
 
-class Binding(Protocol):
-    """The link from a layer to the model that it is in, which has its arrays."""
+class Home(Protocol):
+    """Where a layer is: in a model."""
 
     prefix: str
 
-    def weights(self) -> list[Any]:
-        """Return handles on the weights of the layer and its sublayers."""
+    def handle(self, variable: nnx.Variable) -> Any:
+        """Return what reads and writes a variable of another framework."""
         ...
 
-    def own_weights(self) -> list[Any]:
-        """Return handles on the weights of the layer itself."""
-        ...
-
-    def generators(self) -> list[Any]:
-        """Handles on the states of the random generators of the layer and its sublayers."""
-        ...
-
-    def added_losses(self) -> list[jax.Array]:
-        """Return the losses that the layer and its sublayers added in the last call."""
-        ...
-
-    def penalties(self, weights: Sequence[Any]) -> list[jax.Array]:
-        """Return the penalties of the regularizers of these weights."""
-        ...
-
-    def attribute(self, name: str) -> Any:
-        """Return the attribute that building the layer has added."""
-        ...
-
-    def made_by_building(self, layer: Layer) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
-        """Return the sublayers, with their names, that building has added to what the user's layer holds."""
-        ...
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """Call the layer on arrays, with its current weights."""
-        ...
-
-    def grow(self, change: Callable[[Any], None]) -> None:
-        """Let `change`, which is given the layer, add weights to it and freeze others, in the model."""
-        ...
-
-    def check_inputs(self, args: tuple[Any, ...]) -> None:
-        """Check that symbolic inputs are what the layer was built for."""
-        ...
-
-    def module(self) -> nnx.Module:
-        """Return the layer with copies of its current values."""
+    def grow(self, change: Callable[[], None]) -> None:
+        """Let `change` add weights to the layer and freeze others, in the model."""
         ...
 
 
@@ -76,8 +39,7 @@ class LayerRecord:
         nodes: its calls on symbolic tensors.
         first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
             built so.
-        binding: where its weights are in a model; None outside of models.
-        given_up: the weights that it had before it was in a model, without their arrays, by attributes.
+        home: the first model that it is in; None outside of models.
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
@@ -87,8 +49,7 @@ class LayerRecord:
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     first_call: Node | None = None
-    binding: Binding | None = None
-    given_up: dict[str, tuple[Any, PyTree]] = dataclasses.field(default_factory=dict)
+    home: Home | None = None
     handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
@@ -109,8 +70,3 @@ class Recorded:
         record = self._record_type()
         object.__setattr__(self, "_outside", record)  # past NNX, which would take it for a part of the graph
         return record
-
-
-def binding_of(node: Any) -> Binding | None:
-    """Return the link of a layer to its model; None outside of models, and for other modules."""
-    return node._outside.binding if isinstance(node, Recorded) else None

@@ -81,14 +81,14 @@ def _as_broadcast(shapes: Sequence[Shape]) -> list[Shape]:
     ]
 
 
-def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, dict[_paths.Parts, jax.Array]]:
-    """Return a copy of a module, to be changed in the current trace, and the arrays that the module has already.
+def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[_paths.Parts]]:
+    """Return a copy of a module, to be changed in the current trace, and what leads to the arrays that exist already.
 
     In the copy these are zeros: their values need not go through the trace. Attributes keep their order, and layers
     know in which call of symbolic tensors they were built first.
     """
     graphdef, state = nnx.split(module)
-    known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True))
+    known = set(leaf_parts(state))
     with _jax.without_eager_sharding():
         copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
     _jax.restore_order(copy, _jax.attribute_order(module))
@@ -96,26 +96,16 @@ def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, dict[_paths.Parts, jax.A
     return copy, known
 
 
-def without_arrays(attribute: Any) -> tuple[Any, PyTree]:
-    """Return a variable of a layer, or a list or dict of them, as `fresh_copy` gives it to copies of the layer."""
-    graphdef, state = nnx.split(nnx.List([attribute]))
-    return graphdef, jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), state)
-
-
 def _hand_over_records(module: nnx.Module, copy: nnx.Module) -> None:
-    """Tell the layers of a copy how those of the module were called first, and give them what lives in a model."""
+    """Tell the layers of a copy how those of the module were called first."""
     told = {
         path: node._outside
         for path, node in nnx.iter_graph(module)
-        if isinstance(node, Recorded) and (node._outside.nodes or node._outside.given_up)
+        if isinstance(node, Recorded) and node._outside.nodes
     }
     copies = dict(nnx.iter_graph(copy)) if told else {}
     for path in told.keys() & copies.keys():
-        if told[path].nodes:
-            copies[path]._outside.first_call = told[path].nodes[0]
-        for name, (graphdef, state) in told[path].given_up.items():
-            with _jax.without_eager_sharding():
-                setattr(copies[path], name, nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)[0])
+        copies[path]._outside.first_call = told[path].nodes[0]
 
 
 def _placeholder(array: Any) -> Any:

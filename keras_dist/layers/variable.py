@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,14 @@ from flax import nnx
 
 from keras_dist import _jax, initializers, random
 from keras_dist._arguments import is_int
+from keras_dist._lending import Lendable
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._scope import current_names, current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
-from keras_dist.distribution.layout import TensorLayout, from_keras
-from keras_dist.distribution.placement import distribute_tensor
+from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
+from keras_dist.distribution.placement import distribute_tensor, host_copy, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
@@ -59,7 +61,7 @@ def made_by_layer() -> Iterator[None]:
         _of_layer.reset(token)
 
 
-class Variable(Operators, nnx.Variable):
+class Variable(Operators, Lendable):
     """An array that a layer owns. Assigned to an attribute of a layer, it is one of its weights.
 
     It stands for its value in arithmetic, comparisons and functions of `jax.numpy`. Values that `call` assigns to it
@@ -88,7 +90,7 @@ class Variable(Operators, nnx.Variable):
     Source: `keras.Variable`.
     """
 
-    __slots__ = ("_belonging", "_handle")
+    __slots__ = ("_belonging",)
 
     def __new__(
         cls,
@@ -136,7 +138,7 @@ class Variable(Operators, nnx.Variable):
     def _lie_as_distributed(self) -> None:
         """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""
         distribution = current_distribution()
-        if distribution is None or distribution.device_mesh.size == 1 or _jax.is_traced(self.get_raw_value()):
+        if distribution is None or distribution.device_mesh.size == 1 or _jax.is_traced(self.peek()):
             return
         (spec,), _ = describe_variables({"variable": self})
         try:
@@ -154,16 +156,21 @@ class Variable(Operators, nnx.Variable):
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The path in its model; outside of a model from the outermost layer whose weights were listed."""
-        handle = self.handle
-        return handle.path if handle is not None else self._known_as or self.get_metadata("keras_path") or "variable"
+        return self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it."""
-        handle = self.handle
-        if handle is not None:
-            return handle.trainable
+        """Whether gradients train it. It follows from its layers, and counts from the next `compile`."""
         return isinstance(self, nnx.Param) and say_trainable(self._owners)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> NoReturn:
+        raise ModelError(
+            f"cannot set `trainable` of {self.path!r}",
+            given=f"variable.trainable = {value}",
+            expected="`trainable` of whole layers to be set",
+            fix="layer.trainable = False, or add_weight(..., trainable=False), then compile",
+        )
 
     @property
     def constraint(self) -> Any:
@@ -176,59 +183,83 @@ class Variable(Operators, nnx.Variable):
 
     def frozen(self) -> Variable:
         """Return a weight like it that gradients do not train, in its place among those that they train."""
-        weight = Variable(self.get_raw_value(), dtype=self.get_raw_value().dtype, trainable=False)
+        weight = Variable(self.peek(), dtype=self.peek().dtype, trainable=False)
         weight.set_metadata(**{**self.get_metadata(), "is_frozen": True})
         return weight
 
     @property
-    def handle(self) -> Any:
-        """The handle on it in the model that has its array; None outside of a model."""
-        return self._slot("_handle", None)
+    def layout(self) -> TensorLayout | None:
+        """The layout of its array on the mesh of its model; None outside of models."""
+        cell = next(iter(self.cells), None)
+        return None if cell is None else layout_on(cell.row(cell.path_of(self)).axes, cell.mesh)
 
-    def _slot(self, name: str, default: Any) -> Any:
-        try:
-            return object.__getattribute__(self, name)  # getattr would look for it in the array
-        except AttributeError:
-            return default
-
-    def live_in_model(self, handle: Any) -> None:
-        """Delegate to the handle of a model's variable from now on."""
-        object.__setattr__(self, "_handle", handle)
-
-    def belong_to(self, owners: Owners, path: str = "") -> None:
+    def belong_to(self, owners: Owners, path: str) -> None:
         """Store the layers around it, the innermost first, and its path in the outermost."""
-        if len(owners) >= len(self._owners):
-            # weakly: tracers must not wait for the garbage collector
-            object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path or self._known_as))
+        # weakly: tracers must not wait for the garbage collector
+        object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path))
 
     @property
     def _owners(self) -> Owners:
-        found = (reference() for reference in self._slot("_belonging", ((), ""))[0])
+        found = (reference() for reference in self._told[0])
         return tuple(owner for owner in found if owner is not None)
 
     @property
     def _known_as(self) -> str:
-        return self._slot("_belonging", ((), ""))[1]
+        return self._told[1]
+
+    @property
+    def _told(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
+        try:
+            return object.__getattribute__(self, "_belonging")  # getattr would look for it in the array
+        except AttributeError:
+            return (), ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The dims."""
+        return self.peek().shape
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The element type; in the `call` of a layer that of its value there."""
-        own, wanted = self.get_raw_value().dtype, call_context.weights_dtype()
+        own, wanted = self.peek().dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
 
-    @property
-    def _identity(self) -> Any:
-        return self if self.handle is None else self.handle
-
     def _read(self) -> jax.Array:
-        return self._cast(self.get_value()) if self.handle is None else self.handle.value
+        return self._cast(self.get_value())
+
+    @property
+    def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return next((cell.lock for cell in self.cells), Operators._lock)
+
+    @property
+    def _is_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(self.cells)
 
     def _array(self) -> jax.Array:
-        return self.get_raw_value()
+        array = self.peek()
+        if self.cells and self.borrower is None and not self.is_own and not _jax.is_traced(array):
+            self.keep(array := place_copy(array, array.sharding))  # what others have read stays as it is
+        return array
+
+    def _store(self, array: jax.Array) -> None:
+        if self.borrower is not None:
+            self.borrower.put({self.borrower.place_of(self): array})
+        elif self.cells:
+            self.keep(array)
+        else:
+            self._write(array)
+
+    def numpy(self) -> np.ndarray:
+        """Return the value on the host. Of a model in a job of several processes all must call it."""
+        if current_scope() is not None or _jax.is_traced(self.peek()):
+            return super().numpy()
+        with self._lock:
+            return host_copy(self.peek())
 
     def __getitem__(self, index: Any) -> jax.Array:
-        if self.handle is not None or current_scope() is not None:
+        if current_scope() is not None:
             return self.value[index]
         return self._cast(self.get_value(index=index))
 
@@ -238,7 +269,7 @@ class Variable(Operators, nnx.Variable):
         return value if value.dtype == dtype else value.astype(dtype)
 
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
-        own = self.get_raw_value().dtype
+        own = self.peek().dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
             value = jnp.asarray(value, own)  # also when it was computed in half precision
         if current_scope() is None:
@@ -247,19 +278,21 @@ class Variable(Operators, nnx.Variable):
             self.assign(self.value.at[index].set(value))
 
     def _checked(self, value: ArrayLike) -> jax.Array:
-        if self.handle is not None:
-            return self.handle._checked(value)
+        check_not_forked()
         with call_context.calling(call_context.caller()):  # in its own element type
             return jnp.asarray(checked_value(value, self), self.dtype)
 
     def _write(self, value: jax.Array) -> jax.Array:
-        if self.handle is not None:
-            return self.handle._write(value)
-        before = self.get_raw_value()
-        if not any(map(_jax.is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding):
-            value = jax.device_put(value, before.sharding)
+        before = self.peek()
+        is_placed = not any(map(_jax.is_traced, (before, value))) and isinstance(
+            before.sharding, jax.sharding.NamedSharding
+        )
+        if is_placed:
+            value = place_copy(value, before.sharding, f"variable {self.path!r}")
         with call_context.calling(call_context.caller()):
             self[...] = value
+        if is_placed and self.borrower is None:
+            self.keep(value)
         return self[...]
 
     def lie(self, layout: TensorLayout) -> None:
@@ -268,10 +301,10 @@ class Variable(Operators, nnx.Variable):
         Raises:
             LayoutError: it does not divide a dim.
         """
-        self.set_raw_value(distribute_tensor(self.get_raw_value(), layout))
+        self.set_raw_value(distribute_tensor(self.peek(), layout))
 
     def __repr__(self) -> str:
-        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.get_raw_value()}>"
+        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.peek()}>"
 
     __str__ = __repr__
 

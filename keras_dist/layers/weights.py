@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
-from keras_dist import _paths, random
+from keras_dist import _jax, _paths, random
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context, symbolic
-from keras_dist.layers.record import LayerRecord, binding_of
+from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
@@ -99,15 +99,11 @@ def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners
 
 
 def _walk(
-    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int], stops_at_bound: bool = False
-) -> Iterator[tuple[_paths.Parts, Any, Owners]]:
-    """Yield as `walk_owned` does; or a layer that is in a model in place of its variables."""
+    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int]
+) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    if stops_at_bound and binding_of(node) is not None:
-        yield parts, node, owners
-        return
     if hasattr(node, "_trainable"):
         owners = (node, *owners)
     for inner, variable in sorted(own_variables(node), key=lambda item: _rank(item[1])):
@@ -116,7 +112,7 @@ def _walk(
             yield _paths.visible((*parts, *inner)), variable, owners
     for name, value in children_of(node):
         if not isinstance(value, nnx.Variable):
-            yield from _walk(value, (*parts, name), owners, seen, stops_at_bound)
+            yield from _walk(value, (*parts, name), owners, seen)
 
 
 def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
@@ -156,13 +152,6 @@ def penalties(module: Any) -> list[jax.Array]:
     return found
 
 
-def _each_once(weights: Sequence[Any]) -> list[Any]:
-    found: dict[Any, Any] = {}
-    for weight in weights:
-        found.setdefault(getattr(weight, "identity", id(weight)), weight)
-    return list(found.values())
-
-
 class WeightOwner:
     """The weights, losses and metrics of a layer. Subclasses are layers."""
 
@@ -176,27 +165,26 @@ class WeightOwner:
     @property
     def weights(self) -> list[Any]:
         """The weights of the layer, trained ones first, then those of its sublayers."""
-        binding = self._outside.binding
-        if binding is not None:
-            return binding.weights()
         symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
         return self._weights_so_far()
 
     def _weights_so_far(self) -> list[Any]:
-        """Return the weights that exist, also those of sublayers that are in other models, each once."""
-        found: list[Any] = []
-        for parts, value, owners in _walk(self, (), (), set(), stops_at_bound=True):
-            if not isinstance(value, nnx.Variable):
-                found += value.weights
-            elif not isinstance(value, nnx.RngState):
-                found.append(self._listed(value, "/".join(map(str, parts)), owners))
-        return _each_once(found)
+        """Return the weights that exist, each once."""
+        return [
+            self._listed(variable, "/".join(map(str, parts)), owners)
+            for parts, variable, owners in walk_owned(self)
+            if not isinstance(variable, nnx.RngState)
+        ]
 
     def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
         """Return a weight of the layer, or the one handle on a weight of a flax module."""
         if isinstance(variable, Variable):
-            variable.belong_to(owners, path)
+            if not variable.cells and len(owners) >= len(variable._owners):
+                variable.belong_to(owners, path)
             return variable
+        home = self._outside.home
+        if home is not None:
+            return home.handle(variable)
         handles = self._outside.handles
         if path not in handles or handles[path].variable is not variable:
             handles[path] = OwnWeight(path, variable, owners)
@@ -205,20 +193,14 @@ class WeightOwner:
     @property
     def variables(self) -> list[Any]:
         """The weights, then the states of random generators."""
-        binding = self._outside.binding
-        if binding is not None:
-            return [*binding.weights(), *binding.generators()]
         return self._with_states(self.weights)
 
     def _with_states(self, weights: list[Any]) -> list[Any]:
         """Return the weights, then the states of random generators."""
-        found = [value for _, value, _ in _walk(self, (), (), set(), stops_at_bound=True)]
-        bound = [layer for layer in found if not isinstance(layer, nnx.Variable)]
-        inside = {id(node) for layer in bound for _, node in nnx.iter_graph(layer)}
         generators = (node for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator))
-        states = [generator.state for generator in generators if id(generator) not in inside]
-        others = [variable for variable in found if isinstance(variable, SeedState)]
-        return _each_once([*weights, *states, *others, *(each for layer in bound for each in layer.variables)])
+        states = [generator.state for generator in generators]
+        others = [variable for _, variable in walk(self) if isinstance(variable, SeedState)]
+        return [*{id(variable): variable for variable in (*weights, *states, *others)}.values()]
 
     @property
     def trainable_weights(self) -> list[Any]:
@@ -285,9 +267,6 @@ class WeightOwner:
     @property
     def losses(self) -> list[jax.Array]:
         """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
-        binding = self._outside.binding
-        if binding is not None:
-            return [*binding.added_losses(), *binding.penalties(self.trainable_weights)]
         return [*(term for owner in self._owners() for term in owner._outside.added), *penalties(self)]
 
     @property
@@ -352,10 +331,10 @@ class WeightOwner:
 
     def _copy(self) -> Any:
         """Return the layer with copies of its values, to be changed in the current trace."""
-        binding = self._outside.binding
-        if binding is not None:
-            return binding.module()
-        return nnx.merge(*nnx.split(self), copy=True)
+        graphdef, state = nnx.split(self)
+        copy = nnx.merge(graphdef, state, copy=True)
+        _jax.restore_order(copy, _jax.attribute_order(self))
+        return copy
 
     def forget_losses(self) -> None:
         """Forget the losses added in earlier calls."""

@@ -15,12 +15,13 @@ from flax import nnx
 
 from keras_dist import _paths, random
 from keras_dist._arguments import check_callable
+from keras_dist._lending import Lendable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
@@ -35,14 +36,15 @@ from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.binding import bind
+from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
-from keras_dist.models.naming import depth_checked, is_below, layers_below, named_layers, with_keras_paths
+from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
+from keras_dist.training.places import Place, places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 
@@ -200,8 +202,9 @@ def session_of_module(
                 **facts_of_values(plan, state),
             },
         )
-        cell = StateCell(graph, plan, plan.place(state))
-        return Session(cell, call, distribution, seed, order, compute_loss, precision=precision)
+        return _session_of_state(
+            graph, plan, plan.place(state), call, distribution, seed, order, compute_loss, precision
+        )
     if not callable(factory_or_module):
         raise ModelError(
             "from_nnx: neither a module nor a factory",
@@ -219,7 +222,26 @@ def session_of_module(
         graph, init = trace(found)
     distribution = distribution_now(found)
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    return Session(StateCell(graph, plan, _init(plan, init, seed)), call, distribution, seed, precision=precision)
+    return _session_of_state(graph, plan, _init(plan, init, seed), call, distribution, seed, None, None, precision)
+
+
+def _session_of_state(
+    graph: ModuleGraph,
+    plan: LayoutPlan,
+    state: PyTree,
+    call: ModuleCall | None,
+    distribution: Distribution,
+    seed: int,
+    order: Sequence[str] | None,
+    compute_loss: Callable[..., jax.Array] | None,
+    precision: Any,
+) -> Session:
+    """The session of a module of its own, with these arrays, placed as planned."""
+    module = graph.merge(*graph.nest(jax.tree.leaves(state)))
+    places = places_of(module, graph.parts)
+    for place, array in zip(places, jax.tree.leaves(state), strict=True):
+        place.keep(array)
+    return Session(StateCell(graph, plan, places), call, distribution, seed, module, order, compute_loss, precision)
 
 
 def _init(
@@ -240,8 +262,7 @@ class _TracedLayers:
         distribution: where it is to live.
         is_placed: whether anything says so; else that is one device.
         order: the paths of its weights in the order of their creation.
-        names: what Keras calls them, by their paths.
-        known: the values that some of them have already.
+        known: which of them exist already.
     """
 
     graph: ModuleGraph
@@ -249,8 +270,7 @@ class _TracedLayers:
     distribution: Distribution
     is_placed: bool
     order: list[str]
-    names: dict[str, str]
-    known: dict[_paths.Parts, jax.Array]
+    known: set[_paths.Parts]
 
 
 def _traced_layers(
@@ -261,7 +281,7 @@ def _traced_layers(
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
-    known: dict[_paths.Parts, jax.Array] = {}
+    known: set[_paths.Parts] = set()
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
@@ -301,17 +321,17 @@ def _traced_layers(
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], built["names"], known)
+    return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], known)
 
 
 def _built_before(model: Trainer) -> dict[str, str | None]:
     """Return Keras's path of each layer that was built before the model is, by its path; None where it is not known."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
-        binding: Any = layer._outside.binding
-        is_own = binding is not None and binding.session is model._outside.session_before
+        home: Any = layer._outside.home
+        is_own = home is not None and home.session is model._outside.session_before
         if layer is not model and not is_own and layer._has_weights:
-            found[path] = layer.name if binding is None or not binding.prefix else None
+            found[path] = layer.name if home is None or not home.prefix else None
     return found
 
 
@@ -338,18 +358,37 @@ def _session_of_layers(
     with told_of_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    cell = StateCell(graph, plan, _init(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-    names = {path: known_as.rpartition("/")[2] for path, known_as in traced.names.items()}
-    if traced.known:
-        indices = {parts: index for index, parts in enumerate(graph.parts)}
-        cell.write_all({indices[parts]: value for parts, value in traced.known.items()})
-    session = Session(cell, None, distribution, seed, traced.order, _compute_loss, names)
-    _link(model, session)
-    bind(model, graph.described(), session, instead_of=model._outside.session_before)
+    values = jax.tree.leaves(_init(plan, traced.init, seed, lambda: facts_of_config("model", model)))
+    adopt(model, graph.described())
+    places = places_of(model, graph.parts)
+    before = model._outside.session_before
+    if before is not None:
+        before.cell.leave()
+    _check_meshes(model, plan, places)
+    for place, parts, value in zip(places, graph.parts, values, strict=True):
+        if parts not in traced.known:
+            place.keep(value)
+    cell = StateCell(graph, plan, places, f"model {model.name!r}")
+    session = Session(cell, None, distribution, seed, model, traced.order, _compute_loss)
+    settle(model, before, session)
     model._outside.session_before = None
     session.trainability = Trainability(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
+
+
+def _check_meshes(model: Trainer, plan: LayoutPlan, places: Sequence[Place]) -> None:
+    """Check that the variables which other models have live on the mesh of this one, with the same shapes."""
+    for place, row in zip(places, plan.rows, strict=True):
+        cells = place.variable.cells if isinstance(place.variable, Lendable) else []
+        if cells and cells[0].mesh != plan.mesh:
+            raise DistributionError(
+                f"model {model.name!r} and {cells[0].owner} have layers in common, and live on different meshes",
+                given=f"{row.path!r} on mesh {plan.mesh}, and on {cells[0].mesh}",
+                expected="one mesh: a layer has one set of weights",
+                fix="make both models under one distribution; or give this one layers of its own, as "
+                "keras_dist.models.clone_model(model) does, and set their weights",
+            )
 
 
 def _place(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
@@ -374,8 +413,8 @@ def _distribution_of_shared(model: Trainer) -> Distribution | None:
     layers = [layer for _, layer in layers_below(model) if layer is not model]
     if any(_made_under(layer) is not None for layer in layers):
         return None
-    bindings: Any = (layer._outside.binding for layer in layers)
-    return next((binding.session.distribution for binding in bindings if binding is not None), None)
+    homes: Any = (layer._outside.home for layer in layers)
+    return next((home.session.distribution for home in homes if home is not None), None)
 
 
 def _made_under(layer: Layer) -> Distribution | None:
@@ -411,36 +450,6 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
                 expected="a size for each dim that weights depend on",
                 fix="give the dim a size in Input(shape), or pool over it first",
             )
-
-
-def _link(model: Trainer, session: Session) -> None:
-    """Share the variables of layers that live in other models already."""
-    cell = session.cell
-    by_other: dict[int, tuple[StateCell, dict[int, int]]] = {}
-    for path, layer in layers_below(model):
-        binding: Any = layer._outside.binding
-        if binding is None:
-            continue
-        other = binding.session.cell
-        pairs = by_other.setdefault(id(other), (other, {}))[1]
-        for row in cell.plan.rows:
-            if is_below(row.path, path):
-                inner = row.path[len(path) :].lstrip("/")
-                theirs = other.row(f"{binding.prefix}/{inner}".lstrip("/"))
-                _check_same_shape(layer, row, theirs)
-                pairs[cell.index(row.path)] = other.index(theirs.path)
-    for other, pairs in by_other.values():
-        cell.link(other, pairs)
-
-
-def _check_same_shape(layer: Layer, row: Row, theirs: Row) -> None:
-    if row.shape != theirs.shape or row.dtype != theirs.dtype:
-        raise ModelError(
-            f"layer {layer.name!r} has weights for other inputs than it gets here",
-            given=f"{row.path!r} would be {row.dtype} of shape {row.shape}",
-            expected=f"{theirs.dtype} of shape {theirs.shape}, as {theirs.path!r} of the model that it lives in",
-            fix="give it inputs of the same shape, or make another layer",
-        )
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

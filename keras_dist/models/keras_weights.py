@@ -19,7 +19,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist.distribution import lint
 from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
@@ -28,15 +28,14 @@ from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_va
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
 from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
+from keras_dist.models.naming import layers_below
 from keras_dist.models.saving import check_file_path, names_of
 from keras_dist.models.session import Session
-from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weights_files import LoadReport, check_narrowed, misfit, narrowed, warn_of_parts, warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.tensor_files import grouped
 from keras_dist.training.optimization import DEFAULT
-from keras_dist.training.state_cell import host_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +68,13 @@ class Contents:
 
 def contents_of(model: Any, session: Session, stored: Iterable[str] = ()) -> Contents:
     """What Keras keeps of a model's variables; under the names that they have in a file of these arrays."""
-    bindings = [(layer._outside.binding, layer) for layer in model._owners() if layer._outside.binding is not None]
-    live = {binding.prefix: layer for binding, layer in bindings if binding.session is session}
+    live = dict(layers_below(model))
     hooks = Hooks(live)
     merged = merged_weights(model, session)
-    states = {weight.path for weight in session.variables() if weight._row.role == "state"}  # of stateful RNNs, say
-    left_out = factor_paths(merged) | states
-    order = {weight.path: place for place, weight in enumerate(session.variables()) if weight.path not in left_out}
+    listed = [session.path_of(weight) for weight in session.variables()]
+    states = {path for path in listed if session.cell.row(path).role == "state"}  # of stateful RNNs, say
+    left_out = factor_paths(session, merged) | states
+    order = {path: place for place, path in enumerate(listed) if path not in left_out}
     names = {name: order[row.path] for row in session.cell.plan.rows if row.path in order for name in row.aliases}
     module, places, there = session.cell.graph.described(), {**names, **order}, {name_now(name) for name in stored}
     pairs = [*stored_variables(module, places, hooks)]
@@ -89,7 +88,7 @@ def contents_of(model: Any, session: Session, stored: Iterable[str] = ()) -> Con
         Slot(name, session.variable(path), computed=merged[path].numpy if path in merged else None)
         for name, path in pairs
     ]
-    kept = {slot.variable.path for slot in found} | {session.variable(path).path for path in hooks.covered}
+    kept = {session.cell.row(path).path for path in (*(path for _, path in pairs), *hooks.covered)}
     beside = [Slot(f"{OWN}/{path}", session.variable(path)) for path in order if path not in kept]
     return Contents(found + beside, hooks.found, hooks.with_assets, merged)
 
@@ -97,7 +96,7 @@ def contents_of(model: Any, session: Session, stored: Iterable[str] = ()) -> Con
 def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
     """What is left without some layers."""
     weights = [weight for layer in skipped for weight in layer.weights]
-    left = [slot for slot in contents.slots if not any(slot.variable.stands_for(one) for one in weights)]
+    left = [slot for slot in contents.slots if not any(slot.variable is one for one in weights)]
     hooked = {group: layer for group, layer in contents.hooked.items() if all(layer is not one for one in skipped)}
     names = {slot.name for slot in contents.slots} - {slot.name for slot in left}
     return dataclasses.replace(contents, slots=left, hooked=hooked, skipped=frozenset(names))
@@ -107,7 +106,7 @@ def stored_optimizer(session: Session) -> list[Slot]:
     """What Keras keeps of the model's optimizer; nothing of one that Keras does not have."""
     if [*session.optimizers] != [DEFAULT]:
         return []
-    paths = [weight.path for weight in session.variables() if session.cell.is_trained(weight.path)]
+    paths = [path for path in map(session.path_of, session.variables()) if session.cell.is_trained(path)]
     return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
 
 
@@ -116,8 +115,8 @@ def own_arrays(session: Session, contents: Contents, slots: Iterable[Slot]) -> d
 
     Factors of LoRA are none of them: what they add is in the weights.
     """
-    kept = {slot.variable._place for slot in slots if isinstance(slot.variable, ModelVariable)}
-    kept |= {factor._place for one in contents.merged.values() for factor in one.factors}
+    kept = {session.place_of(slot.variable) for slot in slots}
+    kept |= {session.place_of(factor) for one in contents.merged.values() for factor in one.factors}
     places = {name: place for place, name in enumerate(names_of(session)) if place not in kept}
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
@@ -320,9 +319,9 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 
 def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
-    variable = slot.variable
-    if isinstance(variable, ModelVariable) and variable._cell is session.cell:
-        _set_place(session, variable._place, reader, name, slot)
+    variable, place = slot.variable, session.place_of(slot.variable)
+    if place is not None:
+        _set_place(session, place, reader, name, slot)
     else:
         variable.assign(narrowed(slot.ours(reader.read(name)), variable.dtype, reader, name))
 

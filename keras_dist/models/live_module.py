@@ -24,7 +24,8 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
-from keras_dist.layers.variable import checked_value
+from keras_dist.layers.variable import Variable, checked_value
+from keras_dist.layers.weights import keras_name
 from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainability import Trainability
 from keras_dist.models.variable import ModelVariable
@@ -43,15 +44,15 @@ class LiveModule:
     Args:
         cell: owns the arrays.
         distribution: where data lives.
+        model: the module whose variables have the arrays.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
-        names: what `add_weight` called the variables, by their paths.
 
     Attributes:
         cell: owns the arrays.
+        model: the module whose variables have the arrays.
         distribution: where data lives.
         forward: how the module is called.
         trainability: what the layers say about training; None for foreign modules.
-        added_losses: what layers added to the loss in the last call, by their paths.
         draws: how many calls, evaluations and predictions without a seed have drawn random numbers.
     """
 
@@ -59,14 +60,12 @@ class LiveModule:
     seed: int
 
     def __init__(
-        self, cell: StateCell, distribution: Distribution, order: Sequence[str] | None, names: Mapping[str, str] | None
+        self, cell: StateCell, distribution: Distribution, model: nnx.Module, order: Sequence[str] | None
     ) -> None:
-        self.cell = cell
+        self.cell, self.model = cell, model
         self.distribution = distribution
         self.trainability: Trainability | None = None
-        self.added_losses: dict[str, list[jax.Array]] = {}
         self.draws = 0
-        self._names = names or {}
         self._handles: dict[str, ModelVariable] = {}
         self._indexed: tuple[LayoutPlan, dict[str, list[Row]], dict[str, list[Row]]] | None = None
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
@@ -124,7 +123,7 @@ class LiveModule:
             outputs, masks, rest, losses = found
             if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
                 self._keep(state, state.replace(rest=rest), training)
-        self.added_losses = losses
+        self._note_losses(losses)
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
 
@@ -137,12 +136,18 @@ class LiveModule:
         before = [handle.value for handle in handles]
         with without_scope():  # the module's own variables have but the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
-        self.added_losses = added_losses(module)
+        self._note_losses(added_losses(module))
         after = graph.flatten(*graph.split(module))
         for row, handle, old, new in zip(rows, handles, before, after, strict=True):
             if new is not old and (training or row.role in CHANGED_ALWAYS):
                 scope.put(handle, new)
         return outputs
+
+    def _note_losses(self, losses: Mapping[str, list[jax.Array]]) -> None:
+        """Let the layers tell what they have added to the loss."""
+        if self.trainability is not None:
+            for path, layer in self.trainability.layers.items():
+                layer._outside.added = losses.get(path, [])
 
     def _warn_of_programs(self) -> None:
         if not self._has_warned:
@@ -229,6 +234,14 @@ class LiveModule:
             self.trainability.tell(module)
         return module
 
+    def shown_module(self) -> Any:
+        """The module of others, whose variables have the current values; of layers a copy."""
+        if not self.cell.graph.is_foreign:
+            return self.module()
+        self.cell.is_shown = True
+        self.cell.show()
+        return self.model
+
     def is_trainable(self, path: str) -> bool:
         """Whether the variable known as `path` is trained, as far as layers have a say."""
         if self.trainability is None:
@@ -245,25 +258,27 @@ class LiveModule:
             layout = TensorLayout.replicated(array.ndim, mesh)
         return place_copy(array, layout.backend_layout)
 
-    def variable(self, path: str) -> ModelVariable:
-        """The handle on the variable known as `path`: the same object each time.
+    def variable(self, path: str) -> Any:
+        """The variable known as `path`, or the handle on an array that no variable of ours has.
 
         Raises:
             KeyError: there is none.
         """
         return self._handle(self.cell.row(path))
 
-    def _handle(self, row: Row) -> ModelVariable:
+    def _handle(self, row: Row) -> Any:
+        own = self.cell.variable(row.path)
+        if isinstance(own, Variable):
+            return own
         if row.path not in self._handles:
-            made = ModelVariable(row, self.cell, self.is_trainable, self._names.get(row.path))
-            return self._handles.setdefault(row.path, made)
+            return self._handles.setdefault(row.path, ModelVariable(row, self.cell, self.is_trainable, _name_of(own)))
         return self._handles[row.path]
 
-    def variables(self, prefix: str = "") -> list[ModelVariable]:
+    def variables(self, prefix: str = "") -> list[Any]:
         """Handles on the variables below `prefix`, in the order of `model.weights`."""
         return [self._handle(row) for row in self._rows_below()[0].get(prefix, ())]
 
-    def generators(self, prefix: str = "") -> list[ModelVariable]:
+    def generators(self, prefix: str = "") -> list[Any]:
         """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
         return [self._handle(row) for row in self._rows_below()[1].get(prefix, ())]
 
@@ -281,7 +296,7 @@ class LiveModule:
     def listed_call(
         self,
         name: str,
-        handles: tuple[Sequence[ModelVariable], Sequence[ModelVariable]],
+        handles: tuple[Sequence[Any], Sequence[Any]],
         values: tuple[Sequence[ArrayLike], Sequence[ArrayLike]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -297,11 +312,21 @@ class LiveModule:
             )
         graph, (trained, others) = self.cell.graph, handles
         pairs = zip([*trained, *others], [*values[0], *values[1]], strict=True)
-        given = {handle.path: jnp.asarray(value_of(value)) for handle, value in pairs}
+        given = {self.path_of(handle): jnp.asarray(value_of(value)) for handle, value in pairs}
         nested = graph.nest([given[row.path] for row in self.cell.plan.rows])
         outputs, rest, losses = self.stateless_call(*nested, args, kwargs)
         after = graph.flatten(nested[0], rest)
-        return outputs, [after[self.cell.index(handle.path)] for handle in others], losses
+        return outputs, [after[self.cell.index(self.path_of(handle))] for handle in others], losses
+
+    def path_of(self, variable: Any) -> str:
+        """The path of a variable, or of a handle, in this model."""
+        return self.cell.path_of(variable) or variable.path
+
+    def place_of(self, variable: Any) -> int | None:
+        """The place of the array of a variable, or of a handle, among all arrays; None for one of others."""
+        if isinstance(variable, ModelVariable):
+            return variable._place if variable._cell is self.cell else None
+        return None if self.cell.path_of(variable) is None else self.cell.place_of(variable)
 
     def take_values(self, module: Any) -> None:
         """Set all variables to those of a module, from the next step on."""
@@ -329,6 +354,11 @@ def _as_key(value: Any) -> tuple[type, Any]:
             fix="pass numbers as an array, others as a tuple or a frozenset",
         ) from error
     return type(value), repr(value) if isinstance(value, float | complex) else value
+
+
+def _name_of(variable: Any) -> str | None:
+    """What `add_weight` called a variable; None for others."""
+    return keras_name(variable) if isinstance(variable, nnx.Variable) else None
 
 
 def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:

@@ -12,7 +12,6 @@ from keras_dist.layers import Layer
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.models.naming import layers_below
 from keras_dist.models.session import Session
-from keras_dist.models.variable import ModelVariable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,19 +19,16 @@ class MergedWeight:
     """A frozen weight with what its factors add to it. It is read as the handle of a weight is.
 
     Attributes:
+        path: the path of the frozen weight.
         weight: the frozen weight.
         factors: the first and the second.
         scale: their product counts times this.
     """
 
-    weight: ModelVariable
-    factors: tuple[ModelVariable, ModelVariable]
+    path: str
+    weight: Any
+    factors: tuple[Any, Any]
     scale: float
-
-    @property
-    def path(self) -> str:
-        """The path of the frozen weight."""
-        return self.weight.path
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,13 +54,14 @@ class MergedWeight:
 def merged_weights(model: Layer, session: Session) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: dict[str, MergedWeight] = {}
-    for path, layer in layers_below(model):
+    for _, layer in layers_below(model):
         if isinstance(layer, LoraLayer) and layer.lora_enabled:
-            weight, *factors = (session.variable(f"{path}/{name}".lstrip("/")) for name in layer.lora_names)
-            found[weight.path] = MergedWeight(weight, (factors[0], factors[1]), layer.lora_scale)
+            weight, *factors = (getattr(layer, name) for name in layer.lora_names)
+            known_as = session.path_of(weight)
+            found[known_as] = MergedWeight(known_as, weight, (factors[0], factors[1]), layer.lora_scale)
     return found
 
 
-def factor_paths(merged: Mapping[str, MergedWeight]) -> set[str]:
+def factor_paths(session: Session, merged: Mapping[str, MergedWeight]) -> set[str]:
     """The paths of the factors of these weights."""
-    return {factor.path for one in merged.values() for factor in one.factors}
+    return {session.path_of(factor) for one in merged.values() for factor in one.factors}

@@ -282,8 +282,8 @@ class Model(Placed):
             self._check_one_side()
             with depth_checked(self):
                 return self._graph.structured(super().__call__(*args, **kwargs))
-        is_part = self._session is None and self._outside.binding is not None
-        if is_symbolic or is_part or call_context.current() is not None or "_is_built" not in vars(self):
+        is_part = self._session is None and self._is_built
+        if is_symbolic or call_context.current() is not None or "_is_built" not in vars(self) or is_part:
             return super().__call__(*args, **kwargs)
         if args and self._has_host_part:
             args = (self._prepared(args[0]), *args[1:])

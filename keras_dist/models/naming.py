@@ -17,7 +17,6 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in, number_names, numbered
-from keras_dist.layers.record import binding_of
 from keras_dist.layers.weights import children_of
 
 
@@ -57,8 +56,8 @@ def named_layers(module: nnx.Module) -> list[Layer]:
 
 def _may_be_renamed(layer: Layer) -> bool:
     """Whether no other model contains the layer."""
-    binding = layer._outside.binding
-    return binding is None or not binding.prefix
+    home = layer._outside.home
+    return home is None or not home.prefix
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
@@ -74,9 +73,7 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
         if id(node) in found:
             return
         found[id(node)] = (path, node)
-        binding = binding_of(node)
-        made = [] if binding is None else binding.made_by_building(node)
-        for name, child in [*children_of(node), *made]:
+        for name, child in children_of(node):
             if isinstance(child, nnx.Module):
                 visit(child, path if name == _paths.MEMBERS else f"{path}/{name}".lstrip("/"))
 

@@ -16,7 +16,6 @@ from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
 from keras_dist.models.fitting import check_idle
 from keras_dist.models.layered import Layered
-from keras_dist.models.variable import ModelVariable
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
 
@@ -36,17 +35,15 @@ class Placed(Layered):
     """The methods of `Model` that read its variables and state, and say where they live."""
 
     @property
-    def variables(self) -> list[ModelVariable]:
+    def variables(self) -> list[Any]:
         """All variables: the weights and the states of random generators."""
-        binding = self._outside.binding
-        if binding is not None:
-            return [*binding.weights(), *binding.generators()]
-        if self._session is None and has_built_parts(self):
+        if self._session is None and (self._is_built or has_built_parts(self)):
             return self._with_states(self._weights_so_far())
-        return self._with_weights().variables()
+        session = self._with_weights()
+        return [*session.variables(), *session.generators()]
 
     @property
-    def weights(self) -> list[ModelVariable]:
+    def weights(self) -> list[Any]:
         """The weights, in Keras's order. The keys of random streams are not among them.
 
         Of a subclass that has seen no input they are the weights of its layers, if all of these are built.
@@ -54,9 +51,9 @@ class Placed(Layered):
         Raises:
             ModelError: the weights do not exist yet.
         """
-        if self._session is None and self._outside.binding is None and has_built_parts(self):
+        if self._session is None and (self._is_built or has_built_parts(self)):
             return self._weights_so_far()
-        return [variable for variable in self.variables if not variable.is_key]
+        return [variable for variable in self.variables if not getattr(variable, "is_key", False)]
 
     def count_params(self) -> int:
         """Count the elements of all weights."""
@@ -71,8 +68,11 @@ class Placed(Layered):
 
     @property
     def module(self) -> Any:
-        """The NNX module with copies of the current values. Assign a module to set them, from the next step on."""
-        return self._with_weights().cell.module()
+        """The module of `from_nnx`, which has the current values; of other models an NNX module with copies of them.
+
+        Assign a module to set them, from the next step on.
+        """
+        return self._with_weights().shown_module()
 
     @module.setter
     def module(self, module: nnx.Module) -> None:

@@ -22,7 +22,7 @@ from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution import lint
 from keras_dist.distribution.job import process_index
-from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
@@ -43,7 +43,6 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.serialization import is_lambda, lambdas_kept
 from keras_dist.training.progress import Progress
-from keras_dist.training.state_cell import host_copy
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
@@ -80,7 +79,7 @@ def documents_of(model: Saveable) -> dict[str, Any]:
     """What a folder needs beside arrays so that `load_model` makes the model of it."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
-    if model._outside.binding is not None:
+    if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: written_model(model), **documents}
     return documents
 
@@ -142,7 +141,7 @@ def restore(
 
     job.each(look)
     ((seed, fits), progress), *_ = looked
-    with cell.lock:
+    with cell.borrowing(), cell.lock:
         arrays, places = cell.arrays, {name: index for index, name in enumerate(wanted)}
         for number, part in enumerate(_parts(wanted)):
             if number:  # what cannot be read at all shows before anything is gone
@@ -384,7 +383,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     with lambdas_kept():  # `pickle` refuses them itself, and `cloudpickle` takes them
         documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
     state = None
-    if model._outside.binding is not None:
+    if model._session is not None or model._is_built:
         session = model._with_weights()
         with model.at_rest():
             arrays = [host_copy(array) for array in session.cell.arrays]

@@ -284,7 +284,8 @@ class Sequential(Model):
         if record.session is not None:
             record.session.release_optimizers()
             record.session_before = record.session
-        record.session = record.binding = record.built_for = record.seen = None
+        record.session = record.home = record.built_for = record.seen = None
+        self._is_built = False
         starts = input_layers(record.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
         names = {id(layer): name for name, layer in members.items()}

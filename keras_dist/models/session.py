@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from keras_dist import _paths
 from keras_dist._types import PyTree
@@ -21,6 +22,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
+from keras_dist.layers.weights import walk
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
 from keras_dist.models.naming import path_of_keras
@@ -31,6 +33,7 @@ from keras_dist.training.choices import Choices
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
+from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.trainer import Trainer
@@ -44,9 +47,9 @@ class Session(LiveModule):
         call: how the module is called; by default as `module(x)`.
         distribution: where data lives, as it was when the weights were created.
         seed: fixes initial values, Dropout and the order of rows.
+        model: the module whose variables have the arrays.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
-        names: what `add_weight` called the variables, by their paths.
         precision: a mixed policy that a foreign module computes under.
 
     Attributes:
@@ -57,7 +60,6 @@ class Session(LiveModule):
         choices: what `compile` was given; None before.
         trainability: what the layers say about training; None for foreign modules.
         stated: what each layer said of itself when `compile` looked last.
-        added_losses: what layers added to the loss in the last call, by their paths.
         fits: how often `fit` has been called without a seed.
     """
 
@@ -67,12 +69,12 @@ class Session(LiveModule):
         call: ModuleCall | None,
         distribution: Distribution,
         seed: int,
+        model: nnx.Module,
         order: Sequence[str] | None = None,
         compute_loss: Callable[..., Any] | None = None,
-        names: Mapping[str, str] | None = None,
         precision: DTypePolicy | None = None,
     ) -> None:
-        super().__init__(cell, distribution, order, names)
+        super().__init__(cell, distribution, model, order)
         self.seed = seed
         self.choices: Choices | None = None
         self.fits = 0
@@ -125,22 +127,12 @@ class Session(LiveModule):
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 
-    def extend(
-        self,
-        graph: ModuleGraph,
-        plan: LayoutPlan,
-        leaves: Sequence[jax.Array],
-        order: Sequence[str],
-        names: Mapping[str, str],
-    ) -> None:
-        """Have the weights of another graph from now on. A compiled model is compiled anew.
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
+        """Have the weights that the layers have by now. A compiled model is compiled anew.
 
         Args:
-            graph: of the same layers, one of which has other weights.
-            plan: where its weights live.
-            leaves: their arrays, there.
-            order: their paths as `model.weights` lists them.
-            names: what `add_weight` called them, by their paths.
+            graph: of the layers, one of which has other weights than before.
+            plan: where the weights are to live.
         """
         choices = self.choices
         self.release_optimizers()
@@ -149,11 +141,17 @@ class Session(LiveModule):
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
-        self.cell.extend(graph, plan, leaves)
-        self._order, self._names, self._indexed = list(order), names, None
+        self.cell.extend(graph, plan, places_of(self.model, graph.parts))
+        self.settle_layers()
         self._settle(self.distribution)
         if choices is not None:
             self.compile(choices)
+
+    def settle_layers(self) -> None:
+        """Note the order of the weights of a model of layers, and what `add_weight` called them."""
+        self._indexed = None
+        listed = [(parts, variable) for parts, variable in walk(self.model) if not isinstance(variable, nnx.RngState)]
+        self._order = [self.cell.path_of(variable) or _paths.join(parts) for parts, variable in listed]
 
     def _follow_layers(self, trainability: Trainability) -> None:
         """Train what the layers say now. Nothing happens while they say what they said before."""
@@ -184,8 +182,8 @@ class Session(LiveModule):
             paths = {_paths.join(parts): parts for parts in optimizer.parts}
             updated = {path: self.variable(path) for path in paths}
             optimizer.transformation.know_variables(updated)
-            listed = [variable for variable in self.variables() if variable.path in paths]
-            parts = [paths[variable.path] for variable in listed]
+            listed = [variable for variable in self.variables() if self.path_of(variable) in paths]
+            parts = [paths[self.path_of(variable)] for variable in listed]
             for handle in jax.tree.leaves(handles.slots[name], is_leaf=lambda node: isinstance(node, ModelVariable)):
                 handle.path = path_of_keras(optimizer.transformation.name, handle.path)
             state = ModelState(handles.slots[name], handles.step, self.cell, listed, parts, self._scattered)

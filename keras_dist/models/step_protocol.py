@@ -15,6 +15,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
+from keras_dist.layers.weights import penalties
 from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
 from keras_dist.models.record import ModelRecord
@@ -122,9 +123,8 @@ class KerasSteps(Layer):
             arguments["training"] = training
         with Scope(handles, [value_of(value) for _, value in pairs]) as scope:
             try:
-                binding = record.binding
-                if given is None and binding is not None:
-                    record.losses_given = binding.penalties(self.trainable_weights)
+                if given is None and self._is_built:
+                    record.losses_given = penalties(self)
                 loss, reported = split_reported(self.compute_loss(**arguments))
             finally:
                 record.losses_given = given

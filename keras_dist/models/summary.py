@@ -202,7 +202,7 @@ class _Arrays:
         self._rows_by_prefix = by_prefix(rows, lambda row: (row.path,))
         activations = [] if session is None else ruled_activations(session)
         self._activations = by_prefix(activations, lambda each: (each.module or "",))
-        self._trained = set() if session is None else {weight.path for weight in model.trainable_weights}
+        self._trained = set() if session is None else {session.path_of(weight) for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
         """The line of a layer, then those of its variables, or of the layers in it."""
@@ -241,7 +241,7 @@ class _Arrays:
         if self._session is None:
             return
         cell = self._session.cell
-        weights = [cell.row(variable.path) for variable in self._session.variables()]
+        weights = [cell.row(self._session.path_of(variable)) for variable in self._session.variables()]
         known, state = {row.path for row in weights}, cell.state_plan.rows
         groups: dict[str, list[Row]] = {
             "Total params": weights,
@@ -267,7 +267,8 @@ class _Arrays:
         if self._session is None or path is None:
             return []
         cell = self._session.cell
-        weights = {row.path: row for row in (cell.row(each.path) for each in self._session.variables(path))}
+        paths = map(self._session.path_of, self._session.variables(path))
+        weights = {row.path: row for row in map(cell.row, paths)}
         return [*weights.values(), *(row for row in self._rows_by_prefix.get(path, ()) if row.path not in weights)]
 
     def _activations_of(self, layer: Layer | Operation) -> list[Ruled]:

@@ -15,12 +15,16 @@ from keras_dist.models.naming import layers_below, prefixes
 
 
 class Trainability:
-    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once."""
+    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
+
+    Attributes:
+        layers: the layers by their paths, the model itself included.
+    """
 
     def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model
-        self._layers = dict(layers_below(model))
-        self._order = {path: number for number, path in enumerate(self._layers)}
+        self.layers = dict(layers_below(model))
+        self._order = {path: number for number, path in enumerate(self.layers)}
         self._owners: dict[str, Owners] = {
             spec.path: self._around(spec)
             for spec in specs
@@ -42,7 +46,7 @@ class Trainability:
 
     def stated(self) -> tuple[bool, ...]:
         """What each layer says of itself."""
-        return tuple(layer._trainable for layer in self._layers.values())
+        return tuple(layer._trainable for layer in self.layers.values())
 
     def facts(self) -> Facts:
         """What must be equal in the model in all processes of a job."""
@@ -51,11 +55,11 @@ class Trainability:
     def tell(self, module: nnx.Module) -> None:
         """Let the layers of the model's module say the same."""
         for path, layer in layers_below(module):
-            if path in self._layers:
-                said = self._layers[path]
+            if path in self.layers:
+                said = self.layers[path]
                 layer._trainable, layer._trainable_was_set = said._trainable, said._trainable_was_set
 
     def _around(self, spec: VariableSpec) -> Owners:
         """The layers around a variable, the innermost first."""
-        around = {path for name in (spec.path, *spec.aliases) for path in prefixes(name) if path in self._layers}
-        return tuple(self._layers[path] for path in sorted(around, key=self._order.__getitem__, reverse=True))
+        around = {path for name in (spec.path, *spec.aliases) for path in prefixes(name) if path in self.layers}
+        return tuple(self.layers[path] for path in sorted(around, key=self._order.__getitem__, reverse=True))

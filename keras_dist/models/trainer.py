@@ -470,7 +470,7 @@ class Trainer(KerasSteps):
     @property
     def _may_add_losses(self) -> bool:
         """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
-        return self._session is None or self._outside.binding is not None
+        return self._session is None or not self._session.cell.graph.is_foreign
 
     def _with_weights(self, *args: Any, **kwargs: Any) -> Session:
         """The session of the model; its weights are created now, if need be, for inputs like these."""

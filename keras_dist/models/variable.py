@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -12,11 +12,11 @@ from keras_dist._operators import Operators, as_pytree
 from keras_dist._types import ArrayLike
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, layout_on
-from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
 from keras_dist.layers.variable import checked_value
-from keras_dist.training.state_cell import StateCell, host_copy
+from keras_dist.training.state_cell import StateCell
 
 
 @as_pytree
@@ -109,19 +109,6 @@ class ModelVariable(Operators):
         with self._cell.lock:
             return place_copy(self._array(), self.layout.backend_layout)
 
-    @property
-    def identity(self) -> Hashable:
-        """A value that is equal for handles on this variable, also in other models which share it."""
-        return self._cell.identity(self.path)
-
-    def stands_for(self, other: Any) -> bool:
-        """Whether `other` is a handle on this variable, or on that of another model which shares it."""
-        handle = getattr(other, "handle", None)  # of a layer that was built before the model was made
-        other = other if handle is None else handle
-        if not isinstance(other, ModelVariable):
-            return False
-        return other is self or self._cell.shares(self.path, other._cell, other.path)
-
     def numpy(self) -> np.ndarray:
         """Return the value on the host; of a PRNG key its data. In a job of several processes all must call it."""
         with self._cell.lock:
@@ -133,7 +120,7 @@ class ModelVariable(Operators):
 
     def _write(self, value: ArrayLike) -> jax.Array:
         if self._index is None:
-            self._cell.write(self.path, value)
+            self._cell.write(self._cell.index(self.path), value)
         else:
             with self._cell.lock:
                 self._cell.put({self._index: place_copy(value, self.layout.backend_layout, f"variable {self.path!r}")})

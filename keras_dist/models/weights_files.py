@@ -28,7 +28,6 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.models.lora_weights import MergedWeight, factor_paths
 from keras_dist.models.saving import OVERWRITE, check_free
 from keras_dist.models.session import Session
-from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
@@ -79,7 +78,7 @@ class LoadReport:
 
 def save_weights(
     session: Session,
-    weights: Sequence[ModelVariable],
+    weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     overwrite: bool,
     max_shard_size: float | None,
@@ -94,10 +93,11 @@ def save_weights(
         for file in (path,) if is_folder else (path, index_path(path)):
             job.first(functools.partial(check_free, "save_weights", file, ModelError, OVERWRITE))
     if is_folder:
-        _write_folder(path, [weight.path for weight in weights], session)
+        _write_folder(path, [session.path_of(weight) for weight in weights], session)
         return
-    factors = factor_paths(merged)
-    handles = {weight.path: merged.get(weight.path, weight) for weight in weights if weight.path not in factors}
+    factors = factor_paths(session, merged)
+    by_path = {session.path_of(weight): weight for weight in weights}
+    handles = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
     sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
     groups = grouped(sizes, max_bytes)
     # all are of one step, whoever trains
@@ -118,7 +118,7 @@ def save_weights(
 def load_weights(
     model: str,
     session: Session,
-    weights: Sequence[ModelVariable],
+    weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     strict: bool,
     name_map: NameMap | None,
@@ -135,7 +135,7 @@ def load_weights(
 def _load_weights(
     model: str,
     session: Session,
-    weights: Sequence[ModelVariable],
+    weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     strict: bool,
     name_map: NameMap | None,
@@ -143,8 +143,9 @@ def _load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     reader = _reader(filepath, session)
-    factors = factor_paths(merged)
-    handles = {weight.path: weight for weight in weights if weight.path not in factors or weight.path in reader.shapes}
+    factors = factor_paths(session, merged)
+    by_path = {session.path_of(weight): weight for weight in weights}
+    handles = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
     origins, unused = origins_of(handles, name_map, transform)
     if not isinstance(reader, TensorReader):
         check_no_rules(reader.path, name_map, transform)
@@ -158,7 +159,7 @@ def _load_weights(
         for name in report.loaded:
             handles[name].assign(values.pop(name))
     for path in report.loaded:
-        if path in merged and merged[path].factors[1].path not in handles:
+        if path in merged and session.path_of(merged[path].factors[1]) not in handles:
             merged[path].forget()
     warn_of_parts(str(reader.path), report)
     if isinstance(reader, TensorReader) and reader.lacks_checksums(_names_in(origins, report.loaded)):
@@ -206,7 +207,7 @@ def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) 
             return found[key]
 
         sharding = TensorLayout(row.axes, cell.mesh).backend_layout
-        cell.write(path, jax.make_array_from_callback(row.shape, sharding, part))
+        cell.write(cell.index(path), jax.make_array_from_callback(row.shape, sharding, part))
 
 
 def check_narrowed(reader: Any, name: str, dtype: Any) -> None:
@@ -287,7 +288,7 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
 
 def _compared(
     model: str,
-    handles: Mapping[str, ModelVariable],
+    handles: Mapping[str, Any],
     origins: Mapping[str, Origin],
     unused: tuple[str, ...],
     reader: TensorReader | _Folder,

@@ -95,7 +95,7 @@ def path_of(variable: object) -> Any:
 
 
 def _means(entry: Any, variable: Any) -> bool:
-    """Whether an entry of `var_list` is this variable: the same object, a handle on the same array, or its path."""
+    """Whether an entry of `var_list` is this variable: the same object, or its path."""
     if isinstance(entry, str):
         return entry == path_of(variable)
-    return entry is variable or (hasattr(variable, "stands_for") and variable.stands_for(entry))
+    return entry is variable

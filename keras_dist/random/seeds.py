@@ -19,6 +19,7 @@ from flax import nnx
 
 from keras_dist import _jax
 from keras_dist._arguments import check_int
+from keras_dist._lending import Lendable
 from keras_dist.errors import ModelError
 
 _seed: int | None = None
@@ -111,7 +112,7 @@ def key_stream(key: jax.Array) -> Generator[None]:
         _stream.reset(token)
 
 
-class SeedState(nnx.RngState):
+class SeedState(Lendable, nnx.RngState):
     """The position `[seed, draws]` of a generator, with what Keras's variables have."""
 
     trainable = False
@@ -137,15 +138,7 @@ class SeedState(nnx.RngState):
         self[...] = jnp.asarray(value, jnp.uint32)
 
 
-class _InModel:
-    """The handle of a generator on its state in a model, beside its NNX graph: copies of the graph have none."""
-
-    __slots__ = ("_handle",)
-
-    _handle: Any
-
-
-class SeedGenerator(_InModel, nnx.Module):
+class SeedGenerator(nnx.Module):
     """A stream of random keys whose position is a variable. Layers that draw random numbers own one.
 
     Attributes:
@@ -162,22 +155,17 @@ class SeedGenerator(_InModel, nnx.Module):
     Source: `keras.random.SeedGenerator`; with one seed, both give the same bits.
     """
 
-    __slots__ = ()
-
     def __init__(self, seed: int | None = None, name: str | None = None) -> None:
         self.name = name or "seed_generator"
         self.seed = None if seed is None else check_seed(seed)
 
     @property
     def state(self) -> Any:
-        """The variable `[seed, draws]`, made when it is first used; of a layer in a model, the handle on the model's.
+        """The variable `[seed, draws]`, made when it is first used.
 
         Raises:
             ModelError: this happens inside a compiled function, of which the first number would become a constant.
         """
-        handle = getattr(self, "_handle", None)
-        if handle is not None:
-            return handle
         if not hasattr(self, "seed_generator_state"):
             first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
             self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
@@ -198,10 +186,7 @@ class SeedGenerator(_InModel, nnx.Module):
             state = self.state
             words = jnp.array(state[...], copy=True)  # which no later step consumes
             after = state[...] + jnp.array([0, 1], jnp.uint32)
-            if isinstance(state, nnx.Variable):
-                state[...] = after
-            else:
-                state.assign(np.asarray(after))
+            state[...] = after
         except (_jax.TraceError, jax.errors.TracerArrayConversionError) as error:
             raise ModelError(
                 "a SeedGenerator is drawn from inside a compiled function that does not own it",
@@ -211,10 +196,6 @@ class SeedGenerator(_InModel, nnx.Module):
                 "in a layer write self.seed_generator = SeedGenerator() in __init__",
             ) from error
         return words
-
-    def live_in_model(self, state: Any) -> None:
-        """Use the handle `state` on the array of a model as its state from now on."""
-        object.__setattr__(self, "_handle", state)  # past NNX, which would take it for a part of the graph
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

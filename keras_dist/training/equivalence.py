@@ -13,12 +13,12 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._types import PyTree
 from keras_dist.data.arrays import ArraySource
+from keras_dist.distribution.placement import host_copy
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import EquivalenceError, ModelError, shorten, type_name
 from keras_dist.training.graph import trace_factory
 from keras_dist.training.objective import Objective, resolve_objective
-from keras_dist.training.state_cell import host_copy
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.uneven_rows import real_rows, rows_multiple
 

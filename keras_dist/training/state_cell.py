@@ -1,183 +1,237 @@
-"""`StateCell`: the one owner of a model's arrays."""
+"""`StateCell`: the training state of a model: where the arrays of its variables are, its slots, its steps."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
-from keras_dist import _jax
-from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import liveness
+from keras_dist._lending import Lendable
+from keras_dist._types import ArrayLike
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
+from keras_dist.layers.variable import checked_value
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
+from keras_dist.training.places import Place
 from keras_dist.training.train_state import TrainState
-
-_clock = itertools.count(1)
-_lock_of_linked_cells = threading.RLock()  # one for all, so that no two threads wait for each other
-
-
-class SharedLock:
-    """A reentrant lock, which becomes the one of all linked cells when its cell is linked."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        while True:
-            lock = self._lock
-            lock.acquire()
-            if lock is self._lock:
-                return
-            lock.release()  # another thread has linked the cell in the meantime
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
-
-    @staticmethod
-    @contextlib.contextmanager
-    def joining(*locks: SharedLock) -> Iterator[None]:
-        """Wait for the threads that hold the locks; from then on all of them are one. None is held by this thread."""
-        with _lock_of_linked_cells, contextlib.ExitStack() as held:
-            for lock in locks:
-                held.enter_context(lock._lock)
-                lock._lock = _lock_of_linked_cells
-            yield
-
-
-class _SharedVariable:
-    """One variable of several models, each of which has a copy where its plan says.
-
-    Attributes:
-        value: what was written last; it lives until the next step of the model that wrote it.
-        version: when that was.
-        cells: those of the models.
-    """
-
-    def __init__(self, value: jax.Array) -> None:
-        self.value, self.version = value, 0
-        self.cells: weakref.WeakSet[StateCell] = weakref.WeakSet()
-
-    def write(self, value: jax.Array) -> int:
-        """Note what one of the models has written, and return its version."""
-        self.value, self.version = value, next(_clock)
-        return self.version
 
 
 class StateCell:
-    """The one owner of a model's arrays. The loop swaps its state after each dispatch; all others read copies.
+    """The training state of a model.
+
+    The variables of the layers have the arrays. A training borrows them, donates them to each step, and gives back what
+    the last step made of them. Slots and the count of steps are here.
+
+    Args:
+        graph: the module without its arrays.
+        plan: where the variables live.
+        places: where their arrays are, in the order of the plan.
+        owner: how errors call the model.
 
     Attributes:
         graph: the module without its arrays.
         plan: where the variables live.
         state_plan: where everything in the state lives.
-        state: the current arrays. Consumed by the next train step: never hand it out.
-        arrays: the current arrays as a flat list: what the steps take and give, for trees cost them time.
+        owner: how errors call the model.
+        is_shown: whether others have the module itself, so that arrays in variables which are none of ours may be
+            theirs, too.
         lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
             thread dispatches on buffers that another has just donated.
     """
 
-    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, nnx_state: PyTree) -> None:
-        self.graph = graph
-        self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
-        self.plan = plan
-        self.lock = SharedLock()
+    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
+        self.graph, self.plan, self.owner = graph, plan, owner
+        self.is_shown = False
+        self.lock = threading.RLock()
         self._training = threading.RLock()
         self._trainings = 0
-        trainable, rest = graph.nest(jax.tree.leaves(nnx_state))
+        self._is_borrowing = False
+        self._beside: weakref.WeakSet[StateCell] = weakref.WeakSet()
+        self._have(places)
         self.state_plan = self._plan_of_state({})
-        step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
-        self._shared: dict[int, _SharedVariable] = {}
-        self._taken: dict[int, int] = {}  # the version of each of them that the arrays here have
-        self.state = TrainState(trainable, rest, {}, step)
+        self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
+
+    def leave(self) -> None:
+        """Have no part in the variables any more: another training state takes this one's place."""
+        for place in self._variables:
+            if isinstance(place.holder, Lendable):
+                place.holder.leave(self)
+        for cell in self._beside:
+            cell._beside.discard(self)
+
+    def _begin(self, step: jax.Array) -> None:
+        """Have no slots, and the arrays that the variables have."""
+        self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
+        for index, place in self._at.items():
+            if not place.is_foreign:
+                self._arrays[index] = None  # looked at when somebody wants it
+
+    def _have(self, places: Sequence[Place]) -> None:
+        """Have the variables of these places."""
+        self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
+        self._variables = list(places)
+        self._index_of = {id(place.holder): index for index, place in enumerate(places) if place.variable is not None}
+        for place in places:
+            if isinstance(place.variable, Lendable):
+                self._beside.update(cell for cell in place.variable.cells if cell is not self)
+                place.variable.join(self)
+        for cell in self._beside:
+            cell._beside.add(self)
+
+    def _arrange(self, state: TrainState) -> None:
+        """Have the arrays of a state, some of which may be those of before."""
+        arrays: list[Any]
+        arrays, self._treedef = jax.tree.flatten(state)
+        numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
+        self._places = self.graph.flatten(numbered.trainable, numbered.rest)
+        self._at = dict(zip(self._places, self._variables, strict=True))
+        self._arrays = arrays
 
     @property
     def state(self) -> TrainState:
-        """The current arrays."""
+        """The current arrays. Consumed by the next train step: never hand it out."""
         return jax.tree.unflatten(self._treedef, self.arrays)
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        arrays, self._treedef = jax.tree.flatten(state)
-        numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
-        self._places = self.graph.flatten(numbered.trainable, numbered.rest)
-        self.arrays = arrays
+        self._arrange(state)
+        self._give_back()
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """The current arrays, flat."""
-        if any(shared.version > self._taken[index] for index, shared in self._shared.items()):
-            self._take_shared()
+        """The current arrays as a flat list, which is what the steps take and give: trees cost them time."""
+        if not self._is_borrowing:
+            self._look()
         return self._arrays
 
     @arrays.setter
     def arrays(self, arrays: list[jax.Array]) -> None:
         self._arrays = arrays
-        for index, shared in self._shared.items():
-            self._taken[index] = shared.write(arrays[self._places[index]])
+        if not self._is_borrowing:
+            self._give_back()
 
     def put(self, arrays: Mapping[int, jax.Array]) -> None:
         """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
-        if arrays:
-            self.arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
+        if not arrays:
+            return
+        self._arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
+        if not self._is_borrowing:
+            for index in arrays.keys() & self._at.keys():
+                self._at[index].keep(arrays[index])
 
-    def link(self, other: StateCell, indices: Mapping[int, int]) -> None:
-        """Share variables with another model: what one of them writes, the other finds when it reads next.
+    # What variables lend
 
-        Args:
-            other: the cell of the other model. Its values are taken over.
-            indices: for each shared variable of this cell its index in the other.
-        """
-        with SharedLock.joining(self.lock, other.lock):
-            values = other.leaves()
-            for mine, theirs in indices.items():
-                shared = other._shared.get(theirs) or _SharedVariable(values[theirs])
-                other._share(theirs, shared)
-                other._taken[theirs] = shared.write(values[theirs])
-                before = self._shared.get(mine, shared)
-                for cell in list(before.cells):
-                    for index in [index for index, one in cell._shared.items() if one is before]:
-                        cell._share(index, shared)
-                self._share(mine, shared)
+    def _look(self) -> None:
+        """Take over what the variables have by now."""
+        changed = [
+            (index, place, array)
+            for index, place in self._at.items()
+            if (array := place.array()) is not self._arrays[index]
+        ]
+        if not changed:
+            return
+        with jax.ensure_compile_time_eval():  # also where somebody looks first inside of a trace
+            shardings = jax.tree.leaves(self.state_plan.shardings)
+            arrays: list[Any] = list(self._arrays)
+            for index, place, array in changed:
+                if isinstance(array, jax.ShapeDtypeStruct):  # of a model that is planned only
+                    arrays[index] = array
+                    continue
+                is_lent = isinstance(place.holder, Lendable) and place.holder.borrower is not None
+                if (place.is_own or is_lent) and array.sharding.is_equivalent_to(shardings[index], array.ndim):
+                    arrays[index] = array
+                    continue
+                row = self.state_plan.rows[index]
+                arrays[index] = place_copy(checked_value(array, row), shardings[index], f"variable {row.path!r}")
+                if not is_lent:
+                    place.keep(arrays[index])
+            self._arrays = arrays
 
-    def shares(self, path: str, other: StateCell, other_path: str) -> bool:
-        """Whether a variable is that of another cell."""
-        return self.identity(path) == other.identity(other_path)
+    @contextlib.contextmanager
+    def borrowing(self) -> Iterator[None]:
+        """Have the arrays of the variables alone, and give the current ones back in the end."""
+        if self._is_borrowing:
+            yield
+            return
+        self._borrow()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._is_borrowing = False
+                self._give_back()
 
-    def identity(self, path: str) -> Hashable:
-        """Return a value that is equal for all cells that share a variable."""
-        index = self.index(path)
-        return id(self._shared[index]) if index in self._shared else (id(self), index)
+    def _borrow(self) -> None:
+        with self.lock:
+            for place in self._variables:
+                borrower = place.holder.borrower if isinstance(place.holder, Lendable) else None
+                if borrower is not None:
+                    raise self._lent_to(borrower, place)
+            self._look()
+            self._is_borrowing = True
+            for place in self._variables:
+                place.lend_to(self)
+        for cell in list(self._beside):
+            with cell.lock:  # what it is dispatching has read the arrays
+                pass
+        with self.lock:
+            shardings = jax.tree.leaves(self.state_plan.shardings)
+            for index, place in self._at.items():
+                if not (place.is_own or (place.is_foreign and not self.is_shown)):
+                    self._arrays[index] = place_copy(self._arrays[index], shardings[index])
 
-    def _share(self, index: int, shared: _SharedVariable) -> None:
-        self._taken.setdefault(index, 0)
-        self._shared = {**self._shared, index: shared}  # another thread may be looking at the former one
-        shared.cells.add(self)
+    def _give_back(self) -> None:
+        """Let the variables have the current arrays."""
+        for index, place in self._at.items():
+            place.lend_to(None)
+            place.keep(self._arrays[index])
 
-    def _take_shared(self) -> None:
-        """Copy the shared variables that another model has written since they were last copied."""
-        # a first read inside of a user's trace would otherwise leave tracers in the cell
+    def show(self) -> None:
+        """Let the variables that are none of ours have copies of the current arrays, for others to read."""
+        if self._is_borrowing and self.is_shown:
+            with self.lock:
+                shardings = jax.tree.leaves(self.state_plan.shardings)
+                for index, place in self._at.items():
+                    if place.is_foreign:
+                        place.keep(place_copy(self._arrays[index], shardings[index]))
+
+    def array_of(self, variable: Lendable) -> jax.Array:
+        """The current array of a variable that is lent; the next step may delete it."""
+        return self._arrays[self.place_of(variable)]
+
+    def copy_of(self, variable: Lendable) -> jax.Array:
+        """A copy of it."""
         with self.lock, jax.ensure_compile_time_eval():
-            shardings, arrays, taken = jax.tree.leaves(self.plan.shardings), list(self._arrays), dict(self._taken)
-            for index, shared in self._shared.items():
-                if shared.version > taken[index]:
-                    arrays[self._places[index]] = place_copy(shared.value, shardings[index])
-                    taken[index] = shared.version
-            self._arrays, self._taken = arrays, taken
+            array = self.array_of(variable)
+            return place_copy(array, array.sharding)
+
+    def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
+        """Put a copy of a value in the place of the current array of a variable that is lent."""
+        index = self._index_of[id(variable)]
+        self.write(index, checked_value(value, self.plan.rows[index]))
+
+    def _lent_to(self, borrower: Any, place: Place) -> ModelError:
+        return ModelError(
+            f"{self.owner} cannot train now: {borrower.owner} is training variables of it",
+            given=f"variable {self.graph.specs[self._variables.index(place)].path!r}, which both have",
+            expected="one training at a time: each step consumes the arrays before it",
+            fix="wait for the first to end, or give each model variables of its own: keras_dist.models.clone_model",
+        )
+
+    def shared_with(self) -> list[StateCell]:
+        """Other models that have some of the variables."""
+        return [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -202,7 +256,8 @@ class StateCell:
                 )
             self._trainings += 1
             try:
-                yield
+                with self.borrowing():
+                    yield
             finally:
                 self._trainings -= 1
                 self._training.release()
@@ -219,6 +274,20 @@ class StateCell:
         """The place of a variable in `arrays`."""
         return self._places[self.index(path)]
 
+    def place_of(self, variable: Any) -> int:
+        """The place of a variable, or of the handle on an array, in `arrays`."""
+        path = self.path_of(variable)
+        return self.place(variable.path if path is None else path)
+
+    def path_of(self, variable: Any) -> str | None:
+        """The path of a variable in this model; None for one that it does not have."""
+        index = self._index_of.get(id(variable))
+        return None if index is None else self.graph.specs[index].path
+
+    def variable(self, path: str) -> Any:
+        """The variable of a path itself; None for an array that no variable has alone."""
+        return self._variables[self.index(path)].variable
+
     def is_trained(self, path: str) -> bool:
         """Whether the variable is trained."""
         return self.graph.trained[self.index(path)]
@@ -229,49 +298,44 @@ class StateCell:
 
     def leaves(self) -> list[jax.Array]:
         """The arrays of all variables; they live until the next step."""
-        return self.graph.flatten(self.state.trainable, self.state.rest)
+        arrays = self.arrays
+        return [arrays[place] for place in self._places]
 
-    def write(self, path: str, value: ArrayLike) -> None:
-        """Put a copy of `value` in the place of a variable."""
-        self.write_all({self.index(path): value})
+    def write(self, index: int, value: ArrayLike) -> None:
+        """Put a copy of `value` in the place of the variable of this index."""
+        self.write_all({index: value})
 
-    def write_all(self, values: dict[int, ArrayLike]) -> None:
+    def write_all(self, values: Mapping[int, ArrayLike]) -> None:
         """Put copies in the places of several variables, by index."""
         shardings = jax.tree.leaves(self.plan.shardings)
         with self.lock:
-            leaves = self.leaves()
-            for index, value in values.items():
-                leaves[index] = place_copy(value, shardings[index], f"variable {self.graph.specs[index].path!r}")
-            trainable, rest = self.graph.nest(leaves)
-            self.state = self.state.replace(trainable=trainable, rest=rest)
+            self.put(
+                {
+                    self._places[index]: place_copy(
+                        value, shardings[index], f"variable {self.graph.specs[index].path!r}"
+                    )
+                    for index, value in values.items()
+                }
+            )
 
     def use(self, graph: ModuleGraph) -> None:
         """Exchange the graph for one of the same variables; where it trains others of them, slots are dropped."""
         if graph.trained == self.graph.trained:
             self.graph = graph
             return
-        leaves = self.leaves()
+        leaves, step = self.leaves(), self.state.step
         self.graph = graph
         self.state_plan = self._plan_of_state({})
-        trainable, rest = graph.nest(leaves)
-        self.state = TrainState(trainable, rest, {}, self.state.step)
+        self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
-    def extend(self, graph: ModuleGraph, plan: LayoutPlan, leaves: Sequence[jax.Array]) -> None:
-        """Have the variables of another graph, which lie as its plan says; slots are dropped."""
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place]) -> None:
+        """Have the variables of another graph, whose arrays come to where its plan says; slots are dropped."""
         with self.lock:
-            paths, shared, taken, step = list(self._indices), self._shared, self._taken, self.state.step
+            step = self.state.step
             self.graph, self.plan = graph, plan
-            self._indices = {spec.path: index for index, spec in enumerate(graph.specs)}
-            self._shared, self._taken = {}, {}
+            self._have(places)
             self.state_plan = self._plan_of_state({})
-            trainable, rest = graph.nest(leaves)
-            self.state = TrainState(trainable, rest, {}, step)
-            self._taken = {self._indices[paths[index]]: version for index, version in taken.items()}
-            self._shared = {self._indices[paths[index]]: one for index, one in shared.items()}
-
-    def is_shared(self, path: str) -> bool:
-        """Whether another model has a variable, too."""
-        return self.index(path) in self._shared
+            self._begin(step)
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
         """Create the slots of these optimizers, in place of the previous ones, and count steps from 0."""
@@ -297,16 +361,21 @@ class StateCell:
         Raises:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
-        plan = distribution.plan_variables(self.graph.specs, self.graph.treedef)
-        moved = StateCell(self.graph, plan, self.graph.treedef.unflatten(self.leaves()))
-        moved.state_plan = moved._plan_of_state(
-            {
-                name: moved.trainable_plan(optimizer).follow(self.state.slots[name]).prefixed(name)
-                for name, optimizer in optimizers.items()
-            }
-        )
-        self.state = moved.state_plan.place(self.state)
-        self.plan, self.state_plan = moved.plan, moved.state_plan
+        plan, before = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.plan
+        state = self.state
+        try:
+            self.plan = plan
+            state_plan = self._plan_of_state(
+                {
+                    name: self.trainable_plan(optimizer).follow(state.slots[name]).prefixed(name)
+                    for name, optimizer in optimizers.items()
+                }
+            )
+            state = state_plan.place(state)
+        except BaseException:
+            self.plan = before
+            raise
+        self.state_plan, self.state = state_plan, state
 
     def copy_of_state(self) -> TrainState:
         """A copy of the state, which later steps do not consume."""
@@ -324,16 +393,3 @@ class StateCell:
         trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
         step = LayoutPlan.replicated_scalar("step", jnp.int32, self.plan.mesh)
         return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
-
-
-def host_copy(array: jax.Array) -> np.ndarray:
-    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype.
-
-    What other processes hold parts of is gathered: all of them must call.
-    """
-    data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
-    if data.is_fully_addressable or data.is_fully_replicated:
-        return np.array(data)
-    liveness.note_act("reading a value of which each process has a part")
-    with liveness.waiting():
-        return np.array(multihost_utils.process_allgather(data, tiled=True))

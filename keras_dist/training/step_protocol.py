@@ -176,7 +176,7 @@ class ProtocolStep:
         """The places of trained and other variables and of slots among the leaves of a state; these, and their tree."""
         leaves, tree = jax.tree.flatten(state)
         numbered = tree.unflatten(range(len(leaves)))
-        trained, others = ([self._cell.place(one.path) for one in part] for part in self._protocol.variables())
+        trained, others = ([self._cell.place_of(one) for one in part] for part in self._protocol.variables())
         if sorted(trained) != sorted(jax.tree.leaves(numbered.trainable)):
             raise ModelError(
                 f"{self._mode}_step: other variables are trained than when the model was compiled",

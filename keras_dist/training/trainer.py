@@ -154,6 +154,7 @@ class Trainer:
                     group=self._options.steps_per_execution,
                 )
                 states = dict(run.progress.tallies) if states is None else states  # no step was left
+                self._cell.show()
                 self._hold(program, states)
                 seconds = timer.clock.seconds
                 logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt), seconds)
@@ -456,6 +457,7 @@ class Trainer:
     ) -> LazyLogs:
         """What callbacks get to see between batches; the metric objects of the model tell the same."""
         _, states = results[-1]
+        self._cell.show()
         self._hold(program, states)
         return LazyLogs(states, program.accumulators, None, (timer or StepTimer()).clock.seconds)
 

@@ -1,0 +1,113 @@
+"""`adopt`: what building a copy of a model has made becomes the model's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flax import nnx
+
+from keras_dist._types import PyTree
+from keras_dist.layers import Layer
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weights import walk_owned
+from keras_dist.models.growing import grow
+from keras_dist.models.naming import layers_below
+from keras_dist.models.session import Session
+from keras_dist.random import SeedGenerator
+
+
+def adopt(module: nnx.Module, built: nnx.Module) -> None:
+    """Give a module the variables, submodules and other attributes that building a copy of it has made.
+
+    What the module has already stays the same object.
+
+    Args:
+        module: the user's.
+        built: the copy, which is taken apart.
+    """
+    pairs = list(_pairs(module, built))
+    own = {id(theirs): ours for ours, theirs in pairs}
+    seen: set[int] = set()
+    for ours, theirs in pairs:
+        for name, value in _attributes(theirs):
+            before, is_data = vars(ours).get(name, _MISSING), theirs._pytree__nodes.get(name, False)
+            if isinstance(value, nnx.Variable | nnx.Pytree):
+                value = own.get(id(value), value)
+                _replace_copies(value, own, seen)
+            elif before is not _MISSING and (is_data or not isinstance(ours, _BUILDING)):
+                continue
+            if value is not before:
+                nnx.Pytree.__setattr__(ours, name, nnx.data(value) if is_data else value)
+
+
+_BUILDING = (Layer, SeedGenerator, nnx.List, nnx.Dict)
+"""Modules that are built late. Of others what a call changes, such as whether they train, is no matter of building."""
+
+_MISSING = object()
+
+
+def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each module, and each variable, with its copy; of a variable that building has replaced, nothing."""
+    seen: set[int] = set()
+    waiting = [(module, built)]
+    while waiting:
+        ours, theirs = waiting.pop()
+        if id(theirs) in seen or type(ours) is not type(theirs):
+            continue
+        seen.add(id(theirs))
+        yield ours, theirs
+        if isinstance(ours, nnx.Variable):
+            continue
+        for name, value in _attributes(theirs):
+            if isinstance(value, nnx.Variable | nnx.Pytree) and name in vars(ours):
+                waiting.append((vars(ours)[name], value))
+
+
+def _attributes(node: Any) -> list[tuple[str, Any]]:
+    """The attributes of a module, without those of Flax's own; a variable has none."""
+    if isinstance(node, nnx.Variable):
+        return []
+    return [(name, value) for name, value in vars(node).items() if not name.startswith(("_pytree__", "_object__"))]
+
+
+def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
+    """Put the user's objects in the places of their copies, in what building has made."""
+    if isinstance(node, nnx.Variable) or id(node) in seen:
+        return
+    seen.add(id(node))
+    for name, value in _attributes(node):
+        if isinstance(value, nnx.Variable | nnx.Pytree):
+            if own.get(id(value), value) is not value:
+                nnx.Pytree.__setattr__(node, name, own[id(value)])
+            _replace_copies(own.get(id(value), value), own, seen)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelHome:
+    """Where a layer is: below `prefix` in the model of `session`."""
+
+    session: Session
+    prefix: str
+
+    def handle(self, variable: nnx.Variable) -> Any:
+        """Return what reads and writes a variable of another framework."""
+        path = self.session.cell.path_of(variable)
+        return variable if path is None else self.session.variable(path)
+
+    def grow(self, change: Callable[[], None]) -> None:
+        """Let `change` add weights to the layer and freeze others, in the model."""
+        grow(self.session, self.prefix, change)
+
+
+def settle(model: Layer, before: Session | None, session: Session) -> None:
+    """Tell the layers and variables of a model that they are in it, unless they are in another one already."""
+    for path, layer in layers_below(model):
+        record: Any = layer._outside
+        home = record.home
+        if home is None or home.session is before:
+            record.home = ModelHome(session, path)
+    for _, variable, owners in walk_owned(model):
+        if isinstance(variable, Variable) and variable.cells[0] is session.cell:
+            variable.belong_to(owners, session.cell.path_of(variable) or "")

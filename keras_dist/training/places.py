@@ -1,0 +1,121 @@
+"""`Place`: where one array of a module is: in a variable, in an attribute, or in a structure of arrays there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from keras_dist import _jax, _paths
+from keras_dist._lending import Borrower, Lendable
+from keras_dist._types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """Where one array of a module is.
+
+    Attributes:
+        holder: the variable, or the module that has the array as an attribute.
+        attribute: the name of that attribute; None for a variable.
+        index: which of the arrays it is that are there; None for the only one.
+    """
+
+    holder: Any
+    attribute: str | None = None
+    index: int | None = None
+
+    @property
+    def variable(self) -> Any:
+        """The variable that has this array alone; None for others."""
+        return self.holder if self.attribute is None and self.index is None else None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether what has the array does not know of borrowers."""
+        return not isinstance(self.holder, Lendable)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the array is known to be nobody else's."""
+        return isinstance(self.holder, Lendable) and self.holder.is_own
+
+    def array(self) -> Any:
+        """The array itself."""
+        tree = self._tree()
+        return tree if self.index is None else jax.tree.leaves(tree, is_leaf=_jax.is_variable)[self.index]
+
+    def keep(self, array: Any) -> None:
+        """Have an array that nobody else holds."""
+        if self.index is not None:
+            leaves, structure = jax.tree.flatten(self._tree(), is_leaf=_jax.is_variable)
+            array = structure.unflatten([*leaves[: self.index], array, *leaves[self.index + 1 :]])
+        if self.attribute is not None:
+            vars(self.holder)[self.attribute] = array
+        elif isinstance(self.holder, Lendable):
+            self.holder.keep(array)
+        else:
+            _jax.raw_value.__set__(self.holder, array)
+
+    def lend_to(self, borrower: Borrower | None) -> None:
+        """Let a borrower have the array, if the variable knows of such."""
+        if isinstance(self.holder, Lendable):
+            self.holder.lend_to(borrower)
+
+    def _tree(self) -> PyTree:
+        if self.attribute is not None:
+            return vars(self.holder)[self.attribute]
+        return self.holder.peek() if isinstance(self.holder, Lendable) else _jax.raw_value.__get__(self.holder)
+
+
+def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
+    """Return where the arrays are that these names and indices lead to, as `leaf_parts` gives them for a module."""
+    counted: collections.Counter[tuple[int, str | None]] = collections.Counter()
+    found: list[Place] = []
+    for names in parts:
+        holder, owner, attribute = _holder(module, names)
+        around = (holder, None) if isinstance(holder, nnx.Variable) else (owner, attribute)
+        if _is_alone(*around):
+            found.append(Place(*around))
+        else:
+            found.append(Place(*around, counted[id(around[0]), around[1]]))
+            counted[id(around[0]), around[1]] += 1
+        if around[1] is None and vars(owner)[attribute] is not holder:
+            counted[id(owner), attribute] += 1  # a variable in a structure of arrays is one of its leaves
+    return found
+
+
+def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
+    """What names lead to: a variable or an array; and the last module on the way, with its attribute."""
+    node, owner, attribute = module, module, ""
+    for name in names:
+        if isinstance(node, nnx.Variable):
+            break
+        if isinstance(node, nnx.Pytree):
+            members = vars(node).get(_paths.MEMBERS)
+            if members is not None and name in vars(members) and name not in vars(node):
+                node = members
+            owner, attribute = node, str(name)
+            node = vars(node)[attribute]
+        else:
+            node = _inside(node, name)
+    return node, owner, attribute
+
+
+def _inside(tree: Any, name: str | int) -> PyTree:
+    """What a name leads to in a structure of arrays."""
+    if isinstance(tree, list | tuple) and not hasattr(tree, str(name)):
+        return tree[int(name)]
+    if hasattr(tree, "__getitem__") and not hasattr(tree, str(name)):
+        return tree[name] if name in tree else tree[type(next(iter(tree)))(name)]
+    return getattr(tree, str(name))
+
+
+def _is_alone(holder: Any, attribute: str | None) -> bool:
+    """Whether what is there is one array, not a structure with one."""
+    tree = vars(holder)[attribute] if attribute is not None else _jax.raw_value.__get__(holder)
+    return jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))
