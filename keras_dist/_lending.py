@@ -3,48 +3,58 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 from flax import nnx
 
 from keras_dist import _jax
+from keras_dist._operators import Operators
+from keras_dist._scope import current_scope
 
 
-class Borrower(Protocol):
-    """What has the arrays of variables while it trains, and donates them to each step."""
+class Keeper(Protocol):
+    """The training state of a model, which knows where variables live, and has their arrays while it trains."""
 
     lock: Any
 
     def array_of(self, variable: Lendable) -> Any:
-        """The current array, which the next step may delete."""
+        """The current array of a variable that is lent; the next step may delete it."""
         ...
 
     def copy_of(self, variable: Lendable) -> Any:
-        """A copy of the current array."""
+        """A copy of it."""
         ...
 
-    def put(self, arrays: Mapping[int, Any]) -> None:
-        """Put arrays in the places of some of the current ones, by their index."""
+    def copied(self, array: Any) -> Any:
+        """A copy of an array, in the same place."""
         ...
 
-    def place_of(self, variable: Any) -> int:
-        """The index of the array of a variable."""
+    def host_copy(self, array: Any) -> np.ndarray:
+        """A copy on the host; in a job of several processes all must call."""
+        ...
+
+    def take(self, variable: Lendable, array: Any) -> None:
+        """Put an array that nobody else holds in the place of the current one."""
         ...
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
         """Put a copy of a value in the place of the current array."""
         ...
 
+    def path_of(self, variable: Any) -> str | None:
+        """The path of a variable in the model."""
+        ...
 
-class Lendable(nnx.Variable):
+
+class Lendable(Operators, nnx.Variable):
     """A variable that lends its array.
 
     Whoever reads it gets the array itself, and the next borrower takes a copy of that. While it is lent, reading gives
     a copy of the current array, and writing sets that.
     """
 
-    __slots__ = ("_borrower", "_cells", "_is_own")
+    __slots__ = ("_borrower", "_is_own", "_keepers")
 
     @property
     def _raw_value(self) -> Any:
@@ -64,20 +74,25 @@ class Lendable(nnx.Variable):
         _jax.raw_value.__set__(self, value)
 
     @property
-    def borrower(self) -> Borrower | None:
+    def borrower(self) -> Keeper | None:
         """What has its array now; None for itself."""
-        try:
-            return object.__getattribute__(self, "_borrower")  # getattr would look for it in the array
-        except AttributeError:
-            return None
+        return self._slot("_borrower", None)
 
     @property
     def is_own(self) -> bool:
         """Whether nobody else holds the array: it was put here by `keep`, and nobody has read it since."""
+        return self._slot("_is_own", False)
+
+    @property
+    def keepers(self) -> list[Any]:
+        """The training states of models that it is a part of, the first one first."""
+        return [keeper for reference in self._slot("_keepers", ()) if (keeper := reference()) is not None]
+
+    def _slot(self, name: str, default: Any) -> Any:
         try:
-            return object.__getattribute__(self, "_is_own")
+            return object.__getattribute__(self, name)  # getattr would look for it in the array
         except AttributeError:
-            return False
+            return default
 
     def peek(self) -> Any:
         """Return the current array, which the caller does not hand on."""
@@ -89,23 +104,46 @@ class Lendable(nnx.Variable):
         object.__setattr__(self, "_is_own", True)
         _jax.raw_value.__set__(self, array)
 
-    def lend_to(self, borrower: Borrower | None) -> None:
+    def lend_to(self, borrower: Keeper | None) -> None:
         """Let a borrower have the array from now on; None ends that, after which `keep` follows."""
         object.__setattr__(self, "_borrower", borrower)
 
-    @property
-    def cells(self) -> list[Any]:
-        """The training states of models that it is a part of, the first one first."""
-        try:
-            references = object.__getattribute__(self, "_cells")
-        except AttributeError:
-            return []
-        return [cell for reference in references if (cell := reference()) is not None]
-
-    def join(self, cell: Any) -> None:
+    def join(self, keeper: Keeper) -> None:
         """Be a part of the training state of a model from now on."""
-        object.__setattr__(self, "_cells", tuple(map(weakref.ref, dict.fromkeys((*self.cells, cell)))))
+        object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
 
-    def leave(self, cell: Any) -> None:
+    def leave(self, keeper: Keeper) -> None:
         """Be no part of it any more."""
-        object.__setattr__(self, "_cells", tuple(weakref.ref(one) for one in self.cells if one is not cell))
+        object.__setattr__(self, "_keepers", tuple(weakref.ref(one) for one in self.keepers if one is not keeper))
+
+    # As `Operators` asks for it
+
+    @property
+    def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return next((keeper.lock for keeper in self.keepers), Operators._lock)
+
+    @property
+    def _is_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(self._slot("_keepers", ()))
+
+    def _array(self) -> Any:
+        array, keepers = self.peek(), self.keepers
+        if keepers and self.borrower is None and not self.is_own and not _jax.is_traced(array):
+            self.keep(array := keepers[0].copied(array))  # what others have read stays as it is
+        return array
+
+    def _store(self, array: Any) -> None:
+        if self.borrower is not None:
+            self.borrower.take(self, array)
+        elif self.keepers:
+            self.keep(array)
+        else:
+            self._write(array)
+
+    def numpy(self) -> np.ndarray:
+        """Return the value on the host. Of a model in a job of several processes all must call it."""
+        keepers = self.keepers
+        if not keepers or current_scope() is not None or _jax.is_traced(self.peek()):
+            return super().numpy()
+        with self._lock:
+            return keepers[0].host_copy(self.peek())

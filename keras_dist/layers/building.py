@@ -96,7 +96,7 @@ def lay_out(layer: Any) -> None:
     in_keras = keras_paths(layer).weights
     for parts, weight in walk(layer):
         spec = specs.get(_paths.join(parts))
-        if spec is None or not isinstance(weight, Variable) or weight.cells or _jax.is_traced(weight._array()):
+        if spec is None or not isinstance(weight, Variable) or weight.keepers or _jax.is_traced(weight._array()):
             continue
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))
@@ -289,8 +289,11 @@ class Building:
         if "build" in vars(cls) and not hasattr(vars(cls)["build"], "creates_weights"):
             cls.build = _counted(vars(cls)["build"])  # type: ignore[method-assign]
 
-    def _build_once(self, tensors: Mapping[str, PyTree]) -> None:
+    def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
         if self._is_built:
+            # what another model was made of may be called outside of its own, where its weights are constants
+            if self._pytree__state.trace_state != context.root and any(True for _ in walk(self)):
+                self._check_same_trace()
             return
         if self._needs_no_building() and not self._pytree__state.trace_state.is_valid():
             return  # made outside of a function that JAX traces: it cannot be noted, and there is nothing to create

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -32,6 +32,7 @@ class CallContext:
         caller: the name of the layer whose `call` runs; None outside of one, and while a layer builds.
         weights_dtype: what float weights are read as in it; None for as they are.
         is_of_shapes: whether nothing is asked of it but shapes, so that initial values need not be drawn.
+        root: the trace state of the outermost layer that is called; None before there is one.
         is_computed_again: whether the backward pass computes it again, so that no layer in it needs to see to that.
     """
 
@@ -43,6 +44,7 @@ class CallContext:
     created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
     weights_dtype: str | None = None
     is_of_shapes: bool = False
+    root: Any = None
     is_computed_again: bool = False
 
     def mask_of(self, tensors: PyTree) -> PyTree:

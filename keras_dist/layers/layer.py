@@ -347,7 +347,12 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         yield _jax.shown_as(repr(self))  # in lists and dicts
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        return self._pass_arguments(super().__deepcopy__(memo))
+        copied = super().__deepcopy__(memo)
+        _jax.restore_order(copied, _jax.attribute_order(self))
+        return self._pass_arguments(copied)
+
+    def __copy__(self) -> Any:
+        return self.__deepcopy__()  # two layers with the same variables would be one in any model
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | ({"_arguments": self._arguments} if hasattr(self, "_arguments") else {})
@@ -372,7 +377,9 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         first = next(iter(tensors.values()), args[0] if args else None)
         check_inputs(self.input_spec, first, self.name)
         masks = {name: value for name, value in kwargs.items() if name.endswith("mask") and _any(value)}
-        self._build_once({**tensors, **masks})
+        if context.root is None:
+            context.root = self._pytree__state.trace_state
+        self._build_once({**tensors, **masks}, context)
         if "training" in parameters and list(parameters).index("training") >= len(args):
             kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))
         elif not takes_any(parameters):

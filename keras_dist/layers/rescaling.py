@@ -14,6 +14,7 @@ from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.layers import call_context
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -124,7 +125,7 @@ class Normalization(Layer):
         total: _Moments = (0, 0.0, 0.0)
         for batch in _batches(data, self.name):
             if not self._has_weights:
-                self._build_once({"inputs": batch})
+                self._build_once({"inputs": batch}, call_context.CallContext())
             for chunk in self._chunks(batch):
                 total = _merged(total, self._moments(chunk))
         if not total[0]:

@@ -23,7 +23,7 @@ from keras_dist._scope import current_names, current_scope
 from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
-from keras_dist.distribution.placement import distribute_tensor, host_copy, place_copy
+from keras_dist.distribution.placement import distribute_tensor, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
@@ -61,7 +61,7 @@ def made_by_layer() -> Iterator[None]:
         _of_layer.reset(token)
 
 
-class Variable(Operators, Lendable):
+class Variable(Lendable):
     """An array that a layer owns. Assigned to an attribute of a layer, it is one of its weights.
 
     It stands for its value in arithmetic, comparisons and functions of `jax.numpy`. Values that `call` assigns to it
@@ -189,9 +189,9 @@ class Variable(Operators, Lendable):
 
     @property
     def layout(self) -> TensorLayout | None:
-        """The layout of its array on the mesh of its model; None outside of models."""
-        cell = next(iter(self.cells), None)
-        return None if cell is None else layout_on(cell.row(cell.path_of(self)).axes, cell.mesh)
+        """The layout of its array on the mesh of its model; outside of a model the one that it was given, or None."""
+        keeper = next(iter(self.keepers), None)
+        return self.get_metadata("layout") if keeper is None else layout_on(keeper.row(keeper.path_of(self)).axes, keeper.mesh)
 
     def belong_to(self, owners: Owners, path: str) -> None:
         """Store the layers around it, the innermost first, and its path in the outermost."""
@@ -209,10 +209,7 @@ class Variable(Operators, Lendable):
 
     @property
     def _told(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
-        try:
-            return object.__getattribute__(self, "_belonging")  # getattr would look for it in the array
-        except AttributeError:
-            return (), ""
+        return self._slot("_belonging", ((), ""))
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -228,35 +225,6 @@ class Variable(Operators, Lendable):
 
     def _read(self) -> jax.Array:
         return self._cast(self.get_value())
-
-    @property
-    def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return next((cell.lock for cell in self.cells), Operators._lock)
-
-    @property
-    def _is_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return bool(self.cells)
-
-    def _array(self) -> jax.Array:
-        array = self.peek()
-        if self.cells and self.borrower is None and not self.is_own and not _jax.is_traced(array):
-            self.keep(array := place_copy(array, array.sharding))  # what others have read stays as it is
-        return array
-
-    def _store(self, array: jax.Array) -> None:
-        if self.borrower is not None:
-            self.borrower.put({self.borrower.place_of(self): array})
-        elif self.cells:
-            self.keep(array)
-        else:
-            self._write(array)
-
-    def numpy(self) -> np.ndarray:
-        """Return the value on the host. Of a model in a job of several processes all must call it."""
-        if current_scope() is not None or _jax.is_traced(self.peek()):
-            return super().numpy()
-        with self._lock:
-            return host_copy(self.peek())
 
     def __getitem__(self, index: Any) -> jax.Array:
         if current_scope() is not None:

@@ -179,7 +179,7 @@ class WeightOwner:
     def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
         """Return a weight of the layer, or the one handle on a weight of a flax module."""
         if isinstance(variable, Variable):
-            if not variable.cells and len(owners) >= len(variable._owners):
+            if not variable.keepers and len(owners) >= len(variable._owners):
                 variable.belong_to(owners, path)
             return variable
         home = self._outside.home

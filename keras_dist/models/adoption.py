@@ -109,5 +109,5 @@ def settle(model: Layer, before: Session | None, session: Session) -> None:
         if home is None or home.session is before:
             record.home = ModelHome(session, path)
     for _, variable, owners in walk_owned(model):
-        if isinstance(variable, Variable) and variable.cells[0] is session.cell:
+        if isinstance(variable, Variable) and variable.keepers[0] is session.cell:
             variable.belong_to(owners, session.cell.path_of(variable) or "")

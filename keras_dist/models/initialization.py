@@ -237,11 +237,8 @@ def _session_of_state(
     precision: Any,
 ) -> Session:
     """The session of a module of its own, with these arrays, placed as planned."""
-    module = graph.merge(*graph.nest(jax.tree.leaves(state)))
-    places = places_of(module, graph.parts)
-    for place, array in zip(places, jax.tree.leaves(state), strict=True):
-        place.keep(array)
-    return Session(StateCell(graph, plan, places), call, distribution, seed, module, order, compute_loss, precision)
+    cell, module = StateCell.of_own_module(graph, plan, state)
+    return Session(cell, call, distribution, seed, module, order, compute_loss, precision)
 
 
 def _init(
@@ -380,7 +377,7 @@ def _session_of_layers(
 def _check_meshes(model: Trainer, plan: LayoutPlan, places: Sequence[Place]) -> None:
     """Check that the variables which other models have live on the mesh of this one, with the same shapes."""
     for place, row in zip(places, plan.rows, strict=True):
-        cells = place.variable.cells if isinstance(place.variable, Lendable) else []
+        cells = place.variable.keepers if isinstance(place.variable, Lendable) else []
         if cells and cells[0].mesh != plan.mesh:
             raise DistributionError(
                 f"model {model.name!r} and {cells[0].owner} have layers in common, and live on different meshes",

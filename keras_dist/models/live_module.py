@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, _ranges
+from keras_dist._lending import Lendable
 from keras_dist._operators import value_of
 from keras_dist._scope import Scope, current_scope, without_scope
 from keras_dist._types import ArrayLike, PyTree
@@ -24,7 +25,7 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer, call_context
-from keras_dist.layers.variable import Variable, checked_value
+from keras_dist.layers.variable import checked_value
 from keras_dist.layers.weights import keras_name
 from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainability import Trainability
@@ -268,7 +269,7 @@ class LiveModule:
 
     def _handle(self, row: Row) -> Any:
         own = self.cell.variable(row.path)
-        if isinstance(own, Variable):
+        if isinstance(own, Lendable):
             return own
         if row.path not in self._handles:
             return self._handles.setdefault(row.path, ModelVariable(row, self.cell, self.is_trainable, _name_of(own)))

@@ -144,7 +144,7 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
 def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer: Any, loss: Any) -> StepProgram:
     graph, distribution = forward.graph, forward.distribution
     plan = distribution.plan_variables(graph.specs, graph.treedef)
-    cell = StateCell(graph, plan, plan.shapes)
+    cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
     trainer = Trainer(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)

@@ -20,6 +20,8 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._arguments import check_int
 from keras_dist._lending import Lendable
+from keras_dist._operators import value_of
+from keras_dist._scope import current_scope
 from keras_dist.errors import ModelError
 
 _seed: int | None = None
@@ -112,30 +114,34 @@ def key_stream(key: jax.Array) -> Generator[None]:
         _stream.reset(token)
 
 
-class SeedState(Lendable, nnx.RngState):
+class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The position `[seed, draws]` of a generator, with what Keras's variables have."""
 
     trainable = False
+    is_key = True
+    name = "seed_generator_state"
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-        return "seed_generator_state"
+    def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The path in its model; outside of a model its name."""
+        keeper = next(iter(self.keepers), None)
+        return self.name if keeper is None else keeper.path_of(self) or self.name
 
-    path = name
+    def _read(self) -> jax.Array:
+        return self.get_value()
 
-    @property
-    def value(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Its value."""
-        return self[...]
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.value[index] if current_scope() is not None else self.get_value(index=index)
 
-    def numpy(self) -> np.ndarray:
-        """Its value on the host."""
-        return np.asarray(self[...])
+    def _checked(self, value: Any) -> jax.Array:
+        return jnp.asarray(value_of(value), jnp.uint32)
 
-    def assign(self, value: Any) -> None:
-        """Set it, outside of compiled functions."""
-        self[...] = jnp.asarray(value, jnp.uint32)
+    def _write(self, value: jax.Array) -> jax.Array:
+        self[...] = value
+        return value
+
+    def __repr__(self) -> str:
+        return f"<SeedState path={self.path}, value={self.peek()}>"
 
 
 class SeedGenerator(nnx.Module):

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from keras_dist import _jax, _paths
-from keras_dist._lending import Borrower, Lendable
+from keras_dist._lending import Keeper, Lendable
 from keras_dist._types import PyTree
 
 
@@ -61,7 +61,7 @@ class Place:
         else:
             _jax.raw_value.__set__(self.holder, array)
 
-    def lend_to(self, borrower: Borrower | None) -> None:
+    def lend_to(self, borrower: Keeper | None) -> None:
         """Let a borrower have the array, if the variable knows of such."""
         if isinstance(self.holder, Lendable):
             self.holder.lend_to(borrower)
@@ -97,7 +97,7 @@ def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
             break
         if isinstance(node, nnx.Pytree):
             members = vars(node).get(_paths.MEMBERS)
-            if members is not None and name in vars(members) and name not in vars(node):
+            if members is not None and str(name) in vars(members) and not node._pytree__nodes.get(str(name), False):
                 node = members
             owner, attribute = node, str(name)
             node = vars(node)[attribute]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._lending import Lendable
-from keras_dist._types import ArrayLike
+from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
@@ -23,7 +23,7 @@ from keras_dist.layers.variable import checked_value
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.places import Place
+from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
 
 
@@ -52,7 +52,7 @@ class StateCell:
 
     def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
-        self.is_shown = False
+        self.is_shown = not graph.is_foreign
         self.lock = threading.RLock()
         self._training = threading.RLock()
         self._trainings = 0
@@ -73,9 +73,18 @@ class StateCell:
     def _begin(self, step: jax.Array) -> None:
         """Have no slots, and the arrays that the variables have."""
         self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
-        for index, place in self._at.items():
-            if not place.is_foreign:
-                self._arrays[index] = None  # looked at when somebody wants it
+        for index in self._at:
+            self._arrays[index] = None  # looked at when somebody wants it
+
+    @classmethod
+    def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
+        """The training state of a module that nobody else has, with arrays that lie as planned; and that module."""
+        leaves = jax.tree.leaves(state)
+        module = graph.merge(*graph.nest(leaves))
+        places = places_of(module, graph.parts)
+        for place, array in zip(places, leaves, strict=True):
+            place.keep(array)
+        return cls(graph, plan, places), module
 
     def _have(self, places: Sequence[Place]) -> None:
         """Have the variables of these places."""
@@ -84,7 +93,7 @@ class StateCell:
         self._index_of = {id(place.holder): index for index, place in enumerate(places) if place.variable is not None}
         for place in places:
             if isinstance(place.variable, Lendable):
-                self._beside.update(cell for cell in place.variable.cells if cell is not self)
+                self._beside.update(cell for cell in place.variable.keepers if cell is not self)
                 place.variable.join(self)
         for cell in self._beside:
             cell._beside.add(self)
@@ -149,7 +158,8 @@ class StateCell:
                     arrays[index] = array
                     continue
                 is_lent = isinstance(place.holder, Lendable) and place.holder.borrower is not None
-                if (place.is_own or is_lent) and array.sharding.is_equivalent_to(shardings[index], array.ndim):
+                is_free = place.is_own or is_lent or (place.is_foreign and not self.is_shown)
+                if is_free and isinstance(array, jax.Array) and _lies_at(array, shardings[index]):
                     arrays[index] = array
                     continue
                 row = self.state_plan.rows[index]
@@ -212,9 +222,21 @@ class StateCell:
 
     def copy_of(self, variable: Lendable) -> jax.Array:
         """A copy of it."""
-        with self.lock, jax.ensure_compile_time_eval():
-            array = self.array_of(variable)
+        with self.lock:
+            return self.copied(self.array_of(variable))
+
+    def copied(self, array: jax.Array) -> jax.Array:
+        """A copy of an array, in the same place."""
+        with jax.ensure_compile_time_eval():  # also for who looks inside of a trace
             return place_copy(array, array.sharding)
+
+    def host_copy(self, array: jax.Array) -> np.ndarray:
+        """A copy on the host; in a job of several processes all must call."""
+        return host_copy(array)
+
+    def take(self, variable: Lendable, array: jax.Array) -> None:
+        """Put an array that nobody else holds in the place of the current one."""
+        self.put({self.place_of(variable): array})
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
         """Put a copy of a value in the place of the current array of a variable that is lent."""
@@ -393,3 +415,7 @@ class StateCell:
         trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
         step = LayoutPlan.replicated_scalar("step", jnp.int32, self.plan.mesh)
         return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
+
+
+def _lies_at(array: jax.Array, sharding: jax.sharding.Sharding) -> bool:
+    return array.sharding.is_equivalent_to(sharding, array.ndim)
