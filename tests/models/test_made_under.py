@@ -148,12 +148,15 @@ class TestModelsAmongTheLayers:
         with pytest.raises(DistributionError, match="'sequential' was made under another distribution than model"):
             model.build((None, 8))
 
-    def test_one_with_weights_may_live_elsewhere_too_but_not_on_one_device_unasked(self):
+    def test_one_with_weights_lives_on_one_mesh(self):
         with on("data=2,model=4", RULES).scope():
-            inner = kd.Sequential([kd.Input((8,)), layers.Dense(4, name="d")])
-        with kd.DataParallel().scope():
-            model = kd.Sequential([kd.Input((8,)), inner])
-        np.testing.assert_array_equal(model.get_weights()[0], inner.get_weights()[0])
+            inner = kd.Sequential([kd.Input((8,)), layers.Dense(4, name="d")], name="inner")
+        with (
+            kd.DataParallel().scope(),
+            pytest.raises(DistributionError, match="model 'outer' and model 'inner' have layers in common") as told,
+        ):
+            kd.Sequential([kd.Input((8,)), inner], name="outer")
+        assert "keras_dist.models.clone_model(model)" in told.value.fix
         with pytest.raises(DistributionError, match="no distribution, as for the outer model"):
             kd.Sequential([kd.Input((8,)), inner])
 

@@ -92,7 +92,8 @@ def test_what_is_assigned_is_copied():
 def test_values_handed_out_survive_later_training(name):
     model = built(Noisy, name)
     handles = model.variables
-    held = {"values": [v.value for v in handles], "module": nnx.state(model.module), "state": model.state}
+    module = nnx.to_pure_dict(nnx.state(model.module))
+    held = {"values": [v.value for v in handles], "module": module, "state": model.state}
     host = [v.numpy() for v in handles]
     before = {key: bytes_of(tree) for key, tree in held.items()}
     host_before = [value.tobytes() for value in host]

@@ -294,14 +294,14 @@ def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(targ
 
     def begin_and_look(snapshot, place):
         with ThreadPoolExecutor(1) as other_thread:
-            was_free.append(other_thread.submit(cell.lock._lock.acquire, blocking=False).result())
+            was_free.append(other_thread.submit(cell.lock.acquire, blocking=False).result())
         return begin(snapshot, place)
 
     monkeypatch.setattr(Snapshot, "begin", begin_and_look)
     model.save(tmp_path / "saved")
     assert was_free == [False]
-    assert cell.lock._lock.acquire(blocking=False)
-    cell.lock._lock.release()
+    assert cell.lock.acquire(blocking=False)
+    cell.lock.release()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from tests.networks import LOSS, Noisy, Plain, blobs
@@ -71,7 +72,7 @@ def test_dropout_follows_the_models_seed():
 
 def test_fits_seed_fixes_the_order_of_rows_and_changes_no_dropout():
     model = compiled(Noisy, 1)
-    module = model.module
+    module = nnx.clone(model.module)
 
     def again(**options):
         model.module = module

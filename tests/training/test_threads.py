@@ -1,7 +1,5 @@
 """One training at a time: other threads may look, callbacks may train."""
 
-import gc
-import itertools
 import pathlib
 import threading
 from typing import Any
@@ -10,10 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import ModelError
-from keras_dist.training import state_cell
-from keras_dist.training.state_cell import SharedLock
 from tests import layouts
 from tests.networks import LOSS, Plain, blobs
 
@@ -157,13 +152,13 @@ class TestSaving:
         cell, begin, was_free = model._with_weights().cell, kd.checkpoint.Snapshot.begin, []
 
         def begin_and_look(snapshot, *arguments):
-            was_free.append(in_a_thread(lambda: cell.lock._lock.acquire(blocking=False)))
+            was_free.append(in_a_thread(lambda: cell.lock.acquire(blocking=False)))
             return begin(snapshot, *arguments)
 
         monkeypatch.setattr(kd.checkpoint.Snapshot, "begin", begin_and_look)
         manager.save()
         assert was_free == [False]
-        assert in_a_thread(lambda: cell.lock._lock.acquire(blocking=False) and (cell.lock._lock.release() or True))
+        assert in_a_thread(lambda: cell.lock.acquire(blocking=False) and (cell.lock.release() or True))
 
     def test_states_are_whole_while_another_thread_trains(self, model, manager):
         stop, failures = threading.Event(), []
@@ -188,79 +183,6 @@ class TestSaving:
         for path in manager.checkpoints:
             stored = kd.checkpoint.Stored(pathlib.Path(path))
             assert int(stored.arrays_below("step")[""]) == stored.step
-
-
-def test_linking_models_waits_for_a_thread_that_reads_one_of_them():
-    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
-    reads, ends, links = threading.Event(), threading.Event(), threading.Event()
-
-    def read():
-        with cell.lock:
-            reads.set()
-            ends.wait(10)
-
-    def link():
-        cell.link(other, {})
-        with cell.lock, other.lock:
-            links.set()
-
-    threads = [threading.Thread(target=read), threading.Thread(target=link), threading.Thread(target=link)]
-    threads[0].start()
-    reads.wait(10)
-    for thread in threads[1:]:
-        thread.start()
-    assert not links.wait(0.2)
-    ends.set()
-    for thread in threads:
-        thread.join(10)
-    assert links.is_set() and not any(thread.is_alive() for thread in threads)
-
-
-def test_each_of_many_linked_models_copies_what_was_written_last_once(monkeypatch):
-    cells = [kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(6)]
-    for cell, other in itertools.combinations(cells, 2):
-        cell.link(other, {0: 0})
-    copies = []
-    monkeypatch.setattr(state_cell, "place_copy", lambda *given: copies.append(given) or place_copy(*given))
-    cells[3].write_all({0: np.full_like(cells[3].leaves()[0], 7)})
-    copies.clear()
-    assert all((np.array(cell.leaves()[0]) == 7).all() for cell in cells)
-    assert len(copies) == 5
-    assert all(cell.shares(cell.plan.rows[0].path, cells[0], cells[0].plan.rows[0].path) for cell in cells)
-
-
-def test_what_a_linked_model_wrote_outlives_it():
-    cell, other = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(2))
-    cell.link(other, {0: 0})
-    other.write_all({0: np.full_like(other.leaves()[0], 7)})
-    del other
-    gc.collect()
-    assert (np.array(cell.leaves()[0]) == 7).all()
-
-
-def test_links_are_neither_lost_nor_overlooked_while_another_thread_waits_to_follow_them():
-    cell, other, third = (kd.Model.from_nnx(Plain, seed=seed)._with_weights().cell for seed in range(3))
-    cell.link(other, {0: 0})
-    waits = threading.Event()
-
-    class Told(SharedLock):
-        def __enter__(self) -> None:
-            waits.set()
-            super().__enter__()
-
-    reader = threading.Thread(target=lambda: cell.arrays)
-    lock, told = cell.lock, Told()
-    with lock:
-        other.write_all({0: np.full_like(other.leaves()[0], 7)})
-        told._lock, cell.lock = lock._lock, told
-        reader.start()
-        assert waits.wait(10)
-        seen = np.array(cell.leaves()[0])
-        cell.link(third, {1: 1})
-    reader.join(10)
-    third.write_all({1: np.full_like(third.leaves()[1], 5)})
-    assert (seen == 7).all()
-    assert (np.array(cell.leaves()[1]) == 5).all()
 
 
 def test_get_weights_does_not_mix_two_steps_of_another_thread(model, monkeypatch):

@@ -1,0 +1,249 @@
+"""Layers keep their variables: one object before, while and after a model trains, for users of Keras and of NNX."""
+
+import copy
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist import layers
+from keras_dist.errors import ModelError
+from tests.layouts import on
+from tests.networks import Plain, blobs
+
+X, Y = np.random.default_rng(0).normal(size=(24, 8)).astype("float32"), np.arange(24) % 3
+RULES = {"d1/kernel": (None, "model")}
+
+
+def network() -> kd.Sequential:
+    stack = [layers.Dense(16, "relu", name="d1"), layers.BatchNormalization(), layers.Dropout(0.5, seed=1)]
+    return kd.Sequential([kd.Input((8,)), *stack, layers.Dense(3, name="d2")])
+
+
+@pytest.fixture
+def model() -> Any:
+    with on("data=2,model=4", RULES).scope():
+        found = network()
+    found.compile("adam", "sparse_categorical_crossentropy")
+    return found
+
+
+class Watch(kd.callbacks.Callback):
+    """What the kernel of a layer is in each way to read it, after each batch."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer, self.sums, self.held = layer, [], []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.sums.append(readings(self.layer))
+        self.held.append((self.layer.kernel.value, self.layer.kernel.numpy()))
+
+
+def readings(layer: Any) -> list[float]:
+    state, kernel = nnx.to_pure_dict(nnx.state(layer, nnx.Param)), layer.kernel
+    found = [
+        kernel.numpy(),
+        layer.get_weights()[0],
+        state["kernel"],
+        kernel[...],
+        kernel.value,
+        jax.tree.leaves(kernel)[0],
+    ]
+    return [float(np.sum(np.asarray(value), dtype=np.float64)) for value in found]
+
+
+def test_a_weight_is_one_object_whatever_the_model_does(model, tmp_path) -> None:
+    layer = model.get_layer("d1")
+    kernel, weights = layer.kernel, model.weights
+    watch = Watch(layer)
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[watch])
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.safetensors")
+    model.load_weights(tmp_path / "model.safetensors")
+    model.redistribute(on("data=8", {}))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.train_on_batch(X, Y)
+    assert kernel is layer.kernel is model.weights[0] is dict(nnx.iter_graph(model))[("_members", "d1", "kernel")]
+    assert all(one is other for one, other in zip(model.weights, weights, strict=True))
+    assert kernel.path == "d1/kernel" and kernel.layout.device_mesh == model.layout_plan.mesh
+    assert len(jax.tree.leaves(nnx.state(model, nnx.Param))) == len(model.trainable_weights) == 6
+
+
+def test_every_way_to_read_it_gives_the_current_value_also_while_it_is_lent(model) -> None:
+    watch = Watch(model.get_layer("d1"))
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[watch])
+    assert len(watch.sums) == 6 and all(len(set(sums)) == 1 for sums in watch.sums)
+    assert len({sums[0] for sums in watch.sums}) == 6, "each step changes it"
+    assert readings(model.get_layer("d1")) == [watch.sums[-1][0]] * 6
+    for array, before in watch.held:
+        np.testing.assert_array_equal(array, before, "what was read stays as it was")
+
+
+def test_what_was_read_before_a_training_survives_it(model) -> None:
+    kernel = model.weights[0]
+    _, state = nnx.split(model)
+    arrays = jax.tree.leaves(nnx.to_pure_dict(state))
+    copies = [np.array(array) for array in arrays]
+    model.fit(X, Y, batch_size=8, verbose=0)
+    for array, before in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, before)
+    assert np.any(kernel.numpy() != copies[[*map(np.shape, copies)].index((8, 16))])
+
+
+def test_the_functions_of_nnx_work_on_a_built_model(model) -> None:
+    def loss_of(model: Any) -> Any:
+        return jnp.mean((model(X) - jax.nn.one_hot(Y, 3)) ** 2)
+
+    first = float(loss_of(model))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> Any:
+        loss, grads = nnx.value_and_grad(loss_of)(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(20)]
+    assert losses[0] == pytest.approx(first, rel=1e-5)
+    assert float(loss_of(model)) < 0.8 * first
+    merged = nnx.merge(*nnx.split(model))
+    np.testing.assert_allclose(merged(X), model(X), rtol=1e-5)
+    before = model.get_weights()[0]
+    model.fit(X, Y, verbose=0)
+    assert np.any(model.get_weights()[0] != before), "fit goes on from what the loop has left"
+
+
+def test_a_model_of_layers_is_a_module_for_from_nnx(model) -> None:
+    again = kd.Model.from_nnx(model, call=lambda module, x, training, rngs: module(x, training=training))
+    np.testing.assert_allclose(again.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5)
+    before = model.get_weights()
+    again.compile("sgd", "sparse_categorical_crossentropy")
+    again.fit(X, Y, verbose=0)
+    np.testing.assert_equal(model.get_weights(), before, "the module that was given stays as it was")
+
+
+def test_values_set_through_nnx_count(model) -> None:
+    kernel = model.get_layer("d1").kernel
+    given = jnp.ones((8, 16))
+    kernel[...] = given
+    np.testing.assert_array_equal(model.get_weights()[0], np.ones((8, 16)))
+    nnx.update(model.get_layer("d1"), nnx.State({"bias": nnx.Param(jnp.full(16, 2.0))}))
+    model.train_on_batch(X, Y)
+    assert not given.is_deleted(), "it was copied"
+    assert kernel.layout.axes == (None, "model") and kernel.value.sharding.spec == jax.sharding.PartitionSpec(
+        None, "model"
+    )
+    np.testing.assert_allclose(model.get_layer("d1").bias.numpy(), 2.0, atol=0.1)
+
+
+def test_a_factorys_module_is_the_models() -> None:
+    model = kd.Model.from_nnx(Plain, seed=0)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    module = model.module
+    assert module is model.module
+    held = module.d1.kernel[...]
+    before, seen = np.array(held), []
+    watch = kd.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(np.array(module.d1.kernel[...]))
+    )
+    model.fit(*blobs(16), batch_size=8, verbose=0, callbacks=[watch])
+    np.testing.assert_array_equal(held, before)
+    assert np.any(seen[0] != before) and np.any(seen[1] != seen[0])
+    np.testing.assert_array_equal(seen[1], module.d1.kernel[...])
+
+
+def test_models_with_a_layer_in_common_have_one_set_of_arrays(model) -> None:
+    shared = model.get_layer("d1")
+    with model.distribution.scope():
+        other = kd.Sequential([kd.Input((8,)), shared, layers.Dense(2)], name="other")
+    assert other.weights[0] is shared.kernel is model.weights[0]
+    other.compile("sgd", "sparse_categorical_crossentropy")
+    other.fit(X, Y % 2, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+    before = other.predict(X, verbose=0)
+    model.fit(X, Y, verbose=0)
+    assert np.any(other.predict(X, verbose=0) != before)
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_what_another_training_has_borrowed_is_read_and_not_trained(model, threaded: bool) -> None:
+    with model.distribution.scope():
+        other = kd.Sequential([kd.Input((8,)), model.get_layer("d1"), layers.Dense(2)], name="other")
+    other.compile("sgd", "sparse_categorical_crossentropy")
+    found: list[Any] = []
+
+    def look() -> None:
+        found.append(other.predict(X, verbose=0).shape)
+        with pytest.raises(ModelError, match="model 'other' cannot train now: model 'sequential' is training") as told:
+            other.train_on_batch(X, Y % 2)
+        assert "'d1/bias'" in told.value.given
+        found.append(np.array_equal(other.get_weights()[0], model.get_weights()[0]))
+
+    def run(batch: int, logs: Any) -> None:
+        if not threaded:
+            look()
+            return
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    model.fit(X, Y, batch_size=12, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_end=run)])
+    assert found == [(24, 2), True] * 2
+    other.train_on_batch(X, Y % 2)
+
+
+def test_a_shared_layer_whose_other_model_is_gone_goes_on(model) -> None:
+    shared = model.get_layer("d1")
+    with model.distribution.scope():
+        other = kd.Sequential([kd.Input((8,)), shared, layers.Dense(2)], name="other")
+    before = shared.kernel.numpy()
+    del model
+    other.compile("sgd", "sparse_categorical_crossentropy")
+    other.fit(X, Y % 2, verbose=0)
+    assert np.any(shared.kernel.numpy() != before)
+
+
+def test_a_copy_of_a_layer_has_variables_of_its_own(model) -> None:
+    layer = model.get_layer("d1")
+    for again in (copy.copy(layer), copy.deepcopy(layer)):
+        assert again.kernel is not layer.kernel
+        np.testing.assert_array_equal(again.kernel.numpy(), layer.kernel.numpy())
+        again.kernel.assign(np.zeros((8, 16)))
+        assert np.any(layer.kernel.numpy())
+
+
+def test_layers_that_are_made_in_build_and_again_in_lists_are_the_users() -> None:
+    class Block(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = layers.Dense(4)
+            self.all = []
+
+        def build(self, shape: Any) -> None:
+            self.late = layers.Dense(4)
+            self.alias = self.first
+            self.all = [self.first, self.late]
+
+        def call(self, x: Any) -> Any:
+            for layer in self.all:
+                x = layer(x)
+            return self.alias(x)
+
+    block = Block()
+    first = block.first
+    model = kd.Sequential([kd.Input((4,)), block])
+    assert block.first is first is block.alias is block.all[0] and block.late is block.all[1]
+    assert len(model.weights) == 4
+    assert model.weights[2] is block.late.kernel is block.all[1].kernel
+    model.compile("sgd", "mse")
+    before = block.late.kernel.numpy()
+    model.fit(X[:, :4], X[:, :4], verbose=0)
+    assert np.any(block.late.kernel.numpy() != before)
