@@ -14,39 +14,35 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _paths, random
-from keras_dist._arguments import check_callable
 from keras_dist._lending import Lendable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.abstract import is_without_arrays
-from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_config, facts_of_plan, facts_of_values
+from keras_dist.distribution.agreement import facts_of_config
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
+from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer, call_context, shape_tracing
-from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.names import keras_paths
-from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import tell_paths, walk
-from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.mesh_of_layouts import distribution_of_layers, distribution_of_weights
+from keras_dist.models.mesh_of_layouts import distribution_of_layers
+from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
+from keras_dist.models.placing import distribution_now, initial_state, next_seed, place_of, told_of_one_device
 from keras_dist.models.record import ModelRecord
-from keras_dist.models.session import Session, describe, distribution_now, tell_of_one_device, told_of_one_device
+from keras_dist.models.session import Session, describe
 from keras_dist.models.trainability import Trainability
-from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
+from keras_dist.training.graph import ModuleGraph, trace_factory
 from keras_dist.training.places import Place, places_of
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Forward, ModuleCall
+from keras_dist.training.step import Forward
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer
@@ -80,6 +76,8 @@ def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Se
     check_not_forked()
     if model._session is not None:
         return model._session
+    if model._outside.source is not None:
+        return create_from_source(model, model._outside.source)
     if model._graph is not None:
         return model._create_weights((model._graph.on_devices.inputs,), {})
     return model._create_weights(*_symbols_of_call(model, args, kwargs))
@@ -119,9 +117,20 @@ def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> 
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
     model._check_initialised()
     asked = distribution or model._outside.made_under or current_distribution()
+    if model._outside.source is not None:
+        return dataclasses.replace(model._outside.source.forward(asked), remat=remat)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     traced = _traced_layers(model, arguments, asked)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
+
+
+def create_from_source(model: Trainer, source: ModuleSource) -> Session:
+    """Create the weights of a model that is made of a module, and compile it, if `compile` was called."""
+    record = model._outside
+    record.session = source.session(record.made_under or current_distribution())
+    if record.choices is not None:
+        record.session.compile(record.choices)
+    return record.session
 
 
 def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
@@ -143,110 +152,13 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
     with depth_checked(model):
-        record.session = _session_of_layers(model, (args, kwargs), _next_seed(), chosen)
+        record.session = _session_of_layers(model, (args, kwargs), next_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
     if record.choices is not None:
         record.session.compile(record.choices)
     return record.session
-
-
-def _next_seed() -> int:
-    """Return the seed of a model that is created; one that is only planned takes none from those after it."""
-    return random.current_seed() if is_without_arrays() else random.next_seed()
-
-
-def session_of_keras(source: KerasModel, seed: int | None) -> Session:
-    """The session of a model that is made of a model object of Keras; see `Model.from_keras`."""
-    return session_of_module(source.module(), source.call, is_trained, seed, source.paths, added_loss)
-
-
-def session_of_module(
-    factory_or_module: Any,
-    call: ModuleCall | None,
-    trainable: Trainable,
-    seed: int | None,
-    order: Sequence[str] | None = None,
-    compute_loss: Callable[..., jax.Array] | None = None,
-    policy: DTypePolicy | None = None,
-) -> Session:
-    """The session of a model that is made of a `flax.nnx` module, or of a factory of one; see `Model.from_nnx`."""
-    check_not_forked()
-    if call is not None:
-        check_callable("call", call, "module, x, training, rngs")
-    check_is_ours("from_nnx: what was given", factory_or_module)
-    if not isinstance(factory_or_module, nnx.Module):
-        check_is_no_function(factory_or_module)
-    seed = _next_seed() if seed is None else random.check_seed(seed)
-    precision = None if policy is None else precision_of_modules(policy)
-    chosen = current_distribution()
-    if chosen is not None and chosen.is_searched:
-        raise DistributionError(
-            "AutoParallel has no layout yet: `from_nnx` and `from_keras` create the weights at once",
-            given="a model made under AutoParallel, which finds a layout when the first batch is known",
-            expected="the distribution that `search` finds",
-            fix="found = distribution.search(lambda: Model.from_nnx(factory), (x, y), optimizer, loss); "
-            "with found.distribution.scope(): model = Model.from_nnx(factory)",
-        )
-    if isinstance(factory_or_module, nnx.Module):
-        graph, state = split_module(factory_or_module, trainable)
-        distribution = distribution_now(_place(chosen, None, graph))
-        plan = distribution.plan_variables(graph.specs, graph.treedef)
-        check_agreement(
-            "take weights",
-            plan.mesh,
-            lambda: {
-                **facts_of_config("module", factory_or_module),
-                **facts_of_plan(plan, seed),
-                **facts_of_values(plan, state),
-            },
-        )
-        return _session_of_state(
-            graph, plan, plan.place(state), call, distribution, seed, order, compute_loss, precision
-        )
-    if not callable(factory_or_module):
-        raise ModelError(
-            "from_nnx: neither a module nor a factory",
-            given=f"{shorten(factory_or_module)} of type {type(factory_or_module).__name__}",
-            expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
-            fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
-        )
-
-    def trace(distribution: Distribution) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
-        return traced_in(distribution, None, lambda: trace_factory(factory_or_module, trainable))
-
-    graph, init = trace(distribution_now(chosen))
-    found = _place(chosen, None, graph)
-    if found is not chosen and found is not None:
-        graph, init = trace(found)
-    distribution = distribution_now(found)
-    plan = distribution.plan_variables(graph.specs, graph.treedef)
-    return _session_of_state(graph, plan, _init(plan, init, seed), call, distribution, seed, None, None, precision)
-
-
-def _session_of_state(
-    graph: ModuleGraph,
-    plan: LayoutPlan,
-    state: PyTree,
-    call: ModuleCall | None,
-    distribution: Distribution,
-    seed: int,
-    order: Sequence[str] | None,
-    compute_loss: Callable[..., jax.Array] | None,
-    precision: Any,
-) -> Session:
-    """The session of a module of its own, with these arrays, placed as planned."""
-    cell, module = StateCell.of_own_module(graph, plan, state)
-    return Session(cell, call, distribution, seed, module, order, compute_loss, precision)
-
-
-def _init(
-    plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Facts] = dict
-) -> PyTree:
-    """The initial state, after all processes have agreed on what it is."""
-    check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
-    return plan.init(init, np.uint32(seed))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -309,7 +221,7 @@ def _traced_layers(
         return traced_in(distribution, None, lambda: trace_factory(factory, None))
 
     graph, init = shape_tracing.trace(trace, tensors)
-    found = _place(asked, chosen, graph)
+    found = place_of(asked, chosen, graph)
     if chosen is None and found is not None:  # a mesh that `build` alone knows: traced anew in its context
         return _traced_layers(model, arguments, found)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
@@ -355,7 +267,7 @@ def _session_of_layers(
     with told_of_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
-    values = jax.tree.leaves(_init(plan, traced.init, seed, lambda: facts_of_config("model", model)))
+    values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, graph.described())
     places = places_of(model, graph.parts)
     before = model._outside.session_before
@@ -386,20 +298,6 @@ def _check_meshes(model: Trainer, plan: LayoutPlan, places: Sequence[Place]) -> 
                 fix="make both models under one distribution; or give this one layers of its own, as "
                 "keras_dist.models.clone_model(model) does, and set their weights",
             )
-
-
-def _place(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
-    """Where a model lives, now that its weights are known: None for one device, of which a warning tells.
-
-    Args:
-        asked: where its user, or a model with some of its layers, wants it; None for nowhere.
-        expected: where the arguments of its layers lead otherwise.
-        graph: its weights.
-    """
-    found = asked or distribution_of_weights(graph.specs) or expected
-    if found is None:
-        tell_of_one_device()
-    return found
 
 
 def _distribution_of_shared(model: Trainer) -> Distribution | None:

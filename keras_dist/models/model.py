@@ -25,7 +25,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.functional import connect
-from keras_dist.models.initialization import session_of_keras, session_of_module
+from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, named_layers
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
@@ -189,9 +189,8 @@ class Model(Placed):
         model = cls()
         if dtype is not None:
             model.dtype_policy = dtype
-        session = session_of_module(factory_or_module, call, trainable, seed, policy=model.dtype_policy)
-        model._outside.session = session
-        return model
+        model._outside.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
+        return model._with_its_module()
 
     @classmethod
     def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
@@ -216,9 +215,16 @@ class Model(Placed):
         """
         source = adopt(model)
         made = cls(name=model.name, dtype=model.dtype_policy.name)
-        made._outside.session = session_of_keras(source, seed)
+        made._outside.source = ModuleSource.of_keras(source, seed)
         made._outside.keras_model = source
-        return made
+        return made._with_its_module()
+
+    def _with_its_module(self) -> Model:
+        """Create the weights, unless `fit` finds their layout first."""
+        asked = self._outside.made_under
+        if asked is None or not asked.is_searched:
+            self._with_weights()
+        return self
 
     def to_keras(self) -> Any:
         """Write the weights into the model object of Keras that `from_keras` was given, and return it.

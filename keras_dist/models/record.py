@@ -11,6 +11,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.interop.keras_models import KerasModel
 from keras_dist.layers.record import LayerRecord
 from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.models.modules import ModuleSource
 from keras_dist.models.session import Session
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
@@ -22,6 +23,7 @@ class ModelRecord(LayerRecord):
 
     Attributes:
         session: its arrays and steps; None before its weights are created.
+        source: the module that it is made of; None for models of layers.
         choices: what `compile` was given; None before.
         history: of the last `fit`.
         made_under: the distribution that was current when it was made, or that it was moved to; None without any.
@@ -37,6 +39,7 @@ class ModelRecord(LayerRecord):
     """
 
     session: Session | None = None
+    source: ModuleSource | None = None
     choices: Choices | None = None
     history: History | None = None
     made_under: Distribution | None = None

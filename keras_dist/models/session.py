@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +12,13 @@ from flax import nnx
 
 from keras_dist import _paths
 from keras_dist._types import PyTree
-from keras_dist.distribution import devices, lint
+from keras_dist.distribution import lint
 from keras_dist.distribution.agreement import Facts, check_agreement
-from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.errors import DistributionError, LayoutError, LayoutWarning, ModelError
+from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers.weights import walk
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
@@ -246,40 +243,6 @@ class Session(LiveModule):
                 fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
                 "set_distribution(None) or model.distribution.scope() leaves it where it is",
             )
-
-
-def distribution_now(chosen: Distribution | None) -> Distribution:
-    """A snapshot of a distribution; without any, the first device."""
-    return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
-
-
-@functools.cache
-def tell_of_one_device() -> None:
-    """Warn, once in a process, that nothing says where models live, and that they use one device of several."""
-    names = devices.list_devices()
-    if len(names) > 1:
-        warnings.warn(
-            f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
-            "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
-            f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
-            LayoutWarning,
-            stacklevel=lint.frames_inside(),
-        )
-
-
-@contextlib.contextmanager
-def told_of_one_device(is_placed: bool) -> Iterator[None]:
-    """Inside, errors of layouts say so where no distribution was chosen, and the mesh is that of one device."""
-    try:
-        yield
-    except LayoutError as error:
-        if not is_placed:
-            error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
-            error.fix = (
-                'set one before the model is made: mesh = kd.DeviceMesh((2, 4), ("data", "model")); '
-                "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
-            )
-        raise
 
 
 def not_compiled(method: str) -> ModelError:

@@ -446,7 +446,8 @@ class Trainer(KerasSteps):
     @property
     def _takes_rngs(self) -> bool:
         """Whether it is called by a function of the user's that is given random streams."""
-        return self._session is not None and self._session.forward.call is not None and not self._outside.keras_model
+        source = self._outside.source
+        return source is not None and source.call is not None and not self._outside.keras_model
 
     @property
     def _choices(self) -> Choices | None:
@@ -470,7 +471,7 @@ class Trainer(KerasSteps):
     @property
     def _may_add_losses(self) -> bool:
         """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
-        return self._session is None or not self._session.cell.graph.is_foreign
+        return self._outside.source is None
 
     def _with_weights(self, *args: Any, **kwargs: Any) -> Session:
         """The session of the model; its weights are created now, if need be, for inputs like these."""

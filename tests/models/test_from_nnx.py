@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -206,22 +207,48 @@ def test_a_function_that_is_no_factory_is_told_what_it_got():
     assert any("was called with flax.nnx.Rngs, as a factory" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize("is_ready", [False, True])
-def test_under_auto_parallel_the_error_names_the_way_out(is_ready):
-    def made():
-        return kd.Model.from_nnx(Plain(nnx.Rngs(0)) if is_ready else Plain, lambda m, x, training, rngs: m(x))
+class ScannedTransformer(nnx.Module):
+    """A transformer whose blocks are one, scanned over."""
 
-    distribution = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"))
-    with distribution.scope(), pytest.raises(kd.errors.DistributionError, match="create the weights at once") as caught:
-        made()
-    assert "with found.distribution.scope(): model = Model.from_nnx(factory)" in caught.value.fix
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.embed = nnx.Linear(networks.FEATURES, 16, rngs=rngs)
+        self.blocks = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: Block(rngs), in_axes=0))(rngs)
+        self.head = nnx.Linear(16, networks.CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        x = jnp.repeat(self.embed(x)[:, None], 4, axis=1)
+        x = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.blocks)
+        return self.head(x.mean(axis=1))
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.attend = nnx.MultiHeadAttention(2, 16, decode=False, rngs=rngs)
+        self.widen, self.narrow = nnx.Linear(16, 64, rngs=rngs), nnx.Linear(64, 16, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attend(x)
+        return x + self.narrow(nnx.gelu(self.widen(x)))
+
+
+@pytest.mark.parametrize("made", [Plain, Plain(nnx.Rngs(0)), ScannedTransformer], ids=["MLP", "ready", "scanned transformer"])
+def test_fit_finds_its_layout_under_auto_parallel(made):
     x, y = blobs(8)
-    found = distribution.search(lambda: made(), (x, y), "sgd", LOSS)
-    with found.distribution.scope():
-        model = made()
-    model.compile("sgd", LOSS)
-    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"][0])
+    distribution = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"), "memory")
+    with distribution.scope():
+        model = kd.Model.from_nnx(made, seed=0)
+        model.compile("sgd", LOSS)
+        with pytest.raises(kd.errors.DistributionError, match="AutoParallel has no layout yet") as caught:
+            model.predict(x, verbose=0)
+        assert "compile and fit it" in caught.value.fix
+        losses = model.fit(x, y, epochs=2, verbose=0).history["loss"]
+    found = distribution.search(lambda: kd.Model.from_nnx(made, seed=0), (x, y), "sgd", LOSS)
     assert model.distribution.device_mesh.size == 8
+    assert str(model.distribution.layout_map) == str(found.distribution.layout_map)
+    assert any(axis for row in model.layout_plan.rows for axis in row.axes)
+    alone = kd.Model.from_nnx(made, seed=0)
+    alone.compile("sgd", LOSS)
+    np.testing.assert_allclose(losses, alone.fit(x, y, epochs=2, verbose=0).history["loss"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def network() -> kd.Sequential:
 
 @pytest.fixture
 def model() -> Any:
+    kd.set_random_seed(0)
     with on("data=2,model=4", RULES).scope():
         found = network()
     found.compile("adam", "sparse_categorical_crossentropy")

@@ -1,0 +1,142 @@
+"""`ModuleSource`: the `flax.nnx` module, or factory of one, that a model is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from keras_dist import random
+from keras_dist._arguments import check_callable
+from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.agreement import check_agreement, facts_of_config, facts_of_plan, facts_of_values
+from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.strategy import Distribution
+from keras_dist.distribution.tracing import traced_in
+from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
+from keras_dist.layers.module_precision import precision_of_modules
+from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
+from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.models.placing import distribution_now, initial_state, next_seed, place_of
+from keras_dist.models.session import Session
+from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
+from keras_dist.training.state_cell import StateCell
+from keras_dist.training.step import Forward, ModuleCall
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModuleSource:
+    """The module, or factory of one, that a model is made of, and how it is called; see `Model.from_nnx`.
+
+    Attributes:
+        given: the module or the factory.
+        call: how the module is called; None for `module(x)`.
+        trainable: which variables are trained.
+        seed: fixes initial values; None for the next one.
+        policy: that the module computes under.
+        order: the paths of the variables in the order of `model.variables`; None as the plan lists them.
+        compute_loss: what is added to the loss; None for nothing.
+    """
+
+    given: Any
+    call: ModuleCall | None = None
+    trainable: Trainable = None
+    seed: int | None = None
+    policy: DTypePolicy | None = None
+    order: Sequence[str] | None = None
+    compute_loss: Callable[..., jax.Array] | None = None
+
+    def __post_init__(self) -> None:
+        if self.call is not None:
+            check_callable("call", self.call, "module, x, training, rngs")
+        check_is_ours("from_nnx: what was given", self.given)
+        if self.seed is not None:
+            random.check_seed(self.seed)
+        if self._is_ready:
+            return
+        check_is_no_function(self.given)
+        if not callable(self.given):
+            raise ModelError(
+                "from_nnx: neither a module nor a factory",
+                given=f"{shorten(self.given)} of type {type(self.given).__name__}",
+                expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
+                fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
+            )
+
+    @classmethod
+    def of_keras(cls, source: KerasModel, seed: int | None) -> ModuleSource:
+        """A model object of Keras; see `Model.from_keras`."""
+        return cls(source.module(), source.call, is_trained, seed, None, source.paths, added_loss)
+
+    @property
+    def _is_ready(self) -> bool:
+        return isinstance(self.given, nnx.Module)
+
+    def forward(self, asked: Distribution | None) -> Forward:
+        """How the module is called under a distribution, without arrays."""
+        graph, _, found = self._traced(asked, needs_values=False)
+        precision = self._precision
+        seed = random.current_seed() if self.seed is None else self.seed
+        return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
+
+    def session(self, asked: Distribution | None) -> Session:
+        """The arrays and steps of the model, on a distribution; without any on the first device.
+
+        Raises:
+            DistributionError: it has no layout yet.
+        """
+        check_not_forked()
+        if asked is not None and asked.is_searched:
+            raise DistributionError(
+                "AutoParallel has no layout yet: it finds one in `fit`, when the first batch is known",
+                given="a model of from_nnx or from_keras that has seen no batch",
+                expected="a call of fit first",
+                fix="compile and fit it; or found = distribution.search(model, (x, y)), and make the model under "
+                "found.distribution",
+            )
+        seed = next_seed() if self.seed is None else self.seed
+        graph, state_or_init, found = self._traced(asked)
+        distribution = distribution_now(found)
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
+        if self._is_ready:
+            check_agreement(
+                "take weights",
+                plan.mesh,
+                lambda: {
+                    **facts_of_config("module", self.given),
+                    **facts_of_plan(plan, seed),
+                    **facts_of_values(plan, state_or_init),
+                },
+            )
+            state = plan.place(state_or_init)
+        else:
+            state = initial_state(plan, state_or_init, seed)
+        cell, module = StateCell.of_own_module(graph, plan, state)
+        return Session(
+            cell, self.call, distribution, seed, module, self.order, self.compute_loss, precision=self._precision
+        )
+
+    @property
+    def _precision(self) -> Any:
+        return None if self.policy is None else precision_of_modules(self.policy)
+
+    def _traced(
+        self, asked: Distribution | None, *, needs_values: bool = True
+    ) -> tuple[ModuleGraph, Any, Distribution | None]:
+        """The module without its arrays; its state, or what gives that for a seed; and where it is to live."""
+        if self._is_ready:
+            graph, state = split_module(self.given, self.trainable, needs_values=needs_values)
+            return graph, state, place_of(asked, None, graph)
+
+        def trace(distribution: Distribution) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
+            return traced_in(distribution, None, lambda: trace_factory(self.given, self.trainable))
+
+        graph, init = trace(distribution_now(asked))
+        found = place_of(asked, None, graph)
+        if found is not asked and found is not None:
+            graph, init = trace(found)
+        return graph, init, found
