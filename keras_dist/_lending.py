@@ -13,6 +13,12 @@ from keras_dist._operators import Operators
 from keras_dist._scope import current_scope
 
 
+class Changes:
+    """Counts the changes of all variables, so that who looks at many need not look again while there are none."""
+
+    count = 0
+
+
 class Keeper(Protocol):
     """The training state of a model, which knows where variables live, and has their arrays while it trains."""
 
@@ -70,6 +76,7 @@ class Lendable(Operators, nnx.Variable):
         if borrower is not None:
             borrower.set_to_copy(self, value)
             return
+        Changes.count += 1
         object.__setattr__(self, "_is_own", False)
         _jax.raw_value.__set__(self, value)
 
@@ -101,16 +108,19 @@ class Lendable(Operators, nnx.Variable):
 
     def keep(self, array: Any) -> None:
         """Have an array that nobody else holds."""
+        Changes.count += 1
         object.__setattr__(self, "_is_own", True)
         _jax.raw_value.__set__(self, array)
 
     def lend_to(self, borrower: Keeper | None) -> None:
         """Let a borrower have the array from now on; None ends that, after which `keep` follows."""
+        Changes.count += 1
         object.__setattr__(self, "_borrower", borrower)
 
     def join(self, keeper: Keeper) -> None:
         """Be a part of the training state of a model from now on."""
         object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
+        object.__setattr__(self, "_borrower", self.borrower)  # a slot that is set is read faster
 
     def leave(self, keeper: Keeper) -> None:
         """Be no part of it any more."""

@@ -52,8 +52,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
 
     A layer that is made outside of a model is a description. The model creates its weights, sharded from the start;
-    then `layer.kernel`, `layer.weights` and the like are handles on the model's arrays. A layer that is called on
-    arrays before it is in a model creates its own weights, which the model takes over.
+    then `layer.kernel` is a `kd.Variable`, which stays the same object. A layer that is called on arrays before it is
+    in a model creates its own weights, which the model brings to its mesh.
 
     Args:
         activity_regularizer: a function of the output that is added to the loss.

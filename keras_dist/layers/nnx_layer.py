@@ -17,8 +17,8 @@ from keras_dist.saving.vocabulary import snake_case
 class NNXLayer(Layer):
     """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
 
-    Its variables keep their paths: `linear/kernel`. The model copies their values. Under a mixed policy its parameters
-    are cast while it is called, as in `Model.from_nnx`.
+    Its variables keep their paths, `linear/kernel`, and are trained in place, as those of layers. Under a mixed policy
+    its parameters are cast while it is called, as in `Model.from_nnx`.
 
     Args:
         module: called as `module(inputs)`, in training or evaluation mode.

@@ -89,7 +89,7 @@ class Model(Placed):
         >>> [weight.path for weight in model.weights]
         ['d1/kernel', 'd1/bias', 'd2/kernel', 'd2/bias']
 
-    Differs from Keras: models that share a layer share its values, but each has arrays of its own, on its own mesh.
+    Differs from Keras: models that share a layer live on one mesh, and one of them trains at a time.
     Functional models have no class of their own: `type(model)` is `Model`, and `model.inputs` are its inputs.
 
     Source: `keras.Model`.
@@ -166,7 +166,7 @@ class Model(Placed):
         Args:
             factory_or_module: a function of `flax.nnx.Rngs` that makes the module: its arrays are made sharded, never
                 whole on one device. Its one required argument is called `rngs`, or has any name if it is positional.
-                Or a ready module: its arrays are copied, the module is never changed.
+                Or a ready module: it is copied, and never changed. `model.module` is what the model trains.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: which variables are trained: an NNX filter, or a regular expression for whole paths of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 from flax import nnx
 
 from keras_dist import _jax, _paths
-from keras_dist._lending import Keeper, Lendable
+from keras_dist._lending import Lendable
 from keras_dist._types import PyTree
 
 
@@ -34,15 +35,10 @@ class Place:
         """The variable that has this array alone; None for others."""
         return self.holder if self.attribute is None and self.index is None else None
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether what has the array does not know of borrowers."""
-        return not isinstance(self.holder, Lendable)
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the array is known to be nobody else's."""
-        return isinstance(self.holder, Lendable) and self.holder.is_own
+    @functools.cached_property
+    def lendable(self) -> Lendable | None:
+        """The variable, if it knows of borrowers."""
+        return self.holder if isinstance(self.holder, Lendable) else None
 
     def array(self) -> Any:
         """The array itself."""
@@ -56,20 +52,15 @@ class Place:
             array = structure.unflatten([*leaves[: self.index], array, *leaves[self.index + 1 :]])
         if self.attribute is not None:
             vars(self.holder)[self.attribute] = array
-        elif isinstance(self.holder, Lendable):
-            self.holder.keep(array)
+        elif self.lendable is not None:
+            self.lendable.keep(array)
         else:
             _jax.raw_value.__set__(self.holder, array)
-
-    def lend_to(self, borrower: Keeper | None) -> None:
-        """Let a borrower have the array, if the variable knows of such."""
-        if isinstance(self.holder, Lendable):
-            self.holder.lend_to(borrower)
 
     def _tree(self) -> PyTree:
         if self.attribute is not None:
             return vars(self.holder)[self.attribute]
-        return self.holder.peek() if isinstance(self.holder, Lendable) else _jax.raw_value.__get__(self.holder)
+        return _jax.raw_value.__get__(self.holder) if self.lendable is None else self.lendable.peek()
 
 
 def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
@@ -109,7 +100,7 @@ def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
 def _inside(tree: Any, name: str | int) -> PyTree:
     """What a name leads to in a structure of arrays."""
     if isinstance(tree, list | tuple) and not hasattr(tree, str(name)):
-        return tree[int(name)]
+        return list(tree)[int(name)]
     if hasattr(tree, "__getitem__") and not hasattr(tree, str(name)):
         return tree[name] if name in tree else tree[type(next(iter(tree)))(name)]
     return getattr(tree, str(name))

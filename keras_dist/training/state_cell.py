@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._lending import Lendable
+from keras_dist._lending import Changes, Lendable
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
@@ -65,16 +65,17 @@ class StateCell:
     def leave(self) -> None:
         """Have no part in the variables any more: another training state takes this one's place."""
         for place in self._variables:
-            if isinstance(place.holder, Lendable):
-                place.holder.leave(self)
+            if place.lendable is not None:
+                place.lendable.leave(self)
         for cell in self._beside:
             cell._beside.discard(self)
 
     def _begin(self, step: jax.Array) -> None:
         """Have no slots, and the arrays that the variables have."""
         self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
+        arrays: list[Any] = self._arrays
         for index in self._at:
-            self._arrays[index] = None  # looked at when somebody wants it
+            arrays[index] = None  # looked at when somebody wants it
 
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
@@ -92,9 +93,9 @@ class StateCell:
         self._variables = list(places)
         self._index_of = {id(place.holder): index for index, place in enumerate(places) if place.variable is not None}
         for place in places:
-            if isinstance(place.variable, Lendable):
-                self._beside.update(cell for cell in place.variable.keepers if cell is not self)
-                place.variable.join(self)
+            if place.lendable is not None:
+                self._beside.update(cell for cell in place.lendable.keepers if cell is not self)
+                place.lendable.join(self)
         for cell in self._beside:
             cell._beside.add(self)
 
@@ -105,7 +106,10 @@ class StateCell:
         numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
         self._places = self.graph.flatten(numbered.trainable, numbered.rest)
         self._at = dict(zip(self._places, self._variables, strict=True))
+        self._ours = [(index, place.lendable) for index, place in self._at.items() if place.lendable is not None]
+        self._foreign = [(index, place) for index, place in self._at.items() if place.lendable is None]
         self._arrays = arrays
+        self._looked_at = -1
 
     @property
     def state(self) -> TrainState:
@@ -121,7 +125,9 @@ class StateCell:
     def arrays(self) -> list[jax.Array]:
         """The current arrays as a flat list, which is what the steps take and give: trees cost them time."""
         if not self._is_borrowing:
-            self._look()
+            others_train = any(cell._is_borrowing for cell in self._beside)
+            if self._looked_at != Changes.count or others_train or (self.is_shown and self._foreign):
+                self._look()
         return self._arrays
 
     @arrays.setter
@@ -143,30 +149,29 @@ class StateCell:
 
     def _look(self) -> None:
         """Take over what the variables have by now."""
-        changed = [
-            (index, place, array)
-            for index, place in self._at.items()
-            if (array := place.array()) is not self._arrays[index]
-        ]
+        self._looked_at = Changes.count
+        arrays: list[Any] = self._arrays
+        ours = [(index, variable, variable.peek()) for index, variable in self._ours]
+        foreign = [(index, place, place.array()) for index, place in self._foreign]
+        changed = [found for found in (*ours, *foreign) if found[2] is not arrays[found[0]]]
         if not changed:
             return
+        arrays, shardings = list(arrays), jax.tree.leaves(self.state_plan.shardings)
         with jax.ensure_compile_time_eval():  # also where somebody looks first inside of a trace
-            shardings = jax.tree.leaves(self.state_plan.shardings)
-            arrays: list[Any] = list(self._arrays)
-            for index, place, array in changed:
-                if isinstance(array, jax.ShapeDtypeStruct):  # of a model that is planned only
+            for index, holder, array in changed:
+                is_lent = isinstance(holder, Lendable) and holder.borrower is not None
+                is_free = is_lent or (holder.is_own if isinstance(holder, Lendable) else not self.is_shown)
+                if isinstance(array, jax.ShapeDtypeStruct) or (
+                    is_free and isinstance(array, jax.Array) and _lies_at(array, shardings[index])
+                ):  # of a model that is planned only
                     arrays[index] = array
-                    continue
-                is_lent = isinstance(place.holder, Lendable) and place.holder.borrower is not None
-                is_free = place.is_own or is_lent or (place.is_foreign and not self.is_shown)
-                if is_free and isinstance(array, jax.Array) and _lies_at(array, shardings[index]):
-                    arrays[index] = array
-                    continue
-                row = self.state_plan.rows[index]
-                arrays[index] = place_copy(checked_value(array, row), shardings[index], f"variable {row.path!r}")
-                if not is_lent:
-                    place.keep(arrays[index])
-            self._arrays = arrays
+                else:
+                    row = self.state_plan.rows[index]
+                    value = checked_value(array, row)
+                    arrays[index] = place_copy(value, shardings[index], f"variable {row.path!r}")
+                    if not is_lent:
+                        holder.keep(arrays[index])
+        self._arrays = arrays
 
     @contextlib.contextmanager
     def borrowing(self) -> Iterator[None]:
@@ -184,37 +189,36 @@ class StateCell:
 
     def _borrow(self) -> None:
         with self.lock:
-            for place in self._variables:
-                borrower = place.holder.borrower if isinstance(place.holder, Lendable) else None
-                if borrower is not None:
-                    raise self._lent_to(borrower, place)
+            for index, variable in self._ours:
+                if variable.borrower is not None:
+                    raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
             self._look()
             self._is_borrowing = True
-            for place in self._variables:
-                place.lend_to(self)
+            for _, variable in self._ours:
+                variable.lend_to(self)
         for cell in list(self._beside):
             with cell.lock:  # what it is dispatching has read the arrays
                 pass
         with self.lock:
-            shardings = jax.tree.leaves(self.state_plan.shardings)
-            for index, place in self._at.items():
-                if not (place.is_own or (place.is_foreign and not self.is_shown)):
-                    self._arrays[index] = place_copy(self._arrays[index], shardings[index])
+            read = [index for index, variable in self._ours if not variable.is_own]
+            for index in (*read, *(index for index, _ in self._foreign if self.is_shown)):
+                self._arrays[index] = self.copied(self._arrays[index])
 
     def _give_back(self) -> None:
         """Let the variables have the current arrays."""
-        for index, place in self._at.items():
-            place.lend_to(None)
-            place.keep(self._arrays[index])
+        arrays = self._arrays
+        for index, variable in self._ours:
+            variable.lend_to(None)
+            variable.keep(arrays[index])
+        for index, place in self._foreign:
+            place.keep(arrays[index])
 
     def show(self) -> None:
         """Let the variables that are none of ours have copies of the current arrays, for others to read."""
         if self._is_borrowing and self.is_shown:
             with self.lock:
-                shardings = jax.tree.leaves(self.state_plan.shardings)
-                for index, place in self._at.items():
-                    if place.is_foreign:
-                        place.keep(place_copy(self._arrays[index], shardings[index]))
+                for index, place in self._foreign:
+                    place.keep(self.copied(self._arrays[index]))
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """The current array of a variable that is lent; the next step may delete it."""
@@ -243,10 +247,10 @@ class StateCell:
         index = self._index_of[id(variable)]
         self.write(index, checked_value(value, self.plan.rows[index]))
 
-    def _lent_to(self, borrower: Any, place: Place) -> ModelError:
+    def _lent_to(self, borrower: Any, path: str) -> ModelError:
         return ModelError(
             f"{self.owner} cannot train now: {borrower.owner} is training variables of it",
-            given=f"variable {self.graph.specs[self._variables.index(place)].path!r}, which both have",
+            given=f"variable {path!r}, which both have",
             expected="one training at a time: each step consumes the arrays before it",
             fix="wait for the first to end, or give each model variables of its own: keras_dist.models.clone_model",
         )

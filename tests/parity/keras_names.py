@@ -31,8 +31,8 @@ This file is written by `python -m tests.parity.keras_names`; the tests fail whe
 ## What is different everywhere
 
 **Arrays.** Weights are created sharded, under the distribution that is set when they are made, and a model keeps it.
-Until then layers are descriptions; afterwards `layer.kernel` and `model.weights` are handles on the model's arrays.
-Models that share a layer share its values, but each has arrays of its own, on its own mesh. JAX is the only backend:
+Until then layers are descriptions; afterwards `layer.kernel` is a `kd.Variable`, an `nnx.Variable` that stays the same
+object in all models. Models that share a layer live on one mesh, and one trains at a time. JAX is the only backend:
 `kd.ops` has the names of `keras.ops`, and `jax.numpy` serves as well. Steps are compiled, unless `compile` gets
 `run_eagerly=True` or `jit_compile=False`: they run operation by operation then.
 
