@@ -23,7 +23,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
-from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
+from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
@@ -210,9 +210,9 @@ def load_h5_weights(
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[H5Reader]:
-    """The arrays in a file of Keras."""
-    if path.name.endswith(KERAS_SUFFIX):
-        with KerasArchive("load_weights", path) as archive:
+    """The arrays in a file of Keras, or in a folder of what is in one."""
+    if path.name.endswith(KERAS_SUFFIX) or path.is_dir():
+        with (KerasFolder if path.is_dir() else KerasArchive)("load_weights", path) as archive:
             yield archive.arrays()
     else:
         with H5Reader("load_weights", path) as reader:

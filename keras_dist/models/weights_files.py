@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import math
 import os
@@ -24,13 +23,14 @@ from keras_dist.distribution import lint
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import FileAbsentError, ModelError, shorten
+from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.models.lora_weights import MergedWeight, factor_paths
 from keras_dist.models.saving import OVERWRITE, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
-from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import retried
 from keras_dist.saving.tensor_files import (
@@ -257,10 +257,15 @@ def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader 
     if folder is not None and refreshed(folder).is_dir():
         file = None if in_bucket(folder) else _file_in(folder)
         return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
-    path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
-    if path.suffix == FOLDER_SUFFIX:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return TensorReader("load_weights", path)
+    is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
+    if folder is not None and folder.name and is_folder and not folder.exists():
+        raise FileAbsentError(
+            f"load_weights: there is no folder {str(filepath)!r}",
+            given=f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}",
+            expected=f"a folder with weights, or the path of a file, which ends in '{SUFFIX}', '.weights.h5' or '.keras'",
+            fix="correct the path",
+        )
+    return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 
 def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
@@ -271,8 +276,8 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
     for suffix in (SUFFIX, INDEX_SUFFIX):
         if os.path.lexists(folder / f"{_HUGGING_FACE}{suffix}"):
             return folder / f"{_HUGGING_FACE}{suffix}"
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
-    if not others or (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+    others = files_of_others(folder)
+    if not others:
         return None
     named = [name for name in others if name.endswith(SUFFIX)]
     raise ModelError(
@@ -283,6 +288,13 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
         if named
         else "convert it to safetensors: other files of PyTorch are pickles, whose code would run",
     )
+
+
+def files_of_others(folder: pathlib.Path) -> list[str]:
+    """The names of files of weights in a folder as Hugging Face has it; none of a checkpoint."""
+    if (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
 
 
 def _compared(
@@ -399,10 +411,17 @@ OF_KERAS = {
 
 
 def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file of Keras; None for others, and for a folder of such a name, which is not read as one."""
-    if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
+    """The path of a file of Keras, or of a folder with what is in one; None for others.
+
+    A folder with the name of such a file is not read as one.
+    """
+    if not isinstance(filepath, str | os.PathLike):
         return None
     path = folder_path(os.fspath(filepath))
+    if caller == "load_weights" and not in_bucket(path) and is_keras_folder(path):
+        return path
+    if not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
+        return None
     if in_bucket(path):
         raise ModelError(
             f"{caller}: {str(path)!r} would be a file of Keras in a bucket",

@@ -347,9 +347,15 @@ class TestFolders:
 
     def test_what_holds_no_model(self, saved, tmp_path):
         (tmp_path / "empty").mkdir()
-        for name, said in (("none", "is no folder"), ("empty", "manifest.json is missing")):
-            with pytest.raises(CheckpointError, match=said):
-                load_model(tmp_path / name)
+        (tmp_path / "others").mkdir()
+        (tmp_path / "others" / "readme.txt").write_text("")
+        said = {"none": "none is no folder", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
+        for load in (load_model, saved[0].load_weights):
+            for name in ("empty", "others", *["none"] * (load is load_model)):
+                with pytest.raises(CheckpointError, match=f"is not a checkpoint(.|\n)*{said[name]}") as caught:
+                    load(tmp_path / name)
+                assert "damaged" not in str(caught.value)
+                assert caught.value.fix == "correct the path"
         with kd.checkpoint.CheckpointManager(saved[0], tmp_path / "states") as manager:
             state = manager.save()
         for name in ("config.json", "compile.json"):  # the manifest does not list them: they are not read
