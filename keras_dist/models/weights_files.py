@@ -49,7 +49,7 @@ _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
 _LISTED = 5
 _HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
-_PROBLEMS = ("missing in the file", "not in the model", "of another shape", "rules that match no weight")
+_PROBLEMS = ("missing in the file", "not in the model", "of another shape, or complex", "rules that match no weight")
 """What may be wrong with a file, in the order of the fields of a `LoadReport`."""
 
 
@@ -226,8 +226,15 @@ def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarra
         name: of the array in error messages.
 
     Raises:
-        ModelError: a number is too large for the type; or an integer is not the same.
+        ModelError: a number is too large for the type, or complex where it is real; or an integer is not the same.
     """
+    if np.iscomplexobj(array) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ModelError(
+            f"{reader.caller}: {name!r} in {str(reader.path)!r} is complex",
+            given=f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}",
+            expected="real numbers",
+            fix="build the model with a complex dtype, or correct the file",
+        )
     with np.errstate(all="ignore"):
         found = np.array(array, dtype)
     if not _is_narrower(dtype, array.dtype):
@@ -471,11 +478,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_cast(reader: _Folder, name: str, value: jax.Array, dtype: Any) -> None:
-    """Check that a weight on devices keeps its values in another element type."""
-    if jnp.issubdtype(dtype, jnp.floating) and _is_narrower(dtype, value.dtype):
-        largest = jnp.max(jnp.abs(jnp.where(jnp.isfinite(value), value, 0)), initial=0)
-        narrowed(np.asarray(largest), dtype, reader, name)
+def _check_cast(reader: _Folder, name: str, value: Any, dtype: Any) -> None:
+    """Check that a weight of a folder keeps its values in another element type."""
+    if not value.size or not _is_narrower(dtype, value.dtype):
+        return
+    if isinstance(value, jax.Array):
+        parts = jnp.stack([value.real, value.imag]) if jnp.iscomplexobj(value) else value
+        kept = parts if jnp.issubdtype(dtype, jnp.integer) else jnp.where(jnp.isfinite(parts), parts, 0)
+        value = np.asarray(jnp.stack([jnp.min(kept), jnp.max(kept)]))
+    narrowed(value, dtype, reader, name)
 
 
 class _Folder:
@@ -507,7 +518,10 @@ class _Folder:
         return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Weights by their paths, where those of the model are."""
+        """Weights by their paths, where those of the model are; on the host those whose elements have 64 bits.
+
+        Without `jax_enable_x64` arrays on devices have 32: numbers that are too large would be infinite.
+        """
         for name in names:
             if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
                 raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
@@ -515,7 +529,9 @@ class _Folder:
         places = {row.path: sharding for row, sharding in zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)}
         wanted = {
             f"{_PREFIX}{name}": jax.ShapeDtypeStruct(
-                self.shapes[name], jnp.dtype(self._dtypes[name]), sharding=places[plan.row(name).path]
+                self.shapes[name],
+                dtype := jnp.dtype(self._dtypes[name]),
+                sharding=places[plan.row(name).path] if jax.dtypes.canonicalize_dtype(dtype) == dtype else None,
             )
             for name in names
         }
