@@ -26,7 +26,7 @@ from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import FileAbsentError, ModelError, shorten
 from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.models.lora_weights import MergedWeight, factor_paths
-from keras_dist.models.saving import OVERWRITE, check_free
+from keras_dist.models.saving import OVERWRITE, check_file_path, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
@@ -90,10 +90,11 @@ def save_weights(
     max_bytes = checked_size(max_shard_size)
     is_folder = path.suffix == FOLDER_SUFFIX
     job = Rendezvous("a save of weights")
-    if not overwrite:
-        for file in (path,) if is_folder else (path, index_path(path)):
-            job.first(functools.partial(check_free, "save_weights", file, ModelError, OVERWRITE))
+    for file in () if is_folder else (path, index_path(path)):
+        check_file_path("save_weights", file, overwrite, ModelError)
     if is_folder:
+        if not overwrite:
+            job.first(functools.partial(check_free, "save_weights", path, ModelError, OVERWRITE))
         _write_folder(path, [weight.path for weight in weights], session)
         return
     factors = factor_paths(merged)
