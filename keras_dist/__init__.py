@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from keras_dist import checkpoint as checkpoint
     from keras_dist import config as config
     from keras_dist import constraints as constraints
+    from keras_dist import data as data
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
+    from keras_dist import dtensor as dtensor
     from keras_dist import dtype_policies as dtype_policies
     from keras_dist import errors as errors
     from keras_dist import export as export
@@ -105,8 +107,10 @@ _PACKAGES = (
     "checkpoint",
     "config",
     "constraints",
+    "data",
     "datasets",
     "distribution",
+    "dtensor",
     "dtype_policies",
     "errors",
     "export",

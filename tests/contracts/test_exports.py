@@ -7,6 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import distribution
+from tests.contracts.processes import run_python
 
 NOT_AT_THE_TOP = {
     "distribution", "Cluster", "CommunicationOptions", "cluster", "is_chief", "process_count", "process_index",
@@ -63,3 +64,9 @@ def test_a_name_that_is_not_there():
 
 def test_is_typed():
     assert importlib.resources.files(kd).joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", ["data", "dtensor"])
+def test_packages_are_there_without_an_import_of_their_own(package):
+    found = run_python(f"import keras_dist as kd; print(kd.{package}.__name__, {package!r} in dir(kd))")
+    assert found.split() == [f"keras_dist.{package}", "True"]
