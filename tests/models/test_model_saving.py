@@ -282,10 +282,27 @@ class TestCustomObjects:
         assert again.get_compile_config() == {}
 
     @pytest.mark.parametrize("name", ["model", "model.keras"])
+    def test_a_lambda_as_an_argument_is_told_by_argument_and_layer(self, name, tmp_path):
+        by_three = layers.Lambda(lambda x: 3 * x, name="by_three")
+        model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(2, activation=lambda x: 2 * x, name="d1"), by_three])
+        with pytest.warns(CheckpointWarning, match="the model is saved without the code of") as caught:
+            model.save(tmp_path / name)
+        told = str(caught[0].message)
+        assert "`activation` of Dense 'd1'" in told and "`function` of Lambda 'by_three'" in told
+        assert "load_model will refuse it" in told and "custom_objects" not in told
+        assert "register_keras_serializable" in told
+        for objects in (None, {"d1": abs, "by_three": abs, "<lambda>": abs}):
+            with pytest.raises(ConfigError, match="holds a lambda: .*, for `activation` of Dense 'd1'") as error:
+                load_model(tmp_path / name, objects)
+            assert "register_keras_serializable" in error.value.fix and "model.load_weights(path)" in error.value.fix
+
+    @pytest.mark.parametrize("name", ["model", "model.keras"])
     def test_lambdas_are_saved_without_their_code(self, name, tmp_path):
         model = kd.Sequential([kd.Input((FEATURES,)), layers.Lambda(lambda x: 3 * x, name="by_three")])
         with pytest.warns(
-            CheckpointWarning, match=r"without the code of .*<lambda>: to load it, load_model needs custom_"
+            CheckpointWarning,
+            match=r"code of `function` of Lambda 'by_three' \(.*<lambda>\): to load it, load_model needs "
+            r"custom_objects=\{'by_three': function\}",
         ):
             model.save(tmp_path / name)
         for safe_mode in (True, False):
