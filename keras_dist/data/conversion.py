@@ -161,13 +161,15 @@ def check_targets(arrays: Arrays, name: str, way: str = "pass y") -> None:
         f"{name}y is missing",
         given=f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else ""),
         expected="targets: the loss or a metric compares with them",
-        fix=f"pass y separately: (x, y){batches}" if pair else f"{way}, or a loss (y_true, y_pred) that does without it",
+        fix=f"pass y separately: (x, y){batches}"
+        if pair
+        else f"{way}, or a loss (y_true, y_pred) that does without it",
     )
 
 
 OF_BATCHES = (
-    "join their arrays to (x, y), or give a data set: a PyDataset, a DataLoader, or an object whose __iter__ yields them "
-    "(iter(batches) serves one epoch)"
+    "join their arrays to (x, y), or give a data set: a PyDataset, a DataLoader, or an object whose __iter__ yields "
+    "them (iter(batches) serves one epoch)"
 )
 """The way out for lists of batches."""
 

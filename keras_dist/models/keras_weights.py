@@ -352,7 +352,9 @@ def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: 
         data = reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
-        value = jax.random.wrap_key_data(jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=_jax.key_impl(before.dtype))
+        value = jax.random.wrap_key_data(
+            jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=_jax.key_impl(before.dtype)
+        )
         session.cell.put({place: _placed(session, place, value)})
         return
     found: dict[str, np.ndarray] = {}

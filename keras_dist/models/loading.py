@@ -262,8 +262,8 @@ def _check_holds_model(folder: pathlib.Path) -> None:
             f"load_model: {str(folder)!r} holds weights, and no model",
             given=f"a folder with {shorten(files)}",
             expected="a folder that model.save has written; files of Hugging Face name a model of another library",
-            fix=f"make the model in code, and then model.load_weights({str(folder)!r}); `name_map` and `transform` take "
-            "other names and shapes",
+            fix=f"make the model in code, and then model.load_weights({str(folder)!r}); `name_map` and `transform` are "
+            "for other names and shapes",
         )
 
 

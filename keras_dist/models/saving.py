@@ -118,7 +118,6 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
             yield from _lambdas_in(part, place)
 
 
-
 def written_compile(model: Saveable) -> dict[str, Any]:
     """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
     try:

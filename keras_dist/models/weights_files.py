@@ -270,7 +270,7 @@ def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader 
         raise FileAbsentError(
             f"load_weights: there is no folder {str(filepath)!r}",
             given=f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}",
-            expected=f"a folder with weights, or the path of a file, which ends in '{SUFFIX}', '.weights.h5' or '.keras'",
+            expected=f"a folder with weights, or a file, whose path ends in '{SUFFIX}', '.weights.h5' or '.keras'",
             fix="correct the path",
         )
     return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))

@@ -68,7 +68,7 @@ def write_text(place: pathlib.Path, text: str) -> None:
         place.write_text(text, encoding="utf-8")
 
 
-_WAYS_OUT = {
+_WAYS_OUT: dict[int | None, str] = {
     errno.EEXIST: "choose another path, or move away what is there",
     errno.ENOTEMPTY: "choose another path, or move away what is there",
     errno.EISDIR: "choose another path, or move the folder away",
@@ -136,7 +136,8 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
             continue  # another draft of this process
         except (FileNotFoundError, NotADirectoryError) as error:
             file = next((path for path in place.parents if path.is_file()), None)
-            why = f"there is no folder {str(place.parent)!r}" if file is None else f"{str(file)!r} is a file, not a folder"
+            missing = f"there is no folder {str(place.parent)!r}"
+            why = missing if file is None else f"{str(file)!r} is a file, not a folder"
             raise type(error)(error.errno, why, str(place)) from None
         try:
             lock = lock_folder(folder)

@@ -154,7 +154,7 @@ def test_an_array_without_a_checksum_among_others_is_refused(model, other, tmp_p
     written(model, path)
     with h5py.File(path, "r+") as file:
         del file["layers/dense/vars/0"].attrs["keras_dist_crc32c"]
-    with pytest.raises(ModelError, match="'layers/dense/vars/0' in .* has no checksum, unlike others") as caught:
+    with pytest.raises(ModelError, match=r"'layers/dense/vars/0' in .* has no checksum, unlike others") as caught:
         other.load_weights(path)
     assert "another program" in caught.value.given and "None" not in str(caught.value)
     assert "delete this attribute of the others" in caught.value.fix

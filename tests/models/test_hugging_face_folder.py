@@ -146,7 +146,7 @@ def test_folders_of_orbax_are_read_as_before(model, tmp_path):
 
 @pytest.mark.parametrize("kind", [str, pathlib.Path, lambda path: f"{path}/"])
 def test_a_folder_that_is_not_there_is_told(kind, model, tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder '.*nix") as caught:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nix") as caught:
         model.load_weights(kind(tmp_path / "nix"))
     assert isinstance(caught.value, ModelError)
     assert caught.value.fix == "correct the path"

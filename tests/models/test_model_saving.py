@@ -292,7 +292,7 @@ class TestCustomObjects:
         assert "load_model will refuse it" in told and "custom_objects" not in told
         assert "register_keras_serializable" in told
         for objects in (None, {"d1": abs, "by_three": abs, "<lambda>": abs}):
-            with pytest.raises(ConfigError, match="holds a lambda: .*, for `activation` of Dense 'd1'") as error:
+            with pytest.raises(ConfigError, match=r"holds a lambda: .*, for `activation` of Dense 'd1'") as error:
                 load_model(tmp_path / name, objects)
             assert "register_keras_serializable" in error.value.fix and "model.load_weights(path)" in error.value.fix
 

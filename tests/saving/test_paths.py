@@ -85,7 +85,7 @@ def test_programs_are_not_exported_to_buckets(model, tmp_path, monkeypatch, path
 def test_a_full_disk_names_the_path_in_a_manager(model, tmp_path, full_disk):
     with (
         kd.checkpoint.CheckpointManager(model, tmp_path) as manager,
-        pytest.raises(kd.errors.CheckpointError, match="step_00000000' was not written(.|\n)*free space"),
+        pytest.raises(kd.errors.CheckpointError, match=r"step_00000000' was not written(.|\n)*free space"),
     ):
         manager.save()
 
