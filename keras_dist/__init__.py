@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from keras_dist import data as data
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
-    from keras_dist import dtensor as dtensor
     from keras_dist import dtype_policies as dtype_policies
     from keras_dist import errors as errors
     from keras_dist import export as export
@@ -110,7 +109,6 @@ _PACKAGES = (
     "data",
     "datasets",
     "distribution",
-    "dtensor",
     "dtype_policies",
     "errors",
     "export",
