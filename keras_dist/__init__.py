@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from keras_dist import checkpoint as checkpoint
     from keras_dist import config as config
     from keras_dist import constraints as constraints
+    from keras_dist import data as data
     from keras_dist import datasets as datasets
     from keras_dist import distribution as distribution
     from keras_dist import dtype_policies as dtype_policies
@@ -105,6 +106,7 @@ _PACKAGES = (
     "checkpoint",
     "config",
     "constraints",
+    "data",
     "datasets",
     "distribution",
     "dtype_policies",

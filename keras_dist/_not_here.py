@@ -21,7 +21,7 @@ _OF_TENSORFLOW = {
     **dict.fromkeys(
         ("config.LogicalDeviceConfiguration", "config.set_logical_device_configuration"), "`kd.use_cpu_devices(8)`"
     ),
-    **dict.fromkeys(("data", "data.AUTOTUNE", "data.Dataset"), "`fit` takes `tf.data.Dataset`s, arrays and generators"),
+    **dict.fromkeys(("data.AUTOTUNE", "data.Dataset"), "`fit` takes `tf.data.Dataset`s, arrays and generators"),
     **dict.fromkeys(
         ("distribute", "MirroredStrategy"),
         "`kd.DataParallel`, `kd.ModelParallel`, `kd.FullySharded`; `kd.initialize` for several processes",

@@ -540,6 +540,5 @@ def not_written(path: pathlib.Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"{str(path)!r} was not written",
         given=f"{type(error).__name__}: {getattr(error, 'summary', error)}",
-        expected="a directory that can be written, with room for another state",
-        fix="free space or choose another directory; the states before this one are untouched",
+        fix=getattr(error, "fix", "") or "choose another directory; the states before this one are untouched",
     )

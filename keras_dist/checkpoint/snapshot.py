@@ -20,6 +20,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._arguments import check_flag, check_int, check_kind, check_path, is_int
+from keras_dist.checkpoint.arrays import FOLDER as ARRAYS
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.base import DOCUMENT as BASES
 from keras_dist.checkpoint.base import FINGERPRINTS, NAME, Bases, bases_from_json, has_arrays
@@ -202,13 +203,7 @@ class Stored:
     def _open(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
         problems = [] if is_checked and (folder / MANIFEST).is_file() else _problems_of(folder)
         if problems:
-            raise CheckpointError(
-                f"{str(folder)!r} is damaged, or no checkpoint",
-                given="; ".join(problems),
-                expected="every file as it was written",
-                fix="restore another one, or copy it again, whole",
-                problems=tuple(problems),
-            )
+            raise _unopened(folder, problems)
         self._files = listed_in(folder)
         record = self.document(RECORD)
         self.record: dict[str, Any] = record if isinstance(record, dict) else {}
@@ -394,6 +389,23 @@ def _problems_of(folder: pathlib.Path) -> list[str]:
     if folder.is_dir():
         return damage_of(folder)
     return [f"{folder} is no folder" + (", but is being written" if is_being_written(folder) else "")]
+
+
+def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
+    """Return the error for a checkpoint that is damaged, or for a path that holds something else."""
+    is_folder = folder.is_dir()
+    names = sorted(path.name for path in folder.iterdir()) if is_folder else []
+    if {MANIFEST, f"{RECORD}.json", ARRAYS} & {*names}:
+        what, parts = "damaged", list(problems)
+        expected, fix = "every file as it was written", "restore another one, or copy it again, whole"
+    else:
+        what, held = "not a checkpoint", f"the folder holds {shorten(names)}" if names else "the folder is empty"
+        parts = [*problems, *[held] * is_folder]
+        expected = "a folder that save, save_weights or a CheckpointManager has written"
+        fix = "load it again when the save has ended" if is_being_written(folder) else "correct the path"
+    return CheckpointError(
+        f"{str(folder)!r} is {what}", given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems)
+    )
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

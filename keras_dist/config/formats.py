@@ -29,8 +29,8 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP, _HUGE = "nested too deeply", "integer string conversion"  # as Python says it
 
 
-def read_table(file: Path) -> dict[Any, Any]:
-    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table."""
+def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = ()) -> dict[Any, Any]:
+    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table; see `read_text`."""
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         raise ConfigError(
             f"{file}: not a config file by its name",
@@ -38,7 +38,7 @@ def read_table(file: Path) -> dict[Any, Any]:
             expected="a file .toml, .yaml (or .yml) or .json",
             fix="rename the file to the format that it is in",
         )
-    text = read_text(file)
+    text = read_text(file, what, also)
     try:
         table = _PARSERS[file.suffix.lower()](text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -53,8 +53,13 @@ def read_table(file: Path) -> dict[Any, Any]:
     return cast("dict[Any, Any]", table)
 
 
-def read_text(file: Path) -> str:
+def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = ()) -> str:
     """Return the text of a file.
+
+    Args:
+        file: its path.
+        what: the file that is expected, in error messages.
+        also: further suffixes of such files.
 
     Raises:
         ConfigError: it cannot be read, or is not in UTF-8.
@@ -70,7 +75,7 @@ def read_text(file: Path) -> str:
         with file.open("rb") as stream:
             return stream.read(LIMIT_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise _missing(file) from error
+        raise _missing(file, what, (*SUFFIXES, *also)) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{file}: not text in UTF-8",
@@ -87,9 +92,9 @@ def read_text(file: Path) -> str:
         ) from error
 
 
-def _missing(file: Path) -> ConfigError:
+def _missing(file: Path, what: str, suffixes: tuple[str, ...]) -> ConfigError:
     try:
-        beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in _PARSERS)
+        beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in suffixes)
     except OSError:
         beside = []
     is_beside = os.path.isdir(file.parent)
@@ -99,7 +104,7 @@ def _missing(file: Path) -> ConfigError:
     return ConfigError(
         f"{file}: there is no such file{did_you_mean(file.name, beside)}",
         given=f"{str(file)!r}, which is {str(file.absolute())!r}",
-        expected=f"a config file; beside it are: {', '.join(beside[:10]) or 'none'}",
+        expected=f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}",
         fix=fix,
     )
 
@@ -245,3 +250,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     ".yml": _parse_yaml,
     ".json": _parse_json,
 }
+
+SUFFIXES = tuple(_PARSERS)
+"""The suffixes of tables."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from keras_dist.config.formats import read_table, read_text
+from keras_dist.config.formats import SUFFIXES, read_table, read_text
 from keras_dist.config.problems import show
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError
@@ -20,6 +20,8 @@ Axes = tuple[Entry, ...]
 _UNSHARDED = (None, "unsharded", "-")
 _WRITTEN_OUT = re.compile(r"sharding_specs:(\S*)")  # as DTensor prints a layout
 _EXPECTED = "a list or tuple with an axis, several axes or None for each dim, or a Layout made of such"
+_LAYOUT_MAP = "a layout map: a table of rules (.toml, .yaml, .yml or .json), or a program in Python (.py)"
+_OF_MODELS = (".keras", ".h5", ".hdf5", ".safetensors", ".orbax")
 _MOST_DIMS = 32
 _DEEPEST = 20
 
@@ -37,7 +39,18 @@ def read_layout_map(file: Path) -> tuple[dict[str, Axes], list[str]]:
     Raises:
         ConfigError: the file cannot be read, or there is no rule in it.
     """
-    rules, problems = _python(file) if file.suffix.lower() == ".py" else _table(file)
+    suffix = file.suffix.lower()
+    if suffix not in (".py", *SUFFIXES) and file.is_file():
+        is_model = suffix in _OF_MODELS
+        raise ConfigError(
+            f"{file}: not a layout map by its name",
+            given=f"suffix {file.suffix!r}{', of files of models and weights' if is_model else ''}",
+            expected=_LAYOUT_MAP,
+            fix="name the program or the table in which the rules are: models are saved without them"
+            if is_model
+            else "rename the file to the format that it is in",
+        )
+    rules, problems = _table(file) if suffix in SUFFIXES else _python(file)
     if not rules and not problems:
         raise ConfigError(
             f"{file}: there is no rule of a layout map",
@@ -49,7 +62,7 @@ def read_layout_map(file: Path) -> tuple[dict[str, Axes], list[str]]:
 
 
 def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
-    table = read_table(file)
+    table = read_table(file, _LAYOUT_MAP, (".py",))
     while len(table) == 1 and isinstance(inner := next(iter(table.values())), dict):
         table = cast("dict[Any, Any]", inner)
     rules: dict[str, Axes] = {}
@@ -59,6 +72,13 @@ def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
             rules[str(rule)] = _axes(value)
         except ValueError:
             problems.append(f"rule {str(rule)!r}: expected {_EXPECTED}, got {show(value)}")
+    if not rules and {"class_name", "config"} <= {*table}:
+        raise ConfigError(
+            f"{file} is the config of an object of Keras, not a layout map",
+            given=f"class_name={show(table['class_name'])}",
+            expected="the rules of a layout map of Keras or DTensor",
+            fix="name the program or the table in which the rules are: configs of Keras hold none",
+        )
     if not rules and {*table} & {*RunConfig.model_fields}:
         raise ConfigError(
             f"{file} is the config of a run, not a layout map",
@@ -96,7 +116,7 @@ def _entry(value: object) -> Entry:
 
 
 def _python(file: Path) -> tuple[dict[str, Axes], list[str]]:
-    text = read_text(file)
+    text = read_text(file, _LAYOUT_MAP, (".py",))
     try:
         program = _Program(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

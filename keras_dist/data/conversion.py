@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -156,12 +156,28 @@ def check_targets(arrays: Arrays, name: str, way: str = "pass y") -> None:
     if jax.tree.leaves(y):
         return
     pair = type(x) if isinstance(x, tuple | list) else None
+    batches = f"; if these are batches, {OF_BATCHES}" if are_batches(x) else ""
     raise DataError(
         f"{name}y is missing",
         given=f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else ""),
         expected="targets: the loss or a metric compares with them",
-        fix="pass y separately: (x, y)" if pair else f"{way}, or a loss (y_true, y_pred) that does without it",
+        fix=f"pass y separately: (x, y){batches}"
+        if pair
+        else f"{way}, or a loss (y_true, y_pred) that does without it",
     )
+
+
+OF_BATCHES = (
+    "join their arrays to (x, y), or give a data set: a PyDataset, a DataLoader, or an object whose __iter__ yields "
+    "them (iter(batches) serves one epoch)"
+)
+"""The way out for lists of batches."""
+
+
+def are_batches(value: object) -> bool:
+    """Whether `value` looks like a list of batches, each of which is `(x, y)` or `(x, y, sample_weight)`."""
+    items = cast("list[object] | tuple[object, ...]", value) if isinstance(value, tuple | list) else ()
+    return bool(items) and all(isinstance(one, tuple) and len(cast("tuple[object]", one)) in (2, 3) for one in items)
 
 
 def is_array(x: object) -> bool:

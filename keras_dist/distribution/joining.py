@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jax
 
 from keras_dist import _gloo, _jax, random
-from keras_dist._arguments import check_number, check_optional
+from keras_dist._arguments import check_flag, check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -125,6 +125,7 @@ def initialize(
         hang_timeout_s = integer_variable(HANG_TIMEOUT_VARIABLE)
     check_optional(check_number, "hang_timeout_s", hang_timeout_s, low=1, high=_LONGEST_S, error=ClusterError)
     check_data = same_rows.checked_option(check_data)
+    check_flag("required", required, ClusterError)
     given = JobArguments.resolve(job_addresses, num_processes, process_id)
     has_joined = _jax.job_client() is not None
     if not required and not (has_joined or given.is_any_given or _jax.detects_job()):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import argument_error, is_keras_object
 from keras_dist._types import PyTree, PyTreeDef
 from keras_dist.distribution import job, lint
 from keras_dist.distribution.layout import TensorLayout
@@ -368,7 +368,22 @@ def check_distribution(argument: str, value: Any) -> Distribution:
     if isinstance(value, Distribution):
         return value
     expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
-    raise argument_error(argument, value, expected, wrong="is not a Distribution", error=DistributionError)
+    error = argument_error(argument, value, expected, wrong="is not a Distribution", error=DistributionError)
+    name = type(value).__name__
+    if name in _MADE_OF and (isinstance(value, LayoutMap | DeviceMesh) or is_keras_object(value, name)):
+        error.fix = _MADE_OF[name]
+    raise error
+
+
+_OF_RULES = "make keras_dist.ModelParallel(layout_map=layout_map, batch_dim_name=...) of the LayoutMap"
+_OF_MESH = "make keras_dist.DataParallel(device_mesh) of the DeviceMesh"
+_MADE_OF = {
+    "ModelParallel": f"{_OF_RULES}, which may be that of Keras",
+    "LayoutMap": _OF_RULES,
+    "DataParallel": f"{_OF_MESH}, which may be that of Keras",
+    "DeviceMesh": f"{_OF_MESH}, or keras_dist.FullySharded(device_mesh)",
+}
+"""Ways out by the classes, of Keras too, of which distributions are made."""
 
 
 @contextlib.contextmanager

@@ -109,6 +109,8 @@ class H5Reader:
                 noted, found = array.attrs.get(CHECKSUMS), self._checksum(array)
             except Exception as error:  # h5py raises many kinds of errors for damaged files
                 raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
+            if noted is None:
+                raise self._rewritten(name)
             if noted != found.encode():
                 raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(noted)}")
         self._is_checked = True
@@ -177,6 +179,15 @@ class H5Reader:
             given=given,
             expected="a file that Keras or keras_dist wrote",
             fix="check that all was copied whole, or write it again; after changes on purpose with KerasFileEditor",
+        )
+
+    def _rewritten(self, name: str) -> ModelError:
+        return ModelError(
+            f"{self.caller}: the array {name!r} in {str(self.path)!r} has no checksum, unlike others in the file",
+            given="an array that another program has put there since keras_dist wrote the file",
+            expected=f"an attribute {CHECKSUMS!r} of each array, or of none",
+            fix="write the file again with model.save_weights; or, if the array is right, delete this attribute of the "
+            "others: a file without checksums is loaded unchecked. KerasFileEditor changes arrays, and keeps checksums",
         )
 
     def _check_held(self, name: str, array: Any) -> None:

@@ -12,7 +12,7 @@ from flax import nnx
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.saving import custom_object_scope, deserialize_keras_object, get_registered_object
+from keras_dist.saving import custom_object_scope, get_registered_object
 from keras_dist.saving.serialization import is_lambda, lambda_refused
 
 
@@ -101,8 +101,7 @@ class Lambda(Layer):
                     way = f"custom_objects={{{name!r}: function}} gives the function of this layer; or "
                     raise lambda_refused(f"the function of the layer {name!r}", way)
                 config = {**config, "function": function}
-            read = {name: deserialize_keras_object(value) for name, value in config.items()}
-        return super().from_config(read)
+            return super().from_config(config)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

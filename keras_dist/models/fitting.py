@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from keras_dist import optimizers, random
 from keras_dist._arguments import check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
@@ -17,7 +19,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch_keys import BatchKeys, check_batch_keys
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
-from keras_dist.data.conversion import check_batch_size
+from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size
 from keras_dist.data.recognition import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
@@ -310,7 +312,8 @@ def training_sources(
     check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
     examples, validation = source(model, *arrays), None
     if validation_data is not None:
-        validation = validation_source(validation_data, prepare_of(model), keys_of(model))
+        inputs = None if model._graph is None else len(jax.tree.leaves(model._graph.inputs))
+        validation = validation_source(validation_data, prepare_of(model), keys_of(model), inputs)
     elif validation_split:
         examples, validation = split_source(examples, validation_split)
     return weighted_by_class(examples, class_weight), validation
@@ -367,18 +370,24 @@ def check_freq(validation_freq: Any) -> int | list[int]:
 
 
 def validation_source(
-    validation_data: Any, prepare: Callable[[PyTree], PyTree] | None = None, keys: BatchKeys | None = None
+    validation_data: Any,
+    prepare: Callable[[PyTree], PyTree] | None = None,
+    keys: BatchKeys | None = None,
+    inputs: int | None = None,
 ) -> Source:
-    """The examples of `validation_data`."""
+    """The examples of `validation_data`, for a model with so many inputs, if that is known."""
     if is_data_set(validation_data) or (keys is not None and isinstance(validation_data, Mapping)):
         return source_of(validation_data, name="validation ", prepare=prepare, keys=keys)
-    if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
+    fits = isinstance(validation_data, tuple | list) and len(validation_data) in (2, 3)
+    is_list = are_batches(validation_data) and not (fits and inputs in (None, len(validation_data[0])))
+    if is_list or not fits:
         raise DataError(
             "`validation_data` cannot be used",
             given=f"{type(validation_data).__name__}"
-            + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else ""),
+            + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else "")
+            + (", each of whose items is a tuple, as a batch is" if is_list else ""),
             expected="(x, y) or (x, y, sample_weight), or a data set",
-            fix="fit(..., validation_data=(x_test, y_test))",
+            fix=OF_BATCHES if is_list else "fit(..., validation_data=(x_test, y_test))",
         )
     x, y, *weights = validation_data
     return source_of(x, y, *weights, name="validation ", prepare=prepare)

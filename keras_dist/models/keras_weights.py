@@ -23,7 +23,7 @@ from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
-from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive
+from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
@@ -200,29 +200,42 @@ def load_h5_weights(
             contents = Contents(legacy_slots(reader, model, by_name), skipped=left_alone)
         else:
             contents = _but(contents_of(model, session, reader.shapes), skipped)
-        report = set_contents(model.name, session, contents, reader, strict)
-        optimizer = stored_optimizer(session)
-        if optimizer and int(session.cell.state.step):  # Keras, too, takes it where the optimizer is built
+        # Keras, too, takes its state where the optimizer is built
+        optimizer = stored_optimizer(session) if int(session.cell.state.step) else []
+        slots = (legacy_optimizer(reader, optimizer) or []) if is_legacy(reader) else optimizer
+        report = set_contents(model.name, session, contents, reader, strict, slots)
+        if optimizer:
             set_optimizer(session, optimizer, reader)
     return report
 
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[H5Reader]:
-    """The arrays in a file of Keras."""
-    if path.name.endswith(KERAS_SUFFIX):
-        with KerasArchive("load_weights", path) as archive:
+    """The arrays in a file of Keras, or in a folder of what is in one."""
+    if path.name.endswith(KERAS_SUFFIX) or path.is_dir():
+        with (KerasFolder if path.is_dir() else KerasArchive)("load_weights", path) as archive:
             yield archive.arrays()
     else:
         with H5Reader("load_weights", path) as reader:
             yield reader
 
 
-def set_contents(model: str, session: Session, contents: Contents, reader: H5Reader, strict: bool) -> LoadReport:
+def set_contents(
+    model: str, session: Session, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
+) -> LoadReport:
     """Set what a file has of these.
 
+    Args:
+        model: its name.
+        session: of the model.
+        contents: the weights.
+        reader: of the file.
+        strict: whether names and shapes must be those of the model.
+        beside: arrays that are set afterwards.
+
     Raises:
-        ModelError: names or shapes are not those of the model, and `strict` is set. None is set then.
+        ModelError: names or shapes are not those of the model, and `strict` is set; or an element type cannot hold a
+            number. None is set then.
     """
     slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
     missing: dict[str, str] = {}
@@ -232,7 +245,8 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
         if shape is None:
             missing[path] = f"{path}, there {slot.name!r}"
         elif shape != slot.shape or _loses_part(reader, there[slot.name], slot):
-            unfit[path] = f"{path}, there {slot.name!r} {shape} for {slot.shape}"
+            kind = "complex " if reader.is_complex(there[slot.name]) else ""
+            unfit[path] = f"{path}, there {slot.name!r} {kind}{shape} for {slot.shape}"
     names = {slot.name for slot in slots} | contents.skipped
     hooked = tuple(f"{group}/" for group in contents.hooked)
     extra = tuple(name for name in there if name not in names and not _is_beside(name) and not name.startswith(hooked))
@@ -245,6 +259,9 @@ def set_contents(model: str, session: Session, contents: Contents, reader: H5Rea
         reader.check()
         for slot in fitting:
             check_narrowed(reader, there[slot.name], slot.variable.dtype)
+        for slot in beside:
+            if slot.variable is not None and slot.name in reader.shapes:
+                check_narrowed(reader, slot.name, slot.variable.dtype)
 
     Rendezvous("a load of weights").each(check)
     if reader.lacks_checksums:
@@ -334,7 +351,9 @@ def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: 
         data = reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
-        value = jax.random.wrap_key_data(jnp.asarray(data, jnp.uint32), impl=_jax.key_impl(before.dtype))
+        value = jax.random.wrap_key_data(
+            jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=_jax.key_impl(before.dtype)
+        )
         session.cell.put({place: _placed(session, place, value)})
         return
     found: dict[str, np.ndarray] = {}

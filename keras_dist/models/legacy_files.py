@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file in the format of Keras 2, which need not exist; None for other paths and for folders."""
+    """The path of a file in the format of Keras 2, which need not exist; None for other paths."""
     is_path = isinstance(filepath, str | os.PathLike) and str(os.fspath(filepath)).endswith((".h5", ".hdf5"))
-    return pathlib.Path(filepath) if is_path and not os.path.isdir(filepath) else None
+    return pathlib.Path(filepath) if is_path else None
 
 
 def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_optimizer: bool) -> None:

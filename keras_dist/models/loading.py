@@ -32,8 +32,9 @@ from keras_dist.models.saving import (
     noted_of,
     restore,
 )
-from keras_dist.models.weights_files import LoadReport
+from keras_dist.models.weights_files import LoadReport, files_of_others
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
+from keras_dist.saving.buckets import in_bucket
 from keras_dist.saving.regular_files import retried
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
@@ -91,6 +92,7 @@ def load_model(
             return load_legacy(legacy, custom_objects, compile, Model)
         _check_is_folder(filepath)
         folder = model_path("load_model", filepath)
+        _check_holds_model(folder)
         make = None if factory is None else functools.partial(Model.from_nnx, factory, call, trainable=trainable)
         with custom_object_scope(custom_objects):
             return _retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
@@ -250,6 +252,19 @@ def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
         expected="a folder, or a file that ends in '.keras', which model.save or Keras has written",
         fix="model.load_weights reads files of weights",
     )
+
+
+def _check_holds_model(folder: pathlib.Path) -> None:
+    """Check that a folder is not one of Hugging Face, which holds weights and no model."""
+    files = files_of_others(folder) if not in_bucket(folder) and folder.is_dir() else []
+    if files:
+        raise CheckpointError(
+            f"load_model: {str(folder)!r} holds weights, and no model",
+            given=f"a folder with {shorten(files)}",
+            expected="a folder that model.save has written; files of Hugging Face name a model of another library",
+            fix=f"make the model in code, and then model.load_weights({str(folder)!r}); `name_map` and `transform` are "
+            "for other names and shapes",
+        )
 
 
 def _needs_no_factory(path: pathlib.Path) -> ModelError:

@@ -161,8 +161,9 @@ class Saveable(Trainer):
                 `model.safetensors`, or with `model.safetensors.index.json` and the files that it names; links are
                 followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
                 `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
-                part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras`, or `.h5` of Keras 2;
-                where the model has taken a step, its optimizer takes over the state of the file's, as in Keras.
+                part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras` or a folder of what is
+                in one, or `.h5` of Keras 2; where the model has taken a step, its optimizer takes over the state of the
+                file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
             strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
                 used. Else what fits is set, and a warning tells what was left out.

@@ -87,11 +87,13 @@ def documents_of(model: Saveable) -> dict[str, Any]:
 def written_model(model: Saveable) -> dict[str, Any]:
     """The config of a model; with a warning where a lambda, of which no file holds the code, is needed to load it."""
     written = serialize_keras_object(model)
-    names = dict.fromkeys(_lambdas_in(written))
-    if names:
+    lambdas = dict(_lambdas_in(written))
+    if lambdas:
+        functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
+        way = f"to load it, load_model needs custom_objects={{{functions}}}"
         warnings.warn(
-            f"the model is saved without the code of {', '.join(names)}: to load it, load_model needs "
-            "custom_objects={'<name of the Lambda layer>': function}. Register a named function instead: "
+            f"the model is saved without the code of {', '.join(lambdas)}: "
+            f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
             "@saving.register_keras_serializable()",
             CheckpointWarning,
             stacklevel=lint.frames_inside(),
@@ -99,13 +101,20 @@ def written_model(model: Saveable) -> dict[str, Any]:
     return written
 
 
-def _lambdas_in(written: Any) -> Iterator[str]:
-    """The names of the lambdas in a config."""
+def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """The lambdas in a config, each with the name of its layer if it is the function of a `Lambda`."""
     if is_lambda(written):
-        yield str(written["config"]["name"])
+        yield f"{place} ({written['config']['name']})", layer
+        return
+    config, kind = (written.get("config"), str(written.get("class_name"))) if isinstance(written, Mapping) else (0, "_")
+    if isinstance(config, Mapping) and not kind.startswith("_"):
+        owner = f"{kind} {config['name']!r}" if "name" in config else kind
+        for name, value in config.items():
+            is_function = (kind, name) == ("Lambda", "function")
+            yield from _lambdas_in(value, f"`{name}` of {owner}", config.get("name") if is_function else None)
     elif isinstance(written, Mapping | list):
         for part in written.values() if isinstance(written, Mapping) else written:
-            yield from _lambdas_in(part)
+            yield from _lambdas_in(part, place)
 
 
 def written_compile(model: Saveable) -> dict[str, Any]:

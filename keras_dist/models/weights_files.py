@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import math
 import os
@@ -24,12 +23,13 @@ from keras_dist.distribution import lint
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import FileAbsentError, ModelError, shorten
+from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.models.lora_weights import MergedWeight, factor_paths
-from keras_dist.models.saving import OVERWRITE, check_free
+from keras_dist.models.saving import OVERWRITE, check_file_path, check_free
 from keras_dist.models.session import Session
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
-from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import retried
 from keras_dist.saving.tensor_files import (
@@ -48,7 +48,7 @@ _BYTES_PER_GB = 1024**3  # what Keras calls a GB
 _MOST_GB = 2**20
 _LISTED = 5
 _HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
-_PROBLEMS = ("missing in the file", "not in the model", "of another shape", "rules that match no weight")
+_PROBLEMS = ("missing in the file", "not in the model", "of another shape, or complex", "rules that match no weight")
 """What may be wrong with a file, in the order of the fields of a `LoadReport`."""
 
 
@@ -89,10 +89,11 @@ def save_weights(
     max_bytes = checked_size(max_shard_size)
     is_folder = path.suffix == FOLDER_SUFFIX
     job = Rendezvous("a save of weights")
-    if not overwrite:
-        for file in (path,) if is_folder else (path, index_path(path)):
-            job.first(functools.partial(check_free, "save_weights", file, ModelError, OVERWRITE))
+    for file in () if is_folder else (path, index_path(path)):
+        check_file_path("save_weights", file, overwrite, ModelError)
     if is_folder:
+        if not overwrite:
+            job.first(functools.partial(check_free, "save_weights", path, ModelError, OVERWRITE))
         _write_folder(path, [session.path_of(weight) for weight in weights], session)
         return
     factors = factor_paths(session, merged)
@@ -227,8 +228,15 @@ def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarra
         name: of the array in error messages.
 
     Raises:
-        ModelError: a number is too large for the type; or an integer is not the same.
+        ModelError: a number is too large for the type, or complex where it is real; or an integer is not the same.
     """
+    if np.iscomplexobj(array) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ModelError(
+            f"{reader.caller}: {name!r} in {str(reader.path)!r} is complex",
+            given=f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}",
+            expected="real numbers",
+            fix="build the model with a complex dtype, or correct the file",
+        )
     with np.errstate(all="ignore"):
         found = np.array(array, dtype)
     if not _is_narrower(dtype, array.dtype):
@@ -258,10 +266,15 @@ def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader 
     if folder is not None and refreshed(folder).is_dir():
         file = None if in_bucket(folder) else _file_in(folder)
         return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
-    path = weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX))
-    if path.suffix == FOLDER_SUFFIX:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return TensorReader("load_weights", path)
+    is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
+    if folder is not None and folder.name and is_folder and not folder.exists():
+        raise FileAbsentError(
+            f"load_weights: there is no folder {str(filepath)!r}",
+            given=f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}",
+            expected=f"a folder with weights, or a file, whose path ends in '{SUFFIX}', '.weights.h5' or '.keras'",
+            fix="correct the path",
+        )
+    return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 
 def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
@@ -272,8 +285,8 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
     for suffix in (SUFFIX, INDEX_SUFFIX):
         if os.path.lexists(folder / f"{_HUGGING_FACE}{suffix}"):
             return folder / f"{_HUGGING_FACE}{suffix}"
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
-    if not others or (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+    others = files_of_others(folder)
+    if not others:
         return None
     named = [name for name in others if name.endswith(SUFFIX)]
     raise ModelError(
@@ -284,6 +297,13 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
         if named
         else "convert it to safetensors: other files of PyTorch are pickles, whose code would run",
     )
+
+
+def files_of_others(folder: pathlib.Path) -> list[str]:
+    """The names of files of weights in a folder as Hugging Face has it; none of a checkpoint."""
+    if (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
 
 
 def _compared(
@@ -400,10 +420,17 @@ OF_KERAS = {
 
 
 def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file of Keras; None for others, and for a folder of such a name, which is not read as one."""
-    if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
+    """The path of a file of Keras, or of a folder with what is in one; None for others.
+
+    A folder with the name of such a file is not read as one.
+    """
+    if not isinstance(filepath, str | os.PathLike):
         return None
     path = folder_path(os.fspath(filepath))
+    if caller == "load_weights" and not in_bucket(path) and is_keras_folder(path):
+        return path
+    if not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
+        return None
     if in_bucket(path):
         raise ModelError(
             f"{caller}: {str(path)!r} would be a file of Keras in a bucket",
@@ -453,11 +480,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_cast(reader: _Folder, name: str, value: jax.Array, dtype: Any) -> None:
-    """Check that a weight on devices keeps its values in another element type."""
-    if jnp.issubdtype(dtype, jnp.floating) and _is_narrower(dtype, value.dtype):
-        largest = jnp.max(jnp.abs(jnp.where(jnp.isfinite(value), value, 0)), initial=0)
-        narrowed(np.asarray(largest), dtype, reader, name)
+def _check_cast(reader: _Folder, name: str, value: Any, dtype: Any) -> None:
+    """Check that a weight of a folder keeps its values in another element type."""
+    if not value.size or not _is_narrower(dtype, value.dtype):
+        return
+    if isinstance(value, jax.Array):
+        parts = jnp.stack([value.real, value.imag]) if jnp.iscomplexobj(value) else value
+        kept = parts if jnp.issubdtype(dtype, jnp.integer) else jnp.where(jnp.isfinite(parts), parts, 0)
+        value = np.asarray(jnp.stack([jnp.min(kept), jnp.max(kept)]))
+    narrowed(value, dtype, reader, name)
 
 
 class _Folder:
@@ -489,7 +520,10 @@ class _Folder:
         return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Weights by their paths, where those of the model are."""
+        """Weights by their paths, where those of the model are; on the host those whose elements have 64 bits.
+
+        Without `jax_enable_x64` arrays on devices have 32: numbers that are too large would be infinite.
+        """
         for name in names:
             if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
                 raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
@@ -497,7 +531,9 @@ class _Folder:
         places = {row.path: sharding for row, sharding in zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)}
         wanted = {
             f"{_PREFIX}{name}": jax.ShapeDtypeStruct(
-                self.shapes[name], jnp.dtype(self._dtypes[name]), sharding=places[plan.row(name).path]
+                self.shapes[name],
+                dtype := jnp.dtype(self._dtypes[name]),
+                sharding=places[plan.row(name).path] if jax.dtypes.canonicalize_dtype(dtype) == dtype else None,
             )
             for name in names
         }

@@ -114,7 +114,7 @@ def key_stream(key: jax.Array) -> Generator[None]:
         _stream.reset(token)
 
 
-class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride]
+class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
     """The position `[seed, draws]` of a generator, with what Keras's variables have."""
 
     trainable = False
@@ -127,10 +127,10 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
         keeper = next(iter(self.keepers), None)
         return self.name if keeper is None else keeper.path_of(self) or self.name
 
-    def _read(self) -> jax.Array:
+    def _read(self) -> Any:
         return self.get_value()
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: Any) -> Any:
         return self.value[index] if current_scope() is not None else self.get_value(index=index)
 
     def _checked(self, value: Any) -> jax.Array:

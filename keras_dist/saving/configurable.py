@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from keras_dist._signatures import takes
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
-from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.serialization import (
+    deserialize_keras_object,
+    is_lambda,
+    lambda_name,
+    lambda_refused,
+    serialize_keras_object,
+)
 
 
 def absent(obj: object, name: str, hint: str = "") -> AttributeError:
@@ -90,8 +96,12 @@ class Configurable:
         """Make an object with the arguments that `get_config` gave.
 
         Raises:
-            ConfigError: the constructor does not take these arguments.
+            ConfigError: the constructor does not take these arguments, or one of them is a lambda.
         """
+        for name, value in config.items():
+            if is_lambda(value):
+                owner = f"{cls.__name__} {config['name']!r}" if "name" in config else cls.__name__
+                raise lambda_refused(f"{lambda_name(value)}, for `{name}` of {owner}")
         arguments = {name: deserialize_keras_object(value) for name, value in config.items()}
         if not takes(cls, **arguments):
             raise ConfigError(

@@ -52,7 +52,6 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         told = kind(
             f"{os.fspath(place)!r} was not written: {text}",
             given=f"{type(error).__name__}: {shorten(str(error))}",
-            expected="room on the disk, and leave to write there",
             fix=fix,
         )
         told.errno, told.strerror, told.filename = number, text, os.fspath(place)
@@ -69,13 +68,25 @@ def write_text(place: pathlib.Path, text: str) -> None:
         place.write_text(text, encoding="utf-8")
 
 
+_WAYS_OUT: dict[int | None, str] = {
+    errno.EEXIST: "choose another path, or move away what is there",
+    errno.ENOTEMPTY: "choose another path, or move away what is there",
+    errno.EISDIR: "choose another path, or move the folder away",
+    errno.ENOTDIR: "choose another path, or move away the file that is in the place of a folder",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+"""By numbers of the system."""
+
+
 def _kind_of(number: int | None) -> tuple[type[WriteError], str]:
     """The class of the error for this number of the system, and the way out."""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return WriteDeniedError, "choose a folder that you may write to, or change its permissions"
-    if number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-        return WriteFolderError if number == errno.ENOENT else WriteError, "make the folder, or choose another path"
-    return WriteError, "free space, or choose another place; what was there before is untouched"
+    if number == errno.ENOENT:
+        return WriteFolderError, "make the folder, or choose another path"
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return WriteError, "free space, or choose another place; what was there before is untouched"
+    return WriteError, _WAYS_OUT.get(number, "choose another path")
 
 
 def _number_of(error: Exception) -> int | None:
@@ -124,8 +135,10 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
         except FileExistsError:
             continue  # another draft of this process
         except (FileNotFoundError, NotADirectoryError) as error:
-            missing = f"there is no folder {str(place.parent)!r}: make it, or choose another path"
-            raise type(error)(error.errno, missing, str(place)) from None
+            file = next((path for path in place.parents if path.is_file()), None)
+            missing = f"there is no folder {str(place.parent)!r}"
+            why = missing if file is None else f"{str(file)!r} is a file, not a folder"
+            raise type(error)(error.errno, why, str(place)) from None
         try:
             lock = lock_folder(folder)
         except (FileNotFoundError, BlockingIOError):

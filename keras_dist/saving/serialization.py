@@ -50,6 +50,9 @@ _VALUES = (
     "DTypePolicy",
 )
 
+_CODE = "4w"
+"""How code of Python begins in base64, as `marshal` writes it."""
+
 _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_kept", default=False)
 
 
@@ -159,7 +162,19 @@ def lambdas_kept() -> Generator[None]:
 
 def is_lambda(written: Any) -> bool:
     """Whether a part of a config stands for a lambda."""
-    return isinstance(written, Mapping) and written.get("class_name") == "__lambda__"
+    return isinstance(written, Mapping) and (written.get("class_name") == "__lambda__" or _is_code(written))
+
+
+def _is_code(written: Mapping[str, Any]) -> bool:
+    """Whether this is the code of a lambda as Keras writes that of an `activation`: without a class."""
+    value = written.get("value") if len(written) == 1 else None
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and value[0].startswith(_CODE)
+
+
+def lambda_name(written: Mapping[str, Any]) -> str:
+    """Return what a config says of a lambda."""
+    inner = written.get("config")
+    return shorten(inner["name"]) if isinstance(inner, Mapping) and "name" in inner else "its code is in the config"
 
 
 def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
@@ -201,7 +216,7 @@ def _read_value(class_name: str, inner: Mapping[str, Any]) -> Any:
     if class_name == "__tuple__":
         return tuple(_read(item, {}) for item in inner["value"])
     if class_name == "__lambda__":
-        raise lambda_refused(shorten(inner["name"]) if "name" in inner else "its code is in the config")
+        raise lambda_refused(lambda_name({"config": inner}))
     if class_name == "__slice__":
         return slice(*(_read(inner[name], {}) for name in ("start", "stop", "step")))
     if class_name == "__ellipsis__":
@@ -330,7 +345,7 @@ def lambda_refused(what: str, fix: str = "") -> ConfigError:
     return ConfigError(
         f"the config holds a lambda: {what}",
         given="a lambda, whose code is not run, with safe_mode=False neither",
-        expected="named functions that are registered",
+        expected="named functions, which are registered or in custom_objects",
         fix=f"{fix}decorate a named function with @saving.register_keras_serializable(), and save the model with it; "
         "or make the model in code, and then model.load_weights(path)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -99,10 +99,12 @@ def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
 
 def _inside(tree: Any, name: str | int) -> PyTree:
     """What a name leads to in a structure of arrays."""
+    if isinstance(tree, Mapping):
+        items: Iterable[tuple[Any, PyTree]] = tree.items()
+        return next(value for key, value in items if str(key) == str(name))
     if isinstance(tree, list | tuple) and not hasattr(tree, str(name)):
-        return list(tree)[int(name)]
-    if hasattr(tree, "__getitem__") and not hasattr(tree, str(name)):
-        return tree[name] if name in tree else tree[type(next(iter(tree)))(name)]
+        items = enumerate(tree)
+        return next(value for index, value in items if index == name)
     return getattr(tree, str(name))
 
 

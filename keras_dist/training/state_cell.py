@@ -161,9 +161,7 @@ class StateCell:
             for index, holder, array in changed:
                 is_lent = isinstance(holder, Lendable) and holder.borrower is not None
                 is_free = is_lent or (holder.is_own if isinstance(holder, Lendable) else not self.is_shown)
-                if isinstance(array, jax.ShapeDtypeStruct) or (
-                    is_free and isinstance(array, jax.Array) and _lies_at(array, shardings[index])
-                ):  # of a model that is planned only
+                if is_free and _lies_at(array, shardings[index]):
                     arrays[index] = array
                 else:
                     row = self.state_plan.rows[index]
@@ -421,5 +419,8 @@ class StateCell:
         return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
 
 
-def _lies_at(array: jax.Array, sharding: jax.sharding.Sharding) -> bool:
-    return array.sharding.is_equivalent_to(sharding, array.ndim)
+def _lies_at(array: Any, sharding: jax.sharding.Sharding) -> bool:
+    """Whether an array has that sharding; the shape of one, in a model that is planned only, counts as such."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return True
+    return isinstance(array, jax.Array) and array.sharding.is_equivalent_to(sharding, array.ndim)

@@ -270,7 +270,7 @@ else:
 
 # places
 check_raises(CheckpointError, "different places", lambda: model.save(folder / str(process)))
-check_raises(CheckpointError, "is damaged, or no checkpoint", lambda: kd.models.load_model(folder / "nowhere"))
+check_raises(CheckpointError, "is not a checkpoint", lambda: kd.models.load_model(folder / "nowhere"))
 (folder / f"file {process}").write_text("")
 check_raises(CheckpointError, "is a file", lambda: model.save(folder / "file 0"))
 seen, pathlib.Path.is_dir = pathlib.Path.is_dir, lambda path: process == 0 and seen(path)

@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+import keras_dist as kd
 from tests import commands, forks
 
 PROGRAM = """
@@ -32,6 +33,33 @@ def test_what_cannot_be_read_ends_with_1_and_no_file_with_2(tmp_path, capsys):
     assert ".*feature.*kernel.*" in output and "problem: line 4: layout_map['a'] = f()" in told
     assert commands.run("migrate", tmp_path / "missing.py") == 2
     assert commands.run("migrate", tmp_path / "train.py", "--matching", "exact") == 2
+
+
+@pytest.mark.parametrize("name", ["nofile.py", "nofile.toml", "nofile"])
+def test_a_file_that_is_not_there_is_told_with_those_beside_it(name, tmp_path, capsys):
+    for beside in ("rules.py", "rules.toml", "m.keras"):
+        (tmp_path / beside).write_text("")
+    assert commands.run("migrate", tmp_path / name) == 2
+    output, told = capsys.readouterr()
+    assert output == "" and "there is no such file" in told
+    assert "a layout map: a table of rules" in told and "beside it are: rules.py, rules.toml" in told
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors"])
+def test_a_model_is_not_taken_for_rules(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(b"PK\x03\x04\xff")
+    assert commands.run("migrate", tmp_path / name) == 2
+    told = capsys.readouterr().err
+    assert "not a layout map by its name" in told and "of files of models and weights" in told
+    assert "name the program or the table in which the rules are" in told and "rename" not in told
+
+
+def test_a_config_of_keras_is_not_taken_for_rules(tmp_path, capsys):
+    (tmp_path / "model.json").write_text(kd.Sequential([kd.Input((3,)), kd.layers.Dense(2)]).to_json())
+    assert commands.run("migrate", tmp_path / "model.json") == 2
+    output, told = capsys.readouterr()
+    assert output == "" and "is the config of an object of Keras" in told and 'class_name="Sequential"' in told
+    assert "name the program or the table in which the rules are" in told
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import distribution
+from tests.contracts.processes import run_python
 
 NOT_AT_THE_TOP = {
     "distribution", "Cluster", "CommunicationOptions", "cluster", "is_chief", "process_count", "process_index",
@@ -63,3 +64,8 @@ def test_a_name_that_is_not_there():
 
 def test_is_typed():
     assert importlib.resources.files(kd).joinpath("py.typed").is_file()
+
+
+def test_data_is_there_without_an_import_of_its_own():
+    found = run_python("import keras_dist as kd; print(kd.data.__name__, 'data' in dir(kd))")
+    assert found.split() == ["keras_dist.data", "True"]

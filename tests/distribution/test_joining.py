@@ -359,3 +359,10 @@ def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
     monkeypatch.setenv(f"KERAS_DISTRIBUTION_{name.upper()}", "0")
     with pytest.raises(ClusterError, match=name):
         kd.initialize("127.0.0.1:1", 1, 0)
+
+
+@pytest.mark.parametrize("value", ["no", "False", None, 2, 0.0])
+def test_required_is_true_or_false(value):
+    with pytest.raises(ClusterError, match="`required` is not True or False") as caught:
+        kd.initialize(required=value)
+    assert f"required={value!r}" in caught.value.given

@@ -231,7 +231,9 @@ class Block(nnx.Module):
         return x + self.narrow(nnx.gelu(self.widen(x)))
 
 
-@pytest.mark.parametrize("made", [Plain, Plain(nnx.Rngs(0)), ScannedTransformer], ids=["MLP", "ready", "scanned transformer"])
+@pytest.mark.parametrize(
+    "made", [Plain, Plain(nnx.Rngs(0)), ScannedTransformer], ids=["MLP", "ready", "scanned transformer"]
+)
 def test_fit_finds_its_layout_under_auto_parallel(made):
     x, y = blobs(8)
     distribution = kd.planner.AutoParallel(kd.DeviceMesh("data=2,model=4"), "memory")

@@ -140,5 +140,37 @@ def test_folders_of_orbax_are_read_as_before(model, tmp_path):
     model.load_weights(tmp_path / "m")
     np.testing.assert_equal(model.get_weights(), values)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         model.load_weights(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path, lambda path: f"{path}/"])
+def test_a_folder_that_is_not_there_is_told(kind, model, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nix") as caught:
+        model.load_weights(kind(tmp_path / "nix"))
+    assert isinstance(caught.value, ModelError)
+    assert caught.value.fix == "correct the path"
+
+
+@pytest.mark.parametrize("written", [whole, sharded, cached])
+def test_load_model_names_what_loads_the_weights(written, tmp_path):
+    folder = tmp_path / "hf"
+    written(folder)
+    with pytest.raises(CheckpointError, match="holds weights, and no model") as caught:
+        kd.models.load_model(f"{folder}/")
+    assert "model-0000" in caught.value.given or "model.safetensors" in caught.value.given
+    assert f"model.load_weights({str(folder)!r})" in caught.value.fix
+
+
+def test_a_folder_of_what_is_in_a_file_of_keras_is_loaded(model, tmp_path):
+    model.set_weights([np.full(w.shape, 3, "float32") for w in model.weights])
+    model.save(tmp_path / "m", zipped=False)
+    model.set_weights([np.zeros(w.shape, "float32") for w in model.weights])
+    assert len(model.load_weights(tmp_path / "m").loaded) == 4
+    assert all((weight.numpy() == 3).all() for weight in model.weights)
+    file = tmp_path / "m" / "model.weights.h5"
+    content = bytearray(file.read_bytes())
+    content[content.index(np.float32(3).tobytes() * 4)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match="checksum"):
+        model.load_weights(tmp_path / "m")

@@ -282,10 +282,27 @@ class TestCustomObjects:
         assert again.get_compile_config() == {}
 
     @pytest.mark.parametrize("name", ["model", "model.keras"])
+    def test_a_lambda_as_an_argument_is_told_by_argument_and_layer(self, name, tmp_path):
+        by_three = layers.Lambda(lambda x: 3 * x, name="by_three")
+        model = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(2, activation=lambda x: 2 * x, name="d1"), by_three])
+        with pytest.warns(CheckpointWarning, match="the model is saved without the code of") as caught:
+            model.save(tmp_path / name)
+        told = str(caught[0].message)
+        assert "`activation` of Dense 'd1'" in told and "`function` of Lambda 'by_three'" in told
+        assert "load_model will refuse it" in told and "custom_objects" not in told
+        assert "register_keras_serializable" in told
+        for objects in (None, {"d1": abs, "by_three": abs, "<lambda>": abs}):
+            with pytest.raises(ConfigError, match=r"holds a lambda: .*, for `activation` of Dense 'd1'") as error:
+                load_model(tmp_path / name, objects)
+            assert "register_keras_serializable" in error.value.fix and "model.load_weights(path)" in error.value.fix
+
+    @pytest.mark.parametrize("name", ["model", "model.keras"])
     def test_lambdas_are_saved_without_their_code(self, name, tmp_path):
         model = kd.Sequential([kd.Input((FEATURES,)), layers.Lambda(lambda x: 3 * x, name="by_three")])
         with pytest.warns(
-            CheckpointWarning, match=r"without the code of .*<lambda>: to load it, load_model needs custom_"
+            CheckpointWarning,
+            match=r"code of `function` of Lambda 'by_three' \(.*<lambda>\): to load it, load_model needs "
+            r"custom_objects=\{'by_three': function\}",
         ):
             model.save(tmp_path / name)
         for safe_mode in (True, False):
@@ -347,9 +364,15 @@ class TestFolders:
 
     def test_what_holds_no_model(self, saved, tmp_path):
         (tmp_path / "empty").mkdir()
-        for name, said in (("none", "is no folder"), ("empty", "manifest.json is missing")):
-            with pytest.raises(CheckpointError, match=said):
-                load_model(tmp_path / name)
+        (tmp_path / "others").mkdir()
+        (tmp_path / "others" / "readme.txt").write_text("")
+        said = {"none": "none is no folder", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
+        for load in (load_model, saved[0].load_weights):
+            for name in ("empty", "others", *["none"] * (load is load_model)):
+                with pytest.raises(CheckpointError, match=f"is not a checkpoint(.|\n)*{said[name]}") as caught:
+                    load(tmp_path / name)
+                assert "damaged" not in str(caught.value)
+                assert caught.value.fix == "correct the path"
         with kd.checkpoint.CheckpointManager(saved[0], tmp_path / "states") as manager:
             state = manager.save()
         for name in ("config.json", "compile.json"):  # the manifest does not list them: they are not read

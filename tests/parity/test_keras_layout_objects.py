@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import LayoutError
+from keras_dist.errors import DistributionError, LayoutError
 
 AXES = ("data", "model")
 DEVICES = [f"cpu:{index}" for index in range(8)]
@@ -77,6 +77,23 @@ def test_layouts_of_weights_may_be_of_keras(mesh):
     model = kd.Sequential([kd.Input((4,)), dense])  # lives on the mesh of the layout
     assert model.layout_plan.row("dense/kernel").axes == (None, "model")
     assert model.layers[0].kernel.layout.device_mesh == OURS
+
+
+@pytest.mark.parametrize(
+    ("value", "way"),
+    {
+        lambda mesh: keras.distribution.ModelParallel(layout_map=rules_of_keras(mesh)): "ModelParallel(layout_map",
+        lambda mesh: keras.distribution.DataParallel(devices=DEVICES): "DataParallel(device_mesh",
+        rules_of_keras: "ModelParallel(layout_map",
+        lambda mesh: mesh: "DataParallel(device_mesh",
+        lambda mesh: OURS: "DataParallel(device_mesh",
+        lambda mesh: kd.LayoutMap(OURS): "ModelParallel(layout_map",
+    }.items(),
+)
+def test_what_is_to_be_made_of_a_distribution_of_keras_is_told(value, way, mesh):
+    with pytest.raises(DistributionError, match="`value` is not a Distribution") as caught:
+        kd.set_distribution(value(mesh))
+    assert f"make keras_dist.{way}" in caught.value.fix
 
 
 def test_a_layout_of_keras_on_another_mesh_is_refused(mesh):

@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import dtensor
+from keras_dist.checkpoint.manager import not_written
 from keras_dist.errors import KerasDistError, ModelError, WriteDeniedError, WriteError, WriteFolderError
 from keras_dist.saving.drafts import writing_to
 
@@ -84,7 +85,7 @@ def test_programs_are_not_exported_to_buckets(model, tmp_path, monkeypatch, path
 def test_a_full_disk_names_the_path_in_a_manager(model, tmp_path, full_disk):
     with (
         kd.checkpoint.CheckpointManager(model, tmp_path) as manager,
-        pytest.raises(kd.errors.CheckpointError, match="step_00000000' was not written"),
+        pytest.raises(kd.errors.CheckpointError, match=r"step_00000000' was not written(.|\n)*free space"),
     ):
         manager.save()
 
@@ -127,6 +128,74 @@ def test_errors_of_the_system_name_the_path(error, kind):
     assert str(error.strerror or error) in found.value.summary and found.value.errno == error.errno
     if kind is not WriteError:
         assert isinstance(found.value, FileNotFoundError if kind is WriteFolderError else PermissionError)
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [
+        ("d.safetensors", lambda model, path: model.save_weights(path)),
+        ("d.safetensors", lambda model, path: model.save_weights(path, max_shard_size=1e-8)),
+        ("d.weights.h5", lambda model, path: model.save_weights(path)),
+        ("d.keras", lambda model, path: model.save(path)),
+        ("d.h5", lambda model, path: model.save(path)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+def test_a_folder_in_the_place_of_a_file_is_named(name, save, model, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(KerasDistError, match=f"no file can be written at '.*{name}'") as caught:
+        save(model, tmp_path / name)
+    assert (caught.value.given, caught.value.fix) == (
+        "a folder is there",
+        "choose another path, or move the folder away",
+    )
+
+
+@pytest.mark.parametrize("place", ["file", "file/x"])
+@pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.weights.h5", "m.safetensors", "program"])
+@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+def test_a_file_in_the_place_of_a_folder_is_named(place, name, model, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / place / name
+    save = {"m.keras": model.save, "m.h5": model.save, "program": model.export}.get(name, model.save_weights)
+    with pytest.raises(WriteError, match="/file' is a file, not a folder") as caught:
+        save(path)
+    assert caught.value.fix == "choose another path, or move away the file that is in the place of a folder"
+    assert "make" not in str(caught.value) and "room" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (errno.EEXIST, "move away what is there"),
+        (errno.EISDIR, "move the folder away"),
+        (errno.ENAMETOOLONG, "a shorter path"),
+        (errno.ELOOP, "another path"),
+        (errno.EIO, "another path"),
+        (errno.EDQUOT, "free space"),
+        (errno.ENOSPC, "free space"),
+    ],
+)
+def test_the_way_out_is_that_of_the_reason(number, way):
+    with pytest.raises(WriteError) as caught, writing_to("x"):
+        raise OSError(number, "why", "x")
+    assert way in caught.value.fix
+    assert ("space" in str(caught.value) or "room" in str(caught.value)) == (way == "free space")
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.safetensors", "m"])
+def test_model_checkpoint_names_a_file_in_the_way(name, model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match="was not written") as caught:
+        fit(model, kd.callbacks.ModelCheckpoint(tmp_path / "file" / name))
+    assert "move away" in caught.value.fix and "space" not in str(caught.value)
+
+
+def test_a_manager_gives_the_way_out_of_the_reason(tmp_path):
+    for reason in (ValueError("odd"), WriteError("not written", fix="choose a shorter path")):
+        error = not_written(tmp_path, reason)
+        assert "space" not in str(error) and "room" not in str(error)
+    assert error.fix == "choose a shorter path"
 
 
 READ_ONLY = "/sys/kernel"

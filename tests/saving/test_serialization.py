@@ -319,6 +319,18 @@ def test_code_of_others_is_never_read(inner: Any, safe_mode: bool) -> None:
         saving.deserialize_keras_object({"class_name": "__lambda__", "config": inner}, safe_mode=safe_mode)
 
 
+CODE = ["4wEAAAAAAAAAAAAAAAIAAAADAAAA\n", None, None]
+"""The code of a lambda as Keras 3 writes it."""
+
+
+@pytest.mark.parametrize("code", [{"value": CODE}, {"class_name": "__lambda__", "config": {"value": CODE}}])
+@pytest.mark.parametrize("name", ["activation", "kernel_initializer"])
+def test_code_of_keras_is_refused_by_argument_and_layer(name: str, code: Any) -> None:
+    config = {"module": "keras.layers", "class_name": "Dense", "config": {"name": "d1", "units": 2, name: code}}
+    with pytest.raises(ConfigError, match=f"holds a lambda: its code is in the config, for `{name}` of Dense 'd1'"):
+        saving.deserialize_keras_object(config)
+
+
 def test_lambdas_are_kept_within_a_process() -> None:
     with lambdas_kept():
         config = saving.serialize_keras_object(Part(lambda x: x + 1))

@@ -120,6 +120,30 @@ class TestMistakes:
             history = model.fit(iter(cut((X, Y), 8)), epochs=3, verbose=0)
         assert history.epoch == [0] and int(model.optimizer.iterations) == len(cut((X, Y), 8))
 
+    @pytest.mark.parametrize("count", [1, 2, 3, 5])
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_a_list_of_batches_is_told_from_x_and_y(self, count, kind):
+        model = kd.Sequential([kd.Input(X.shape[1:]), kd.layers.Dense(Y.shape[-1] if Y.ndim > 1 else 3)])
+        model.compile("sgd", "mse" if Y.ndim > 1 else "sparse_categorical_crossentropy")
+        batches = kind([(X[:8], Y[:8])] * count)
+        with pytest.raises(DataError, match="`validation_data` cannot be used") as caught:
+            model.fit(X, Y, validation_data=batches, verbose=0)
+        assert f"of length {count}, each of whose items is a tuple" in caught.value.given
+        assert "join their arrays to (x, y), or give a data set" in caught.value.fix
+        for method in (model.fit, model.evaluate):
+            with pytest.raises(DataError, match="y is missing") as caught:
+                method(batches, verbose=0)
+            assert "if these are batches, join their arrays" in caught.value.fix
+        model.fit(X, Y, validation_data=iter(batches), verbose=0)
+
+    def test_pairs_of_inputs_and_of_targets_are_no_batches(self):
+        a, b = kd.Input((3,)), kd.Input((3,))
+        model = kd.Model([a, b], [kd.layers.Dense(1)(a), kd.layers.Dense(1)(b)])
+        model.compile("sgd", ["mse", "mse"])
+        x, y = (np.ones((4, 3)),) * 2, (np.ones((4, 1)),) * 2
+        for pair in ((x, y), [x, y]):
+            model.fit(x, y, validation_data=pair, verbose=0)
+
     def test_what_no_data_set_takes(self, model):
         for options in ({"y": Y}, {"sample_weight": W}, {"validation_split": 0.5}):
             with pytest.raises(DataError, match=f"`{next(iter(options))}`"):
