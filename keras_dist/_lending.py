@@ -62,6 +62,9 @@ class Lendable(Operators, nnx.Variable):
 
     __slots__ = ("_borrower", "_is_own", "_keepers")
 
+    is_key = False
+    """Whether it is the state of a random generator."""
+
     @property
     def _raw_value(self) -> Any:
         borrower = self.borrower

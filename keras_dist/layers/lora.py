@@ -100,7 +100,7 @@ class LoraLayer(Layer):
         if self._outside.home is None:
             self._adapt(factors)
         else:
-            self._outside.home.grow(lambda: self._adapt(factors))
+            self._outside.home.grow(self, lambda: self._adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # a layer in a model cannot change else
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)
@@ -108,7 +108,7 @@ class LoraLayer(Layer):
     def _adapt(self, factors: _Factors) -> None:
         """Freeze the weight of a built layer, and create its factors."""
         self.lora_rank, self.lora_alpha = factors.rank, factors.alpha
-        setattr(self, self._adapted, getattr(self, self._adapted).frozen())
+        getattr(self, self._adapted).freeze()
         self._add_factors(factors)
 
     def _add_adapted(self, shape: tuple[int, ...], initializer: Identifier = None) -> Variable:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import jax
     from flax import nnx
 
+    from keras_dist.layers.layer import Layer
     from keras_dist.layers.symbolic import Node
     from keras_dist.layers.variable import Variable
     from keras_dist.layers.weights import OwnWeight
@@ -26,7 +27,7 @@ class Home(Protocol):
         """Return what reads and writes a variable of another framework."""
         ...
 
-    def grow(self, change: Callable[[], None]) -> None:
+    def grow(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change` add weights to the layer and freeze others, in the model."""
         ...
 

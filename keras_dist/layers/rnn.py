@@ -60,21 +60,21 @@ class StackedRNNCells(Layer):
     @property
     def state_size(self) -> list[PyTree]:
         """The size of the state, or sizes of the states, of each cell."""
-        return [cell.state_size for cell in self.keepers]
+        return [cell.state_size for cell in self.cells]
 
     @property
     def output_size(self) -> int:
         """Size of the output of the last cell."""
-        return output_size(self.keepers[-1])
+        return output_size(self.cells[-1])
 
     def get_initial_state(self, batch_size: int) -> list[PyTree]:
         """Return the initial states of each cell."""
-        return [first_states(cell, batch_size) for cell in self.keepers]
+        return [first_states(cell, batch_size) for cell in self.cells]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> list[PyTree]:
         """Return the `noise` of each cell for one call in training; None for cells without any."""
         drawn: list[PyTree] = []
-        for cell in self.keepers:
+        for cell in self.cells:
             drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
             input_shape = (input_shape[0], output_size(cell))
         return drawn
@@ -84,7 +84,7 @@ class StackedRNNCells(Layer):
     ) -> tuple[jax.Array, list[PyTree]]:
         """Return the output of the last cell, and the new states of all."""
         found: list[PyTree] = []
-        for cell, own, drawn in zip(self.keepers, states, noise or [None] * len(self.keepers), strict=True):
+        for cell, own, drawn in zip(self.cells, states, noise or [None] * len(self.cells), strict=True):
             options = {} if drawn is None else {"noise": drawn}
             inputs, new = cell(inputs, own if isinstance(own, list | tuple) else [own], training=training, **options)
             found.append(new)

@@ -181,11 +181,10 @@ class Variable(Lendable):
     def constraint(self, value: Any) -> None:
         self.set_metadata("constraint", value)
 
-    def frozen(self) -> Variable:
-        """Return a weight like it that gradients do not train, in its place among those that they train."""
-        weight = Variable(self.peek(), dtype=self.peek().dtype, trainable=False)
-        weight.set_metadata(**{**self.get_metadata(), "is_frozen": True})
-        return weight
+    def freeze(self) -> None:
+        """Be a weight that gradients do not train, in its place among those that they train."""
+        self.__class__ = Statistic
+        self.set_metadata(is_frozen=True)
 
     @property
     def layout(self) -> TensorLayout | None:

@@ -10,8 +10,6 @@ from flax import nnx
 
 from keras_dist._types import PyTree
 from keras_dist.layers import Layer
-from keras_dist.layers.variable import Variable
-from keras_dist.layers.weights import walk_owned
 from keras_dist.models.growing import grow
 from keras_dist.models.naming import layers_below
 from keras_dist.models.session import Session
@@ -96,18 +94,15 @@ class ModelHome:
         path = self.session.cell.path_of(variable)
         return variable if path is None else self.session.variable(path)
 
-    def grow(self, change: Callable[[], None]) -> None:
+    def grow(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change` add weights to the layer and freeze others, in the model."""
-        grow(self.session, self.prefix, change)
+        grow(self.session, self.prefix, layer, change)
 
 
 def settle(model: Layer, before: Session | None, session: Session) -> None:
-    """Tell the layers and variables of a model that they are in it, unless they are in another one already."""
+    """Tell the layers of a model that they are in it, unless they are in another one already."""
     for path, layer in layers_below(model):
         record: Any = layer._outside
         home = record.home
         if home is None or home.session is before:
             record.home = ModelHome(session, path)
-    for _, variable, owners in walk_owned(model):
-        if isinstance(variable, Variable) and variable.keepers[0] is session.cell:
-            variable.belong_to(owners, session.cell.path_of(variable) or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,19 +13,20 @@ import numpy as np
 from keras_dist import random
 from keras_dist._lending import Lendable
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.layers import Layer, call_context
 from keras_dist.layers.names import keras_paths
 from keras_dist.models.naming import is_below, with_keras_paths
 from keras_dist.models.session import Session
 from keras_dist.training.graph import split_module
 
 
-def grow(session: Session, prefix: str, change: Callable[[], None]) -> None:
+def grow(session: Session, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
     """Change which weights a layer of a model has.
 
     Args:
         session: of the model.
         prefix: the path of the layer.
+        layer: the layer.
         change: adds weights to the layer, and exchanges others.
 
     Raises:
@@ -34,8 +36,13 @@ def grow(session: Session, prefix: str, change: Callable[[], None]) -> None:
     cell, model = session.cell, session.model
     _check_alone(session, prefix)
     seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # another one for each layer
-    with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
-        change()
+    record: Any = layer._outside
+    home, record.home = record.home, None  # for which its attributes may not change
+    try:
+        with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
+            change()
+    finally:
+        record.home = home
     graph, _ = split_module(model, None)
     names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, names), module_paths=cell.graph.module_paths)

@@ -170,7 +170,6 @@ class _TracedLayers:
         init: gives its state for a seed.
         distribution: where it is to live.
         is_placed: whether anything says so; else that is one device.
-        order: the paths of its weights in the order of their creation.
         known: which of them exist already.
     """
 
@@ -178,7 +177,6 @@ class _TracedLayers:
     init: Callable[[ArrayLike], PyTree]
     distribution: Distribution
     is_placed: bool
-    order: list[str]
     known: set[_paths.Parts]
 
 
@@ -211,7 +209,6 @@ def _traced_layers(
             for _, variable in walk(copy):
                 if _is_rng(variable) and variable.tag == "seed_generator_state":
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
-            built["order"] = [_paths.join(parts) for parts, variable in walk(copy) if not _is_rng(variable)]
             named = keras_paths(copy, {_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
             tell_paths(copy)
@@ -230,7 +227,7 @@ def _traced_layers(
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    return _TracedLayers(graph, init, distribution, chosen is not None, built["order"], known)
+    return _TracedLayers(graph, init, distribution, chosen is not None, known)
 
 
 def _built_before(model: Trainer) -> dict[str, str | None]:
@@ -278,7 +275,8 @@ def _session_of_layers(
         if parts not in traced.known:
             place.keep(value)
     cell = StateCell(graph, plan, places, f"model {model.name!r}")
-    session = Session(cell, None, distribution, seed, model, traced.order, _compute_loss)
+    session = Session(cell, None, distribution, seed, model, None, _compute_loss)
+    session.settle_layers()
     settle(model, before, session)
     model._outside.session_before = None
     session.trainability = Trainability(model, graph.specs)

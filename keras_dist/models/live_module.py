@@ -68,7 +68,7 @@ class LiveModule:
         self.trainability: Trainability | None = None
         self.draws = 0
         self._handles: dict[str, ModelVariable] = {}
-        self._indexed: tuple[LayoutPlan, dict[str, list[Row]], dict[str, list[Row]]] | None = None
+        self._indexed: tuple[LayoutPlan, dict[str, list[Any]], dict[str, list[Any]]] | None = None
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
         self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
@@ -276,21 +276,22 @@ class LiveModule:
         return self._handles[row.path]
 
     def variables(self, prefix: str = "") -> list[Any]:
-        """Handles on the variables below `prefix`, in the order of `model.weights`."""
-        return [self._handle(row) for row in self._rows_below()[0].get(prefix, ())]
+        """The variables below `prefix`, or handles on arrays, in the order of `model.weights`."""
+        return list(self._below()[0].get(prefix, ()))
 
     def generators(self, prefix: str = "") -> list[Any]:
-        """Handles on the states of the random generators below `prefix` that `variables` leaves out."""
-        return [self._handle(row) for row in self._rows_below()[1].get(prefix, ())]
+        """The states of the random generators below `prefix` that `variables` leaves out."""
+        return list(self._below()[1].get(prefix, ()))
 
-    def _rows_below(self) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-        """Return the rows of variables, and of other generators, by all prefixes of their names."""
+    def _below(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Return the variables, and other generators, by all prefixes of their names."""
         plan = self.cell.plan
         if self._indexed is None or self._indexed[0] is not plan:
             known = {*self._order}
             others = (row for row in plan.rows if row.role == "rng" and row.path not in known)
             parts = map(self.cell.row, self._order), others
-            listed, rest = (by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
+            found = (by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
+            listed, rest = ({at: [*map(self._handle, rows)] for at, rows in below.items()} for below in found)
             self._indexed = plan, listed, rest
         return self._indexed[1:]
 

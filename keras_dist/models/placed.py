@@ -53,7 +53,7 @@ class Placed(Layered):
         """
         if self._session is None and (self._is_built or has_built_parts(self)):
             return self._weights_so_far()
-        return [variable for variable in self.variables if not getattr(variable, "is_key", False)]
+        return [variable for variable in self.variables if not variable.is_key]
 
     def count_params(self) -> int:
         """Count the elements of all weights."""

@@ -19,7 +19,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, ModelError
-from keras_dist.layers.weights import walk
+from keras_dist.layers.variable import Variable
+from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
 from keras_dist.models.naming import path_of_keras
@@ -145,10 +146,14 @@ class Session(LiveModule):
             self.compile(choices)
 
     def settle_layers(self) -> None:
-        """Note the order of the weights of a model of layers, and what `add_weight` called them."""
-        self._indexed = None
-        listed = [(parts, variable) for parts, variable in walk(self.model) if not isinstance(variable, nnx.RngState)]
-        self._order = [self.cell.path_of(variable) or _paths.join(parts) for parts, variable in listed]
+        """Tell the variables of a model of layers, unless they are in another one, where they are; note their order."""
+        self._indexed, self._order = None, []
+        for _, variable, owners in walk_owned(self.model):
+            path = self.cell.path_of(variable)
+            if isinstance(variable, Variable) and variable.keepers[0] is self.cell:
+                variable.belong_to(owners, path or "")
+            if path is not None and not isinstance(variable, nnx.RngState):
+                self._order.append(path)
 
     def _follow_layers(self, trainability: Trainability) -> None:
         """Train what the layers say now. Nothing happens while they say what they said before."""

@@ -1,6 +1,6 @@
 """Seeds and keys: the seed of the process, keys of initial values, and `SeedGenerator`."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

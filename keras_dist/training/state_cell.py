@@ -63,7 +63,7 @@ class StateCell:
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
     def leave(self) -> None:
-        """Have no part in the variables any more: another training state takes this one's place."""
+        """Have no part in the variables any more."""
         for place in self._variables:
             if place.lendable is not None:
                 place.lendable.leave(self)
@@ -356,6 +356,7 @@ class StateCell:
         """Have the variables of another graph, whose arrays come to where its plan says; slots are dropped."""
         with self.lock:
             step = self.state.step
+            self.leave()
             self.graph, self.plan = graph, plan
             self._have(places)
             self.state_plan = self._plan_of_state({})
