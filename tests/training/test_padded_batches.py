@@ -68,7 +68,7 @@ def model_on(mesh: str | None, factory: Any = Attending, loss: Any = LOSS, **opt
     attend = {"attend": attention} if mesh is None and factory is Attending else {}
     with on(mesh).scope():
         model = kd.Model.from_nnx(lambda rngs: factory(rngs, **attend), seed=1)
-    model.compile(kd.optimizers.SGD(0.5), loss, metrics=["accuracy"], **options)
+    model.compile(kd.optimizers.SGD(0.5), loss, **{"metrics": ["accuracy"], **options})
     return model
 
 
@@ -124,7 +124,8 @@ def test_each_step_sees_padding_in_the_module_alone() -> None:
     model.fit(X, Y, 16, verbose=0)
     assert model.predict(X[:7], verbose=0).shape == (7, STEPS, VOCABULARY)
     assert model(X[:7]).shape == (7, STEPS, VOCABULARY)
-    assert seen == {"module": {16, 8}, "loss": {16, 7}}
+    # one multiple more shows which outputs have rows
+    assert seen == {"module": {16, 20, 8, 12}, "loss": {16, 7}}
 
 
 def test_steps_of_the_users_own_pad_by_stateless_call() -> None:
@@ -186,15 +187,86 @@ def test_statistics_count_the_added_rows_which_repeat_the_last_one() -> None:
     np.testing.assert_allclose(mean, np.concatenate([x, x[-1:]]).mean(0), atol=1e-6)
 
 
+class Auxiliary(Attending):
+    """Outputs without rows: a number, a table of constants as long as padded batches, and one computed from rows."""
+
+    def __call__(self, ids: Any) -> Any:
+        y = super().__call__(ids)
+        return {
+            "y": y,
+            "mean": jnp.mean(y),
+            "table": jnp.arange(16.0).reshape(8, 2),
+            "load": jnp.sum(y[..., :8], (0, 1)),
+        }
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_outputs_without_rows_stay_as_they_are(size: int) -> None:
+    model = model_on("data=8,model=1", Auxiliary, {"y": LOSS}, metrics=None, uneven="pad")
+    plain = model_on("data=8,model=1", Attending, uneven="pad")
+    options: Any = {"batch_size": size, "verbose": 0, "shuffle": False}
+    assert_same(model.fit(X, Y, **options).history["loss"], plain.fit(X, Y, **options).history["loss"])
+    found, expected = model.predict(X, size, verbose=0), plain.predict(X, size, verbose=0)
+    batches = -(-23 // size)
+    assert_same(found["y"], expected)
+    assert found["mean"].shape == (batches,)
+    assert_same(found["table"], np.tile(np.arange(16.0).reshape(8, 2), (batches, 1, 1)))
+    padded = np.concatenate([expected[-7:], expected[-1:]])
+    np.testing.assert_allclose(found["load"][-1], padded[..., :8].sum((0, 1)), rtol=1e-5)
+    assert model.predict_on_batch(X[:7])["table"].shape == (8, 2)
+
+
+def test_modules_may_read_values_where_predictions_run_eagerly() -> None:
+    class Reading(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.d1 = nnx.Linear(3, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return {"y": self.d1(x), "scale": jnp.full((8,), float(x.max()))}
+
+    x = RNG.normal(size=(7, 3)).astype("f4")
+    model = model_on("data=8,model=1", Reading, {"y": "mse"}, metrics=None, run_eagerly=True, uneven="pad")
+    np.testing.assert_array_equal(model.predict(x, verbose=0)["scale"], np.full((1, 8), x.max()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": {"y": LOSS, "load": lambda y, load: jnp.mean(load)}},
+        {"loss": {"y": LOSS}, "metrics": {"load": [kd.metrics.Mean()]}},
+        {"loss": lambda y, outputs: jnp.mean(outputs["y"])},
+    ],
+    ids=["loss", "metric", "whole"],
+)
+def test_losses_of_outputs_without_rows_are_refused_at_the_first_step(options: Any) -> None:
+    model = model_on("data=8,model=1", Auxiliary, LOSS)
+    model.compile("sgd", uneven="pad", **options)
+    targets: Any = {"y": Y[:16], "load": np.zeros(16, "f4")} if isinstance(options["loss"], dict) else Y[:16]
+    with pytest.raises(ModelError, match=r"output \['(load|mean)'\] has a loss or a metric, and does not have a row"):
+        model.train_on_batch(X[:16], targets)
+
+
+def test_outputs_of_other_lengths_are_refused_at_the_first_step() -> None:
+    class Tokens(Attending):
+        def __call__(self, ids: Any) -> Any:
+            return super().__call__(ids).reshape(-1, VOCABULARY)
+
+    model = model_on("data=8,model=1", Tokens, uneven="pad")
+    with pytest.raises(ModelError, match="has no row for each example"):
+        model.predict(X[:16], verbose=0)
+
+
 def test_what_has_no_rows_is_refused() -> None:
     class Scalar(Attending):
         def __call__(self, ids: Any) -> Any:
             return jnp.mean(super().__call__(ids))
 
-    model = model_on("data=2,model=4", Scalar, lambda y, p: p, uneven="pad")
+    model = model_on("data=2,model=4", Scalar, lambda y, p: p)
     model.compile("sgd", lambda y, p: p, uneven="pad")
+    with pytest.raises(ModelError, match="output of the model has a loss or a metric, and does not have a row"):
+        model.train_on_batch(X[:8], Y[:8])
     with pytest.raises(ModelError, match="has no row for each example") as caught:
-        model.train_on_batch(X[:7], Y[:7])
+        model(X[:7])
     assert "7 rows, padded to 8" in caught.value.given
     with pytest.raises(ModelError, match="`uneven`"):
         model.compile("sgd", LOSS, uneven="cut")
