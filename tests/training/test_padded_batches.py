@@ -72,20 +72,21 @@ def model_on(mesh: str | None, factory: Any = Attending, loss: Any = LOSS, **opt
     return model
 
 
-@functools.cache
-def results(mesh: str | None, loss: Any = LOSS, **options: Any) -> Any:
+def results(mesh: str | None, **options: Any) -> Any:
     """Rows in batches of 16 and 7, with a weight for each token."""
-    model = model_on(mesh, loss=loss, **options)
-    weighted = {} if loss is not LOSS else {"sample_weight": WEIGHT}
+    model = model_on(mesh, **options)
+    weighted = {"sample_weight": WEIGHT}
     history = model.fit(X, Y, 16, 2, verbose=0, shuffle=False, validation_data=(X[:7], Y[:7]), **weighted).history
     scores = model.evaluate(X, Y, 8, verbose=0, **weighted)
     outputs = model.predict(X, 8, verbose=0), model.predict_on_batch(X[:7])
-    batch = (
-        model.train_on_batch(X[:7], Y[:7], *(one[:7] for one in weighted.values())),
-        model.test_on_batch(X[:5], Y[:5]),
-    )
+    batch = model.train_on_batch(X[:7], Y[:7], WEIGHT[:7]), model.test_on_batch(X[:5], Y[:5])
     weights = [variable.numpy() for variable in model.variables if variable.dtype == np.float32]
     return history, scores, outputs, batch, weights
+
+
+@functools.cache
+def results_of_one_device() -> Any:
+    return results(None)
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -96,7 +97,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_ring_attention_on_rows_that_do_not_divide_has_the_numbers_of_one_device(mesh: str) -> None:
-    assert_same(results(mesh, uneven="pad"), results(None))
+    assert_same(results(mesh, uneven="pad"), results_of_one_device())
 
 
 def scalar(y_true: Any, y_pred: Any) -> Any:
@@ -105,7 +106,11 @@ def scalar(y_true: Any, y_pred: Any) -> Any:
 
 
 def test_a_loss_that_is_one_number_sees_the_real_rows_alone() -> None:
-    assert_same(results("data=2,model=4", scalar, uneven="pad"), results(None, scalar))
+    found = []
+    for mesh, options in (("data=2,model=4", {"uneven": "pad"}), (None, {})):
+        model = model_on(mesh, loss=scalar, **options)
+        found.append((model.fit(X, Y, 16, 2, verbose=0, shuffle=False).history, model.test_on_batch(X[:5], Y[:5])))
+    assert_same(*found)
 
 
 def test_each_step_sees_padding_in_the_module_alone() -> None:
@@ -200,20 +205,20 @@ class Auxiliary(Attending):
         }
 
 
-@pytest.mark.parametrize("size", [8, 16])
-def test_outputs_without_rows_stay_as_they_are(size: int) -> None:
+def test_outputs_without_rows_stay_as_they_are() -> None:
     model = model_on("data=8,model=1", Auxiliary, {"y": LOSS}, metrics=None, uneven="pad")
     plain = model_on("data=8,model=1", Attending, uneven="pad")
-    options: Any = {"batch_size": size, "verbose": 0, "shuffle": False}
-    assert_same(model.fit(X, Y, **options).history["loss"], plain.fit(X, Y, **options).history["loss"])
-    found, expected = model.predict(X, size, verbose=0), plain.predict(X, size, verbose=0)
-    batches = -(-23 // size)
-    assert_same(found["y"], expected)
-    assert found["mean"].shape == (batches,)
-    assert_same(found["table"], np.tile(np.arange(16.0).reshape(8, 2), (batches, 1, 1)))
+    expected = plain.predict(X, 8, verbose=0)
     padded = np.concatenate([expected[-7:], expected[-1:]])
-    np.testing.assert_allclose(found["load"][-1], padded[..., :8].sum((0, 1)), rtol=1e-5)
+    for size in (8, 16):  # of 8 rows, and padded to 8, the table is as long
+        found = model.predict(X, size, verbose=0)
+        batches = -(-23 // size)
+        assert_same(found["y"], expected)
+        assert found["mean"].shape == (batches,)
+        assert_same(found["table"], np.tile(np.arange(16.0).reshape(8, 2), (batches, 1, 1)))
+        np.testing.assert_allclose(found["load"][-1], padded[..., :8].sum((0, 1)), rtol=1e-5)
     assert model.predict_on_batch(X[:7])["table"].shape == (8, 2)
+    assert_same(model.train_on_batch(X[:7], Y[:7]), plain.train_on_batch(X[:7], Y[:7])[0])
 
 
 def test_modules_may_read_values_where_predictions_run_eagerly() -> None:
