@@ -105,6 +105,9 @@ class Placed(Layered):
             return_losses: whether the losses that layers and regularizers add are returned, too.
             **kwargs: further arguments of the call, such as `training`.
 
+        The `call` of a `from_nnx` model gets `rngs` that stay the same in every run of a traced `train_step`; to draw
+        new numbers, call it with the module of `merge` and the `rngs` of the step.
+
         Returns:
             `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
 

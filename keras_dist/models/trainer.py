@@ -121,14 +121,17 @@ class Trainer(KerasSteps):
                 than a multiple of the devices do not allow. The last, shorter batch is padded for the module: added
                 rows repeat the last one, and are cut off its outputs before any loss, metric or weight sees them.
                 Everything that the module computes row by row is exact. What mixes rows inside of it sees the added
-                ones: statistics of BatchNormalization, and losses that layers add. By default the module is called with
-                the real rows.
+                ones: statistics of BatchNormalization, losses that layers add, and outputs without rows. Outputs whose
+                shape is the same for any number of rows stay as they are; the first step refuses a loss or a metric of
+                one, and outputs with rows elsewhere than in the first dim. By default the module is called with the
+                real rows.
             report: values of the training itself that `fit` and `train_on_batch` log beside loss and metrics:
 
                 - `"gradient_norm"`: global norm of the gradient of an update, unscaled, of accumulated ones their mean,
-                  before it is clipped; of an epoch the mean over updates.
+                  before it is clipped; of an epoch the mean over updates, nan without one.
                 - `"learning_rate"`: rate of the last step; of several optimizers one each, `"<name>_learning_rate"`. A
-                  plain optax transformation must be an alias with a schedule, or of `optax.inject_hyperparams`.
+                  plain optax transformation must be an alias with a schedule, such as
+                  `optax.adam(optax.constant_schedule(1e-3))`, or of `optax.inject_hyperparams`.
                 - `"tokens_per_second"`: tokens of the epoch by its wall time without compilation. Tokens are the values
                   of the loss with a sample weight other than 0 that no mask leaves out, over all devices.
                 - `"examples_per_second"`: rows of the epoch by the same time.

@@ -151,10 +151,12 @@ class OptaxOptimizer(CustomLoops):
             return rates[0]
         raise ModelError(
             f"the learning rate of optimizer {self.name!r} is not known",
-            given="an optax transformation whose state holds no learning rate, or several",
-            expected="one rate: of a schedule in an optax alias such as optax.adamw(schedule), of "
-            "optax.inject_hyperparams, or of an optimizer of keras_dist",
-            fix="optax.inject_hyperparams(optax.adamw)(learning_rate=...); for a chain of your own "
+            given="an optax transformation with several rates, or with a constant, which optax keeps as a factor like "
+            "any other",
+            expected="one rate: of a schedule in an optax alias, of optax.inject_hyperparams, or of an optimizer of "
+            "keras_dist",
+            fix="optax.adamw(optax.constant_schedule(1e-3)) instead of optax.adamw(1e-3); for any other alias "
+            "optax.inject_hyperparams(optax.adamw)(learning_rate=...), for a chain of your own "
             "optax.inject_hyperparams(lambda learning_rate: optax.chain(...))(learning_rate=...)",
         )
 

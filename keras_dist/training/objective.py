@@ -161,6 +161,12 @@ class Objective:
             else 'report "examples_per_second" instead, or let the other losses return scalars',
         )
 
+    def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
+        """The arrays in `y_pred` that have a loss or a metric. Arguments are those of `losses`."""
+        measured = self._measured(self._outputs(y_pred), batch, y_pred, mask)
+        outputs = [term.output for term in self._terms(batch, y_pred, mask)] + [output for _, output, *_ in measured]
+        return [output.y_pred for output in outputs]
+
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:

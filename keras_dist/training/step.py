@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ from keras_dist.training.optimization import (
 from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.report import reported
 from keras_dist.training.train_state import TrainState
-from keras_dist.training.uneven_rows import over_padded_rows, rows_multiple
+from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""
@@ -114,7 +115,7 @@ class Forward:
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
             module = self.module(trainable, rest)
             with call_context.entered(training, anew=True):
-                y_pred = self.outputs(module, at, x, training)
+                y_pred, _ = self.outputs(module, at, x, training)
             return y_pred, self.graph.split(module)[1]
 
         return self.gathering(call, trainable, rest, x)
@@ -130,7 +131,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                y_pred = self.outputs(module, at, batch[0], training)
+                y_pred, has_rows = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
                 losses: dict[str, jax.Array] = {}
@@ -141,6 +142,8 @@ class Forward:
                     return losses.get("loss")
 
                 if self.compute_loss is None:
+                    if has_rows is not None:
+                        check_have_rows(y_pred, has_rows, objective.measured(batch, y_pred, mask))
                     compiled_loss(batch, y_pred)
                 else:  # of a subclass it may take outputs apart, or need none of the losses
                     context.compiled_loss = compiled_loss
@@ -183,19 +186,30 @@ class Forward:
         constrain_outputs(module, self.distribution)
         return module
 
-    def outputs(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
-        """The outputs of the module for the rows of `x`, with inputs laid out as rules say."""
+    def outputs(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> tuple[PyTree, PyTree | None]:
+        """The outputs of the module for the rows of `x`, with inputs laid out as rules say.
 
-        def call(x: PyTree) -> PyTree:
+        Where modules get padded rows, also which outputs have rows; else None.
+        """
+
+        def call(module: Any, x: PyTree) -> PyTree:
             return self.run(module, at, constrain_inputs(x, self.distribution), training)
 
-        return self.with_padding(call, x, x)
+        if not self.pads:
+            return call(module, x), None
+
+        def call_copy(x: PyTree) -> PyTree:
+            with call_context.entered(training, anew=True):
+                return call(self.module(*self.graph.split(module)), x)
+
+        multiple = rows_multiple(x, self.distribution)
+        return over_padded_rows(functools.partial(call, module), x, multiple, self.distribution, call_copy)
 
     def with_padding(self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree) -> PyTree:
         """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows."""
         if not self.pads:
             return call(arguments)
-        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution)
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution)[0]
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist import _jax
 from keras_dist._types import PyTree
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards
@@ -47,34 +48,94 @@ def real_rows(arrays: PyTree, rows: int, distribution: Distribution) -> PyTree:
 
 
 def over_padded_rows(
-    call: Callable[[PyTree], PyTree], inputs: PyTree, multiple: int, distribution: Distribution
-) -> PyTree:
-    """The outputs of `call` for the rows of `inputs`, which are padded in it to a multiple (traced).
+    call: Callable[[PyTree], PyTree],
+    inputs: PyTree,
+    multiple: int,
+    distribution: Distribution,
+    call_copy: Callable[[PyTree], PyTree] | None = None,
+) -> tuple[PyTree, PyTree]:
+    """The outputs of `call` for the rows of `inputs`, padded to a multiple, and which outputs have rows (traced).
 
-    Added rows repeat the last one. They are cut off the outputs, so that neither losses nor metrics see them.
+    Added rows repeat the last one. They are cut off the outputs, so that neither losses nor metrics see them. Outputs
+    of the same shape for another number of rows have no rows, and stay as they are.
+
+    Args:
+        call: the module.
+        inputs: with the real rows.
+        multiple: of which the number of padded rows is one.
+        distribution: gives the layouts of the padded inputs.
+        call_copy: a copy of the module, called with more rows for the shapes of its outputs; by default every output
+            must have rows.
     """
     rows = next((len(leaf) for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)), 0)
     added = -rows % multiple
 
-    def pad(leaf: Any) -> Any:
-        if not np.ndim(leaf) or len(leaf) != rows:
+    def pad(leaf: Any, added: int = added) -> Any:
+        if not added or not np.ndim(leaf) or len(leaf) != rows:
             return leaf
         padded = jnp.concatenate([leaf, jnp.repeat(leaf[-1:], added, axis=0)])
         return jax.lax.with_sharding_constraint(padded, distribution.get_data_layout(padded.shape).backend_layout)
 
-    if not added:
-        return call(inputs)
+    def check(path: Any, output: Any, other: Any = None) -> bool:
+        """Whether the output has rows, given its value for more rows."""
+        if np.shape(output)[:1] == (rows + added,) and (other is None or len(other) == rows + added + multiple):
+            return True
+        if other is not None and np.shape(output) == np.shape(other):
+            return False
+        raise ModelError(
+            f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has no row for each example',
+            given=f"shape {np.shape(output)} for {rows} rows, padded to {rows + added}",
+            expected=f"shape ({rows + added}, ...), of which the added rows can be cut off",
+            fix="return outputs with the batch along the first dim; compute one number for the batch in the loss, "
+            "which sees the real rows alone",
+        )
+
+    def cut(output: Any, has_rows: bool) -> Any:
+        return _with_masks(lambda leaf: real_rows(leaf, rows, distribution), output) if has_rows else output
+
+    if call_copy is None and not added:
+        return call(inputs), None
     outputs = call(_with_masks(pad, inputs))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
-        if not np.ndim(leaf) or len(leaf) != rows + added:
+    others = []
+    if call_copy is not None:
+        longer = jax.tree.map(lambda leaf: pad(leaf, added + multiple), inputs)
+        is_traced = any(map(_jax.is_traced, jax.tree.leaves(inputs)))  # else the module may read values
+        others = [jax.eval_shape(call_copy, longer) if is_traced else call_copy(longer)]
+    has_rows = jax.tree_util.tree_map_with_path(check, outputs, *others)
+    return (jax.tree.map(cut, outputs, has_rows) if added else outputs), has_rows
+
+
+def check_have_rows(outputs: PyTree, has_rows: PyTree, measured: PyTree) -> None:
+    """Check that the outputs that losses and metrics are of have rows, of which padding can be cut off.
+
+    Args:
+        outputs: of the module.
+        has_rows: which of them have rows.
+        measured: the arrays among the outputs that have a loss or a metric.
+    """
+    needed = {id(leaf) for leaf in jax.tree.leaves(measured)}
+    for (path, output), has in zip(
+        jax.tree_util.tree_leaves_with_path(outputs), jax.tree.leaves(has_rows), strict=True
+    ):
+        if not has and id(output) in needed:
             raise ModelError(
-                f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has no row for each example',
-                given=f"shape {np.shape(leaf)} for {rows} rows, padded to {rows + added}",
-                expected=f"shape ({rows + added}, ...), of which the added rows can be cut off",
-                fix="return outputs with the batch along the first dim; compute one number for the batch in the loss, "
-                "which sees the real rows alone",
+                f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has a loss or a metric, and '
+                "does not have a row for each example",
+                given=f"shape {np.shape(output)}, whatever the number of rows",
+                expected="shape (rows, ...), of which the added rows of a padded batch can be cut off",
+                fix="return values with the batch along the first dim, and compute one number for the batch in the "
+                "loss, which sees the real rows alone; or name the other outputs alone, as in loss={'name': ...}",
             )
-    return _with_masks(lambda leaf: real_rows(leaf, rows, distribution), outputs)
+
+
+def _rows_of(inputs: PyTree) -> int:
+    return next((len(leaf) for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)), 0)
+
+
+def _repeated(leaf: Any, rows: int, added: int) -> Any:
+    if not np.ndim(leaf) or len(leaf) != rows or not added:
+        return leaf
+    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], added, axis=0)])
 
 
 def _with_masks(change: Callable[[Any], Any], tensors: PyTree) -> PyTree:

@@ -107,17 +107,20 @@ def fitted(model: kd.Model, data: Any, **options: Any) -> list[float]:
     return model.fit(X, X, validation_data=data, **options).history["val_loss"]
 
 
+BATCHES = Batches((X, X), 8)
+
+
 @pytest.mark.parametrize(
-    ("where", "options"),
+    ("where", "options", "data"),
     [
-        ("one device", {}),
-        ("one device", {"steps_per_execution": 2}),
-        ("data=8,model=1", {"steps_per_execution": 1}),
-        ("data=4,model=2", {"steps_per_execution": 2}),
-        ("fully data=8", {}),
+        ("one device", {}, (X, X)),
+        ("one device", {"steps_per_execution": 2}, BATCHES),
+        ("data=8,model=1", {"steps_per_execution": 1}, (X, X)),
+        ("data=4,model=2", {"steps_per_execution": 2}, (X, X)),
+        ("fully data=8", {}, BATCHES),
     ],
+    ids=["one device", "batches two at once", "data=8", "data=4 two at once", "fully batches"],
 )
-@pytest.mark.parametrize("data", [(X, X), Batches((X, X), 8)], ids=["arrays", "batches"])
 def test_they_are_equal_on_every_mesh_and_however_many_steps_are_an_execution(model, validations, where, options, data):
     other, expected = made(where, **options), predicted(model, seed=7)
     np.testing.assert_allclose(predicted(other, seed=7), expected, atol=1e-6)

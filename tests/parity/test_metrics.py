@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from tests.parity.compare import compare
+from tests.parity.compare import compare, few_examples
 
 BINARY, ONE_HOT, SPARSE, REAL, POSITIVE, DISTRIBUTION, MASKS = (
     "binary",
@@ -168,6 +168,7 @@ def agree(keras: Any, name: str, options: dict[str, Any], batches: list[tuple[An
 
 
 @pytest.mark.parametrize("name", CASES)
+@few_examples
 @hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_it_gives_kerass_numbers(keras, name, data, seed):
     kind, choices = CASES[name]
@@ -202,6 +203,7 @@ SHAPES = [((), [()]), ((3,), [(), (3,), (3, 1)]), ((3, 1), [(3,), (3, 1)]), ((3,
 
 
 @pytest.mark.parametrize("name", ["Mean", "Sum"])
+@few_examples
 @hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_values_of_any_shape_are_weighed_as_in_keras(keras, name, data, seed):
     shape, shapes = data.draw(st.sampled_from(SHAPES))
@@ -233,6 +235,7 @@ SEQUENCES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "kind"), SEQUENCES, ids=[name for name, _, _ in SEQUENCES])
+@few_examples
 @hypothesis.given(weighted=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_sequences_give_kerass_numbers(keras, name, options, kind, weighted, seed):
     rng = np.random.default_rng(seed)

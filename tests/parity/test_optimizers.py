@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from keras_dist import optimizers
-from tests.parity.compare import compare
+from tests.parity.compare import compare, few_examples
 
 TREES: list[dict[str, dict[str, tuple[int, ...]]]] = [
     {"conv": {"kernel": (2, 2, 3, 2)}, "dense": {"bias": (3,), "kernel": (4, 3)}},
@@ -149,6 +149,7 @@ def check(keras: Any, mine: Any, kerass: Any, weights: Any, gradients: list[Any]
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
+@few_examples
 @given(data=st.data())
 def test_weights_after_some_steps(keras, name, data):
     arguments = data.draw(st.fixed_dictionaries(ARGUMENTS[name])) | data.draw(common_arguments(name))

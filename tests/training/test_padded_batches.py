@@ -68,24 +68,25 @@ def model_on(mesh: str | None, factory: Any = Attending, loss: Any = LOSS, **opt
     attend = {"attend": attention} if mesh is None and factory is Attending else {}
     with on(mesh).scope():
         model = kd.Model.from_nnx(lambda rngs: factory(rngs, **attend), seed=1)
-    model.compile(kd.optimizers.SGD(0.5), loss, metrics=["accuracy"], **options)
+    model.compile(kd.optimizers.SGD(0.5), loss, **{"metrics": ["accuracy"], **options})
     return model
 
 
-@functools.cache
-def results(mesh: str | None, loss: Any = LOSS, **options: Any) -> Any:
+def results(mesh: str | None, **options: Any) -> Any:
     """Rows in batches of 16 and 7, with a weight for each token."""
-    model = model_on(mesh, loss=loss, **options)
-    weighted = {} if loss is not LOSS else {"sample_weight": WEIGHT}
+    model = model_on(mesh, **options)
+    weighted = {"sample_weight": WEIGHT}
     history = model.fit(X, Y, 16, 2, verbose=0, shuffle=False, validation_data=(X[:7], Y[:7]), **weighted).history
     scores = model.evaluate(X, Y, 8, verbose=0, **weighted)
     outputs = model.predict(X, 8, verbose=0), model.predict_on_batch(X[:7])
-    batch = (
-        model.train_on_batch(X[:7], Y[:7], *(one[:7] for one in weighted.values())),
-        model.test_on_batch(X[:5], Y[:5]),
-    )
+    batch = model.train_on_batch(X[:7], Y[:7], WEIGHT[:7]), model.test_on_batch(X[:5], Y[:5])
     weights = [variable.numpy() for variable in model.variables if variable.dtype == np.float32]
     return history, scores, outputs, batch, weights
+
+
+@functools.cache
+def results_of_one_device() -> Any:
+    return results(None)
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -96,7 +97,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_ring_attention_on_rows_that_do_not_divide_has_the_numbers_of_one_device(mesh: str) -> None:
-    assert_same(results(mesh, uneven="pad"), results(None))
+    assert_same(results(mesh, uneven="pad"), results_of_one_device())
 
 
 def scalar(y_true: Any, y_pred: Any) -> Any:
@@ -105,7 +106,11 @@ def scalar(y_true: Any, y_pred: Any) -> Any:
 
 
 def test_a_loss_that_is_one_number_sees_the_real_rows_alone() -> None:
-    assert_same(results("data=2,model=4", scalar, uneven="pad"), results(None, scalar))
+    found = []
+    for mesh, options in (("data=2,model=4", {"uneven": "pad"}), (None, {})):
+        model = model_on(mesh, loss=scalar, **options)
+        found.append((model.fit(X, Y, 16, 2, verbose=0, shuffle=False).history, model.test_on_batch(X[:5], Y[:5])))
+    assert_same(*found)
 
 
 def test_each_step_sees_padding_in_the_module_alone() -> None:
@@ -124,7 +129,8 @@ def test_each_step_sees_padding_in_the_module_alone() -> None:
     model.fit(X, Y, 16, verbose=0)
     assert model.predict(X[:7], verbose=0).shape == (7, STEPS, VOCABULARY)
     assert model(X[:7]).shape == (7, STEPS, VOCABULARY)
-    assert seen == {"module": {16, 8}, "loss": {16, 7}}
+    # one multiple more shows which outputs have rows
+    assert seen == {"module": {16, 20, 8, 12}, "loss": {16, 7}}
 
 
 def test_steps_of_the_users_own_pad_by_stateless_call() -> None:
@@ -186,15 +192,86 @@ def test_statistics_count_the_added_rows_which_repeat_the_last_one() -> None:
     np.testing.assert_allclose(mean, np.concatenate([x, x[-1:]]).mean(0), atol=1e-6)
 
 
+class Auxiliary(Attending):
+    """Outputs without rows: a number, a table of constants as long as padded batches, and one computed from rows."""
+
+    def __call__(self, ids: Any) -> Any:
+        y = super().__call__(ids)
+        return {
+            "y": y,
+            "mean": jnp.mean(y),
+            "table": jnp.arange(16.0).reshape(8, 2),
+            "load": jnp.sum(y[..., :8], (0, 1)),
+        }
+
+
+def test_outputs_without_rows_stay_as_they_are() -> None:
+    model = model_on("data=8,model=1", Auxiliary, {"y": LOSS}, metrics=None, uneven="pad")
+    plain = model_on("data=8,model=1", Attending, uneven="pad")
+    expected = plain.predict(X, 8, verbose=0)
+    padded = np.concatenate([expected[-7:], expected[-1:]])
+    for size in (8, 16):  # of 8 rows, and padded to 8, the table is as long
+        found = model.predict(X, size, verbose=0)
+        batches = -(-23 // size)
+        assert_same(found["y"], expected)
+        assert found["mean"].shape == (batches,)
+        assert_same(found["table"], np.tile(np.arange(16.0).reshape(8, 2), (batches, 1, 1)))
+        np.testing.assert_allclose(found["load"][-1], padded[..., :8].sum((0, 1)), rtol=1e-5)
+    assert model.predict_on_batch(X[:7])["table"].shape == (8, 2)
+    assert_same(model.train_on_batch(X[:7], Y[:7]), plain.train_on_batch(X[:7], Y[:7])[0])
+
+
+def test_modules_may_read_values_where_predictions_run_eagerly() -> None:
+    class Reading(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.d1 = nnx.Linear(3, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return {"y": self.d1(x), "scale": jnp.full((8,), float(x.max()))}
+
+    x = RNG.normal(size=(7, 3)).astype("f4")
+    model = model_on("data=8,model=1", Reading, {"y": "mse"}, metrics=None, run_eagerly=True, uneven="pad")
+    np.testing.assert_array_equal(model.predict(x, verbose=0)["scale"], np.full((1, 8), x.max()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": {"y": LOSS, "load": lambda y, load: jnp.mean(load)}},
+        {"loss": {"y": LOSS}, "metrics": {"load": [kd.metrics.Mean()]}},
+        {"loss": lambda y, outputs: jnp.mean(outputs["y"])},
+    ],
+    ids=["loss", "metric", "whole"],
+)
+def test_losses_of_outputs_without_rows_are_refused_at_the_first_step(options: Any) -> None:
+    model = model_on("data=8,model=1", Auxiliary, LOSS)
+    model.compile("sgd", uneven="pad", **options)
+    targets: Any = {"y": Y[:16], "load": np.zeros(16, "f4")} if isinstance(options["loss"], dict) else Y[:16]
+    with pytest.raises(ModelError, match=r"output \['(load|mean)'\] has a loss or a metric, and does not have a row"):
+        model.train_on_batch(X[:16], targets)
+
+
+def test_outputs_of_other_lengths_are_refused_at_the_first_step() -> None:
+    class Tokens(Attending):
+        def __call__(self, ids: Any) -> Any:
+            return super().__call__(ids).reshape(-1, VOCABULARY)
+
+    model = model_on("data=8,model=1", Tokens, uneven="pad")
+    with pytest.raises(ModelError, match="has no row for each example"):
+        model.predict(X[:16], verbose=0)
+
+
 def test_what_has_no_rows_is_refused() -> None:
     class Scalar(Attending):
         def __call__(self, ids: Any) -> Any:
             return jnp.mean(super().__call__(ids))
 
-    model = model_on("data=2,model=4", Scalar, lambda y, p: p, uneven="pad")
+    model = model_on("data=2,model=4", Scalar, lambda y, p: p)
     model.compile("sgd", lambda y, p: p, uneven="pad")
+    with pytest.raises(ModelError, match="output of the model has a loss or a metric, and does not have a row"):
+        model.train_on_batch(X[:8], Y[:8])
     with pytest.raises(ModelError, match="has no row for each example") as caught:
-        model.train_on_batch(X[:7], Y[:7])
+        model(X[:7])
     assert "7 rows, padded to 8" in caught.value.given
     with pytest.raises(ModelError, match="`uneven`"):
         model.compile("sgd", LOSS, uneven="cut")

@@ -27,30 +27,29 @@ def model_on(devices: int = 1) -> kd.Model:
     return model
 
 
-def norm_of(rows: slice) -> float:
+def norm_of(rows: Any) -> float:
     error = X[rows] @ KERNEL - Y[rows]
     return float(np.linalg.norm(2 * X[rows].T @ error / error.size))
 
 
-def reported(optimizer: Any, name: str, devices: int = 1, **options: Any) -> list[float]:
+def reported(optimizer: Any, name: str, devices: int = 1, epochs: int = 1) -> list[float]:
     model = model_on(devices)
-    model.compile(optimizer, "mse", report=[name], **options)
-    history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+    model.compile(optimizer, "mse", report=[name])
+    history = model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0).history
     return history[name]
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "devices"),
     [
-        lambda: optimizers.SGD(0.0, global_clipnorm=1e-3),
-        lambda: optimizers.SGD(0.0, loss_scale_factor=128.0),
-        lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.0), initial_scale=64.0),
-        lambda: optimizers.LossScaleOptimizer(optax.sgd(0.0), initial_scale=64.0),
-        lambda: optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(0.0)),
-        lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.0), {})),
+        (lambda: optimizers.SGD(0.0, global_clipnorm=1e-3), 4),
+        (lambda: optimizers.SGD(0.0, loss_scale_factor=128.0), 1),
+        (lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.0), initial_scale=64.0), 4),
+        (lambda: optimizers.LossScaleOptimizer(optax.sgd(0.0), initial_scale=64.0), 1),
+        (lambda: optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(0.0)), 1),
+        (lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.0), {})), 1),
     ],
 )
-@pytest.mark.parametrize("devices", [1, 4])
 def test_the_norm_is_of_the_unscaled_gradient_before_clipping(optimizer: Any, devices: int) -> None:
     expected = np.mean([norm_of(slice(0, 8)), norm_of(slice(8, 16)), norm_of(slice(16, 20))])
     np.testing.assert_allclose(reported(optimizer(), "gradient_norm", devices), [expected], rtol=1e-5)
@@ -71,6 +70,11 @@ def test_of_accumulated_gradients_it_is_the_norm_of_their_mean(optimizer: Any) -
     model = model_on()
     model.compile(optimizer(), "mse", report="gradient_norm")
     assert np.isnan(model.train_on_batch(X, Y, return_dict=True)["gradient_norm"])  # no update yet
+
+
+def test_an_epoch_without_an_update_has_no_norm() -> None:
+    found = reported(optimizers.SGD(0.0, gradient_accumulation_steps=5), "gradient_norm", epochs=2)
+    np.testing.assert_allclose(found, [np.nan, norm_of(np.r_[0:20, 0:16])], rtol=1e-5)
 
 
 def test_a_skipped_step_has_no_norm() -> None:
@@ -94,6 +98,7 @@ SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
         (lambda: optax.adamw(SCHEDULE), 0.8),
         (lambda: optimizers.LossScaleOptimizer(optax.adamw(SCHEDULE)), 0.8),
         (lambda: optax.chain(optax.clip(1.0), optax.masked(optax.adam(SCHEDULE), True)), 0.8),
+        (lambda: optax.adam(optax.constant_schedule(1e-3)), 1e-3),
         (lambda: optax.inject_hyperparams(optax.adam)(learning_rate=SCHEDULE), 0.8),
         (lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.5), 0.5),
         (lambda: optimizers.with_learning_rate(optax.scale_by_adam(), 0.125), 0.125),
@@ -112,11 +117,13 @@ def test_the_rate_of_the_last_step(optimizer: Any, expected: float) -> None:
         lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(SCHEDULE)),
         lambda: optax.chain(optax.adam(SCHEDULE), optax.scale_by_schedule(SCHEDULE)),
         lambda: optax.chain(optax.adam(SCHEDULE), optax.adam(SCHEDULE)),
+        lambda: optax.rprop(1e-3),  # its only factor is -1
     ],
 )
 def test_a_rate_that_is_not_known(optimizer: Any) -> None:
-    with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate="):
+    with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate=") as caught:
         reported(optimizer(), "learning_rate")
+    assert "optax.adamw(optax.constant_schedule(1e-3)) instead of optax.adamw(1e-3)" in caught.value.fix
 
 
 def test_several_optimizers_have_several_rates_and_one_norm() -> None:
