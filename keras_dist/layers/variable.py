@@ -183,7 +183,7 @@ class Variable(Lendable):
 
     def freeze(self) -> None:
         """Be a weight that gradients do not train, in its place among those that they train."""
-        self.__class__ = Statistic
+        self.__class__ = Statistic  # pyright: ignore[reportAttributeAccessIssue]
         self.set_metadata(is_frozen=True)
 
     @property
