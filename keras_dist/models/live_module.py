@@ -213,14 +213,15 @@ class LiveModule:
         if training and self.forward.remat is not None:
             self.forward.remat.mark(module)
 
-        def run(given: Any) -> PyTree:
+        def run(given: Any, module: Any = module) -> PyTree:
             args, kwargs = given
             if isinstance(module, Layer):
                 return module(*args, **kwargs, training=training)
             return self.forward.run(module, self.cell.state.step if draw is None else draw, args[0], bool(training))
 
         def call() -> PyTree:
-            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs)
+            copied = lambda given: run(given, self.forward.module(trainable, rest))  # noqa: E731
+            return self.forward.with_padding(run, (args, kwargs), args[:1] or kwargs, copied)
 
         rows = next((np.shape(leaf)[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)), None)
         with call_context.entered(training, anew=True) as context:

@@ -205,11 +205,20 @@ class Forward:
         multiple = rows_multiple(x, self.distribution)
         return over_padded_rows(functools.partial(call, module), x, multiple, self.distribution, call_copy)
 
-    def with_padding(self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree) -> PyTree:
-        """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows."""
+    def with_padding(
+        self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree, call_copy: Callable[[Any], PyTree]
+    ) -> PyTree:
+        """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows.
+
+        Args:
+            call: the module.
+            arguments: its arguments.
+            x: its inputs, which say how many rows there are.
+            call_copy: as `call`, of a copy of the module.
+        """
         if not self.pads:
             return call(arguments)
-        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution)[0]
+        return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)[0]
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""

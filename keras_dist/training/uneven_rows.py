@@ -128,16 +128,6 @@ def check_have_rows(outputs: PyTree, has_rows: PyTree, measured: PyTree) -> None
             )
 
 
-def _rows_of(inputs: PyTree) -> int:
-    return next((len(leaf) for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)), 0)
-
-
-def _repeated(leaf: Any, rows: int, added: int) -> Any:
-    if not np.ndim(leaf) or len(leaf) != rows or not added:
-        return leaf
-    return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], added, axis=0)])
-
-
 def _with_masks(change: Callable[[Any], Any], tensors: PyTree) -> PyTree:
     """Change tensors, and in the same way the masks that the current call has of them."""
     changed, context = jax.tree.map(change, tensors), call_context.current()
