@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any, Protocol
 
@@ -14,9 +15,15 @@ from keras_dist._scope import current_scope
 
 
 class Changes:
-    """Counts the changes of all variables, so that who looks at many need not look again while there are none."""
+    """Numbers the changes of all variables, so that who looks at many need not look again while there are none."""
 
-    count = 0
+    last = 0
+    _numbers = itertools.count(1)
+
+    @classmethod
+    def note(cls) -> None:
+        """Note a change that has been made; in any thread."""
+        cls.last = next(cls._numbers)
 
 
 class Keeper(Protocol):
@@ -79,9 +86,9 @@ class Lendable(Operators, nnx.Variable):
         if borrower is not None:
             borrower.set_to_copy(self, value)
             return
-        Changes.count += 1
         object.__setattr__(self, "_is_own", False)
         _jax.raw_value.__set__(self, value)
+        Changes.note()
 
     @property
     def borrower(self) -> Keeper | None:
@@ -109,16 +116,21 @@ class Lendable(Operators, nnx.Variable):
         borrower = self.borrower
         return _jax.raw_value.__get__(self) if borrower is None else borrower.array_of(self)
 
+    def current(self) -> Any:
+        """Return the array itself, or where it is lent a copy, which no step of the borrower deletes."""
+        borrower = self.borrower
+        return _jax.raw_value.__get__(self) if borrower is None else borrower.copy_of(self)
+
     def keep(self, array: Any) -> None:
         """Have an array that nobody else holds."""
-        Changes.count += 1
         object.__setattr__(self, "_is_own", True)
         _jax.raw_value.__set__(self, array)
+        Changes.note()
 
     def lend_to(self, borrower: Keeper | None) -> None:
         """Let a borrower have the array from now on; None ends that, after which `keep` follows."""
-        Changes.count += 1
         object.__setattr__(self, "_borrower", borrower)
+        Changes.note()
 
     def join(self, keeper: Keeper) -> None:
         """Be a part of the training state of a model from now on."""
@@ -133,7 +145,7 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return next((keeper.lock for keeper in self.keepers), Operators._lock)
+        return next((keeper.lock for keeper in (self.borrower, *self.keepers) if keeper is not None), Operators._lock)
 
     @property
     def _is_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -158,5 +170,5 @@ class Lendable(Operators, nnx.Variable):
         keepers = self.keepers
         if not keepers or current_scope() is not None or _jax.is_traced(self.peek()):
             return super().numpy()
-        with self._lock:
+        with self._lock:  # for which who borrows it from now on waits
             return keepers[0].host_copy(self.peek())

@@ -161,7 +161,7 @@ class Placed(Layered):
         Raises:
             DistributionError: `distribution` is not a distribution.
             LayoutError: its rules cannot be applied; the model stays where it was.
-            ModelError: fit is running.
+            ModelError: fit is running, or another model has some of its layers.
         """
         check_idle(self, "redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))

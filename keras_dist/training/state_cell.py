@@ -126,7 +126,7 @@ class StateCell:
         """The current arrays as a flat list, which is what the steps take and give: trees cost them time."""
         if not self._is_borrowing:
             others_train = any(cell._is_borrowing for cell in self._beside)
-            if self._looked_at != Changes.count or others_train or (self.is_shown and self._foreign):
+            if self._looked_at != Changes.last or others_train or (self.is_shown and self._foreign):
                 self._look()
         return self._arrays
 
@@ -143,15 +143,19 @@ class StateCell:
         self._arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
         if not self._is_borrowing:
             for index in arrays.keys() & self._at.keys():
-                self._at[index].keep(arrays[index])
+                place, borrower = self._at[index], getattr(self._at[index].lendable, "borrower", None)
+                if borrower is None:
+                    place.keep(arrays[index])
+                else:  # another model that has the variable is training
+                    borrower.set_to_copy(place.lendable, arrays[index])
 
     # What variables lend
 
     def _look(self) -> None:
         """Take over what the variables have by now."""
-        self._looked_at = Changes.count
+        self._looked_at = Changes.last
         arrays: list[Any] = self._arrays
-        ours = [(index, variable, variable.peek()) for index, variable in self._ours]
+        ours = [(index, variable, variable.current()) for index, variable in self._ours]
         foreign = [(index, place, place.array()) for index, place in self._foreign]
         changed = [found for found in (*ours, *foreign) if found[2] is not arrays[found[0]]]
         if not changed:
@@ -177,13 +181,14 @@ class StateCell:
         if self._is_borrowing:
             yield
             return
-        self._borrow()
         try:
+            self._borrow()
             yield
         finally:
             with self.lock:
-                self._is_borrowing = False
-                self._give_back()
+                if self._is_borrowing:
+                    self._is_borrowing = False
+                    self._give_back()
 
     def _borrow(self) -> None:
         with self.lock:
@@ -206,8 +211,9 @@ class StateCell:
         """Let the variables have the current arrays."""
         arrays = self._arrays
         for index, variable in self._ours:
-            variable.lend_to(None)
-            variable.keep(arrays[index])
+            if variable.borrower in (None, self):
+                variable.lend_to(None)
+                variable.keep(arrays[index])
         for index, place in self._foreign:
             place.keep(arrays[index])
 
@@ -386,6 +392,14 @@ class StateCell:
         Raises:
             LayoutError: its rules cannot be applied; nothing has moved then.
         """
+        others = self.shared_with()
+        if others:
+            raise ModelError(
+                f"{self.owner} cannot move: {others[0].owner} has some of its layers",
+                given=f"another distribution, {distribution}",
+                expected="one mesh for all models of a layer",
+                fix="move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights",
+            )
         plan, before = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.plan
         state = self.state
         try:

@@ -1,6 +1,7 @@
 """Layers keep their variables: one object before, while and after a model trains, for users of Keras and of NNX."""
 
 import copy
+import gc
 import threading
 from typing import Any
 
@@ -199,6 +200,17 @@ def test_what_another_training_has_borrowed_is_read_and_not_trained(model, threa
     model.fit(X, Y, batch_size=12, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_end=run)])
     assert found == [(24, 2), True] * 2
     other.train_on_batch(X, Y % 2)
+
+
+def test_models_with_a_layer_in_common_stay_on_one_mesh(model) -> None:
+    with model.distribution.scope():
+        other = kd.Sequential([kd.Input((8,)), model.get_layer("d1"), layers.Dense(2)], name="other")
+    with pytest.raises(ModelError, match="model 'sequential' cannot move: model 'other' has some of its layers"):
+        model.redistribute(on("data=8", {}))
+    del other
+    gc.collect()
+    model.redistribute(on("data=8", {}))
+    assert model.weights[0].value.sharding.spec == jax.sharding.PartitionSpec(None, None)
 
 
 def test_a_shared_layer_whose_other_model_is_gone_goes_on(model) -> None:
