@@ -84,8 +84,8 @@ class Observation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanAccumulator:
-    """The mean of a scalar over all rows."""
+class _OfOneName:
+    """Logs a value under its name."""
 
     name: str
 
@@ -93,6 +93,15 @@ class MeanAccumulator:
     def names(self) -> tuple[str, ...]:
         """Its own."""
         return (self.name,)
+
+    @property
+    def is_reset_by_users(self) -> bool:
+        """Whether code of the user's says how it begins."""
+        return False
+
+
+class MeanAccumulator(_OfOneName):
+    """The mean of a scalar over all rows."""
 
     def start(self) -> OpenMean:
         """Of nothing yet."""
@@ -109,16 +118,10 @@ class UpdatesAccumulator(MeanAccumulator):
 
 
 @dataclasses.dataclass(frozen=True)
-class LastAccumulator:
+class LastAccumulator(_OfOneName):
     """The value of the last step."""
 
-    name: str
     like: jax.ShapeDtypeStruct
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.name,)
 
     def start(self) -> np.ndarray:
         """Zeros, before the first step."""
@@ -129,16 +132,8 @@ class LastAccumulator:
         return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
 
 
-@dataclasses.dataclass(frozen=True)
-class RateAccumulator:
+class RateAccumulator(_OfOneName):
     """A number of things, in the epoch and this process; `LazyLogs` divides it by the seconds that they took."""
-
-    name: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its own."""
-        return (self.name,)
 
     def start(self) -> np.float32:
         """Return zero."""
@@ -157,6 +152,11 @@ class MetricAccumulator:
     metric: Metric
     names: tuple[str, ...]
     result: Callable[[tuple[jax.Array, ...]], PyTree]
+
+    @property
+    def is_reset_by_users(self) -> bool:
+        """Whether the class of the metric defines its `reset_state`."""
+        return type(self.metric).reset_state is not Metric.reset_state
 
     def start(self) -> tuple[np.ndarray, ...]:
         """The variables when they are reset."""

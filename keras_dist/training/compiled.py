@@ -27,19 +27,16 @@ from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
-from keras_dist.errors import LayoutWarning, ModelError, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, accumulator_of, add, check_names
+from keras_dist.errors import LayoutWarning, RecompileWarning
+from keras_dist.training.accumulators import Accumulator, check_names
 from keras_dist.training.choices import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, Single
+from keras_dist.training.logging_steps import LoggingStep, Logs
 from keras_dist.training.logs import PerBatch, is_per_batch
-from keras_dist.training.step import Draw, Step, check_train_step
-from keras_dist.training.step_protocol import ProtocolStep
+from keras_dist.training.step import Draw
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
-
-Logs = dict[str, Any]
-"""The states of accumulators by name, on the device."""
 
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
@@ -107,7 +104,7 @@ class CompiledSteps:
         return len(self._programs)
 
     def train(
-        self, step: Step, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
+        self, step: LoggingStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
     ) -> Callable[[], tuple[Flat, Logs]]:
         """What runs the steps: it consumes `state`, and gives the one after them, and `logs` with their batches added.
 
@@ -118,7 +115,7 @@ class CompiledSteps:
 
     def test(
         self,
-        step: Callable[..., Any],
+        step: LoggingStep,
         state: Flat,
         logs: Logs,
         draw: Draw,
@@ -155,26 +152,16 @@ class CompiledSteps:
         with_rows, without = iter(found), iter(whole)
         return tree.unflatten([next(without if is_per_batch(leaf) else with_rows) for leaf in leaves])
 
-    def accumulators(
-        self, mode: str, step: Callable[..., Any], state: TrainState, batch: Batch
-    ) -> dict[str, Accumulator]:
+    def accumulators(self, step: LoggingStep, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """How to accumulate what a train or test step logs. Traces the step; runs only one that may read values."""
         accumulators: dict[str, Accumulator] = {}
 
         def trace(state: TrainState, arrays: Any) -> None:
-            if isinstance(step, ProtocolStep):
-                accumulators.update(step.accumulators(state, real_rows(arrays, batch.rows, self._distribution)))
-                return
-            if mode == "train":
-                _, logs = self._stepped(step, state, arrays, batch.rows)
-            else:
-                _, logs = step(state, real_rows(arrays, batch.rows, self._distribution), Draw.begun(0, 0))
-            for name, found in logs.items():  # in the user's order: JAX would sort them
-                accumulators[name] = accumulator_of(name, found)
+            accumulators.update(step.accumulators(state, real_rows(arrays, batch.rows, self._distribution)))
 
         with _noting(batch):
             # steps of the user that are not compiled may read values
-            reads = isinstance(step, ProtocolStep) and not self._options.jit
+            reads = step.may_read_values and not self._options.jit
             given = jax.tree.leaves((state, batch.arrays))
             reads = reads and not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in given)
             run = trace if reads else functools.partial(jax.eval_shape, trace)
@@ -182,7 +169,7 @@ class CompiledSteps:
         check_names(accumulators)
         return accumulators
 
-    def lower_train(self, step: Step, state: Flat, logs: Any, batch: Batch) -> Any:
+    def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
         program = self._compile_train(step, Single(batch))
         program = program if self._options.jit else jax.jit(program)
@@ -318,20 +305,13 @@ class CompiledSteps:
             return
         warnings.warn(what, RecompileWarning, stacklevel=2)
 
-    def _stepped(self, step: Step, state: TrainState, arrays: Any, rows: int) -> tuple[TrainState, Any]:
-        return check_train_step(state, step(state, real_rows(arrays, rows, self._distribution)))
-
-    def _compile_train(self, step: Step, execution: Execution) -> Any:
+    def _compile_train(self, step: LoggingStep, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays
         run, rows, distribution = execution.run, execution.rows, self._distribution
 
         def one(carry: tuple[Flat, Logs], arrays: Any) -> tuple[Flat, Logs]:
             state, logs = self._state_tree.unflatten(carry[0]), carry[1]
-            if isinstance(step, ProtocolStep):
-                new, logs = step.advance(state, real_rows(arrays, rows, distribution), logs)
-            else:
-                new, found = self._stepped(step, state, arrays, rows)
-                logs = _accumulate(logs, found, rows)
+            new, logs = step.advance(state, real_rows(arrays, rows, distribution), logs, rows, None)
             arrays = jax.tree.leaves(new.replace(step=state.step + 1))
             return jax.lax.with_sharding_constraint(arrays, self._state_shardings), logs
 
@@ -345,20 +325,16 @@ class CompiledSteps:
             consumes_state=True,
         )
 
-    def _compile_test(self, step: Callable[..., Any], execution: Execution) -> Any:
+    def _compile_test(self, step: LoggingStep, execution: Execution) -> Any:
         run, rows, distribution = execution.run, execution.rows, self._distribution
-        kept = sorted({*self._streams, *(step.changed if isinstance(step, ProtocolStep) else ())})
+        kept = sorted({*self._streams, *step.changed})
 
         def test(state: Flat, logs: Logs, draw: Draw, operands: Any) -> tuple[Streams, Logs]:
             def one(carry: tuple[Streams, Logs, Draw], arrays: Any) -> tuple[Streams, Logs, Draw]:
                 streams, logs, draw = carry
                 before = self._state_tree.unflatten([streams.get(index, leaf) for index, leaf in enumerate(state)])
                 batch = real_rows(arrays, rows, distribution)
-                if isinstance(step, ProtocolStep):
-                    after, logs = step.advance(before, batch, logs)
-                else:
-                    after, found = step(before, batch, draw)
-                    logs = _accumulate(logs, found, rows)
+                after, logs = step.advance(before, batch, logs, rows, draw)
                 leaves = jax.tree.leaves(after)
                 return {index: leaves[index] for index in kept}, logs, draw.after(1)
 
@@ -422,18 +398,6 @@ def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(mesh.backend_mesh, jax.sharding.PartitionSpec())
-
-
-def _accumulate(logs: Logs, found: dict[str, Any], rows: int) -> Logs:
-    """The states of the accumulators with a batch of so many rows added."""
-    if set(found) != set(logs):
-        raise ModelError(
-            "train_step logs other names than before",
-            given=f"{sorted(found)}",
-            expected=f"{sorted(logs)}",
-            fix="return the same names from every step",
-        )
-    return {name: add(state, found[name], rows) for name, state in logs.items()}
 
 
 def _pad_rows(outputs: Any, rows: int, padded: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import noting_masks
 from keras_dist.training.optimization import Optimizer, scaling_checked
@@ -67,6 +68,7 @@ class VariablesAccumulator:
     protocol: StepProtocol
     variables: Sequence[Any]
     names: tuple[str, ...] = ()
+    is_reset_by_users: ClassVar[bool] = True
 
     def start(self) -> list[np.ndarray]:
         """The values when they are reset."""
@@ -96,7 +98,10 @@ class ProtocolStep:
 
     Attributes:
         changed: the places of the arrays that it exchanges for others, known once `accumulators` has traced it.
+        may_read_values: always: steps of the user that are not compiled may.
     """
+
+    may_read_values = True
 
     def __init__(
         self, mode: Mode, protocol: StepProtocol, cell: StateCell, optimizers: Mapping[str, Optimizer]
@@ -116,8 +121,11 @@ class ProtocolStep:
         shapes = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in logs.items()}
         return {VARIABLES: held, **{name: LastAccumulator(name, shape) for name, shape in shapes.items()}}
 
-    def advance(self, state: TrainState, batch: Batch, logs: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
-        """The state and the logs after a batch (traced)."""
+    def advance(
+        self, state: TrainState, batch: Batch, logs: Mapping[str, Any], rows: int, draw: Draw | None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state and the logs after a batch (traced), which has all that it draws from."""
+        del rows, draw
         found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
         if set(found) != set(logs) - {VARIABLES}:
             raise ModelError(
@@ -131,6 +139,11 @@ class ProtocolStep:
             VARIABLES: metrics,
             **{name: jnp.asarray(found[name], logs[name].dtype) for name in logs if name != VARIABLES},
         }
+
+    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
+        """Let the metric objects of the model tell what is in these logs."""
+        del metrics
+        accumulators[VARIABLES].hold(logs[VARIABLES])
 
     def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
         """The outputs for a batch of inputs, and the state afterwards (traced), which has all that it draws from."""

@@ -19,13 +19,13 @@ from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import liveness
 from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.metrics import Metric
 from keras_dist.training import step as steps
-from keras_dist.training.accumulators import Accumulator, MetricAccumulator, RateAccumulator
+from keras_dist.training.accumulators import Accumulator, RateAccumulator
 from keras_dist.training.choices import Choices
-from keras_dist.training.compiled import CompiledSteps, Expected, Logs, zero_logs
+from keras_dist.training.compiled import CompiledSteps, Expected, zero_logs
 from keras_dist.training.executions import Execution, Single
 from keras_dist.training.interrupt import interrupt_between_steps, shield
+from keras_dist.training.logging_steps import LoggingStep, Logs, PureStep
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
@@ -33,7 +33,7 @@ from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward, ModuleCall
-from keras_dist.training.step_protocol import VARIABLES, ProtocolStep, VariablesAccumulator
+from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.throughput import StepTimer, Timing
 
 _VALIDATIONS = 2**31
@@ -50,7 +50,7 @@ class LoggedStep:
         zeros: their states before the first batch; steps do not consume them, so one copy will do.
     """
 
-    step: Callable[..., PyTree]
+    step: LoggingStep
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
@@ -61,12 +61,7 @@ class LoggedStep:
 
     def reset(self, mesh: DeviceMesh) -> Logs:
         """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
-        own = {
-            name: one
-            for name, one in self.accumulators.items()
-            if isinstance(one, VariablesAccumulator)
-            or (isinstance(one, MetricAccumulator) and type(one.metric).reset_state is not Metric.reset_state)
-        }
+        own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
@@ -372,7 +367,7 @@ class Trainer:
             if mode == "train" and not is_own and not self._choices.report:
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
-                accumulators = self._compiled.accumulators(mode, step, self._cell.state, some_batch())
+                accumulators = self._compiled.accumulators(step, self._cell.state, some_batch())
                 logged = LoggedStep(step, accumulators, zero_logs(accumulators, self._cell.mesh))
             self._logged_steps[mode] = logged
         return self._logged_steps[mode]
@@ -463,22 +458,20 @@ class Trainer:
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
         """Let the metric objects of the model tell what is in these states."""
-        held = program.accumulators.get(VARIABLES)
-        if isinstance(held, VariablesAccumulator):
-            held.hold(states[VARIABLES])
-        else:
-            self._choices.metrics.hold(program.accumulators, states)
+        program.step.hold(self._choices.metrics, program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Callable[..., PyTree]]:
+def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Any]:
     """The train and test steps, as far as `compile` chose them, and the predict step, if it is the user's own."""
-    found: dict[Mode, Callable[..., PyTree]] = {}
+    found: dict[Mode, Any] = {}
     if choices.objective is not None:
-        found["test"] = steps.make_test_step(forward, choices.objective)
+        found["test"] = PureStep(steps.make_test_step(forward, choices.objective), trains=False)
     if choices.train_step is not None:
-        found["train"] = steps.own_train_step(forward, choices.train_step, choices.optimizers)
+        own = steps.own_train_step(forward, choices.train_step, choices.optimizers)
+        found["train"] = PureStep(own, trains=True)
     elif choices.objective is not None:
-        found["train"] = steps.make_train_step(forward, choices.objective, choices.optimizers, choices.report)
+        ours = steps.make_train_step(forward, choices.objective, choices.optimizers, choices.report)
+        found["train"] = PureStep(ours, trains=True)
     if choices.protocol is not None:
         for mode in choices.protocol.steps:
             step: Any = ProtocolStep(mode, choices.protocol, cell, choices.optimizers)

@@ -1,0 +1,84 @@
+"""`LoggingStep`: a train or test step as the programs run it; `PureStep`: a pure function as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from keras_dist.errors import ModelError
+from keras_dist.training.accumulators import Accumulator, accumulator_of, add
+from keras_dist.training.compile_metrics import ModelMetrics
+from keras_dist.training.step import Batch, Draw, check_train_step
+from keras_dist.training.train_state import TrainState
+
+Logs = dict[str, Any]
+"""The states of accumulators by name, on the device."""
+
+
+class LoggingStep(Protocol):
+    """A train or test step, and how what it logs is accumulated.
+
+    Attributes:
+        changed: the places of the arrays that it exchanges for others in a test, beside random streams and states.
+        may_read_values: whether it may look at values where steps are not compiled.
+    """
+
+    changed: Sequence[int]
+    may_read_values: bool
+
+    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
+        """How to accumulate what it logs (traced)."""
+        ...
+
+    def advance(
+        self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
+    ) -> tuple[TrainState, Logs]:
+        """The state and the logs after a batch of so many rows (traced); a test draws its random numbers there."""
+        ...
+
+    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
+        """Let the metric objects of the model tell what is in these logs."""
+        ...
+
+
+class PureStep:
+    """A pure function as a step.
+
+    Args:
+        step: `step(state, batch) -> (state, logs)`, or of a test `step(state, batch, draw)`.
+        trains: whether it is a train step.
+    """
+
+    changed: Sequence[int] = ()
+    may_read_values = False
+
+    def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:
+        self._step, self._trains = step, trains
+
+    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
+        """How to accumulate what it logs (traced), in the order in which it logs: JAX would sort the names."""
+        _, found = self._run(state, batch, Draw.begun(0, 0))
+        return {name: accumulator_of(name, value) for name, value in found.items()}
+
+    def advance(
+        self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
+    ) -> tuple[TrainState, Logs]:
+        """The state and the logs after a batch of so many rows (traced)."""
+        after, found = self._run(state, batch, draw)
+        if set(found) != set(logs):
+            raise ModelError(
+                "train_step logs other names than before",
+                given=f"{sorted(found)}",
+                expected=f"{sorted(logs)}",
+                fix="return the same names from every step",
+            )
+        return after, {name: add(value, found[name], rows) for name, value in logs.items()}
+
+    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
+        """Let the metric objects of the model tell what is in these logs."""
+        metrics.hold(accumulators, logs)
+
+    def _run(self, state: TrainState, batch: Batch, draw: Draw | None) -> tuple[TrainState, Mapping[str, Any]]:
+        if self._trains:
+            return check_train_step(state, self._step(state, batch))
+        return self._step(state, batch, draw)
