@@ -52,7 +52,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
         finally:
             record.is_constructing = False
         named_layers(self)
-        if self._graph is not None and not (record.made_under and record.made_under.is_searched):
+        if self._graph is not None and self._awaits_layout is None:
             self._with_weights()
 
     return outermost
@@ -221,8 +221,7 @@ class Model(Placed):
 
     def _with_its_module(self) -> Model:
         """Create the weights, unless `fit` finds their layout first."""
-        asked = self._outside.made_under
-        if asked is None or not asked.is_searched:
+        if self._awaits_layout is None:
             self._with_weights()
         return self
 

@@ -14,7 +14,9 @@ from keras_dist import _paths
 from keras_dist._patterns import pattern
 from keras_dist._tables import Table
 from keras_dist._types import PyTree
+from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import names_tensor
+from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import add_totals, layout_table, render_axes, render_bytes, render_shape
 from keras_dist.distribution.variables import PLANNED_BY_RULE
@@ -31,7 +33,14 @@ if TYPE_CHECKING:
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
     """The table of a model; of one of `from_nnx` its variables alone."""
-    session = model._with_weights() if model._graph is not None else model._session
+    searched, source = model._awaits_layout, model._outside.source
+    if searched is not None and source is not None:
+        distribution = ModelParallel(LayoutMap(searched.device_mesh))
+        graph = source.forward(distribution).graph
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
+        rows = tuple(dataclasses.replace(row, rule="until fit finds one") for row in plan.rows)
+        return layout_table(rows, f"Model on mesh {plan.mesh.describe()}, for which AutoParallel has no layout yet")
+    session = model._with_weights() if model._graph is not None and searched is None else model._session
     if session is not None and not model._may_add_losses:
         return module_table(session.cell.plan, session.cell.state_plan, ruled_activations(session))
     return layer_table(model, session, expand_nested, show_trainable, layer_range)

@@ -447,6 +447,12 @@ class Trainer(KerasSteps):
         return self._outside.session
 
     @property
+    def _awaits_layout(self) -> Distribution | None:
+        """The `AutoParallel` that finds its layout in `fit`, which has not been called; None else."""
+        asked = self._outside.made_under
+        return asked if self._session is None and asked is not None and asked.is_searched else None
+
+    @property
     def _takes_rngs(self) -> bool:
         """Whether it is called by a function of the user's that is given random streams."""
         source = self._outside.source

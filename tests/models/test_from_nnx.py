@@ -243,6 +243,9 @@ def test_fit_finds_its_layout_under_auto_parallel(made):
         with pytest.raises(kd.errors.DistributionError, match="AutoParallel has no layout yet") as caught:
             model.predict(x, verbose=0)
         assert "compile and fit it" in caught.value.fix
+        lines: list[str] = []
+        model.summary(print_fn=lines.append)
+        assert "AutoParallel has no layout yet" in lines[0] and "until fit finds one" in "".join(lines)
         losses = model.fit(x, y, epochs=2, verbose=0).history["loss"]
     found = distribution.search(lambda: kd.Model.from_nnx(made, seed=0), (x, y), "sgd", LOSS)
     assert model.distribution.device_mesh.size == 8
