@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -12,6 +13,9 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._operators import Operators
 from keras_dist._scope import current_scope
+
+switching = threading.RLock()
+"""Held for a moment while an array changes hands, so that nobody reads one that is about to be deleted."""
 
 
 class Changes:
@@ -55,6 +59,14 @@ class Keeper(Protocol):
         """Put a copy of a value in the place of the current array."""
         ...
 
+    def checked(self, variable: Lendable, value: Any) -> Any:
+        """A value in the element type of a variable, if it has its shape."""
+        ...
+
+    def drop(self, variable: Lendable) -> None:
+        """Let the array go that a variable had before it was written."""
+        ...
+
     def path_of(self, variable: Any) -> str | None:
         """The path of a variable in the model."""
         ...
@@ -74,21 +86,28 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def _raw_value(self) -> Any:
-        borrower = self.borrower
-        if borrower is not None:
-            return borrower.copy_of(self)
-        object.__setattr__(self, "_is_own", False)
-        return _jax.raw_value.__get__(self)
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                object.__setattr__(self, "_is_own", False)
+                return _jax.raw_value.__get__(self)
+        return borrower.copy_of(self)
 
     @_raw_value.setter
     def _raw_value(self, value: Any) -> None:
-        borrower = self.borrower
+        keepers = () if _jax.is_traced(value) else self.keepers
+        if keepers:
+            value = keepers[0].checked(self, value)
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                object.__setattr__(self, "_is_own", False)
+                _jax.raw_value.__set__(self, value)
+                Changes.note()
         if borrower is not None:
             borrower.set_to_copy(self, value)
-            return
-        object.__setattr__(self, "_is_own", False)
-        _jax.raw_value.__set__(self, value)
-        Changes.note()
+        for keeper in keepers:
+            keeper.drop(self)
 
     @property
     def borrower(self) -> Keeper | None:
@@ -118,8 +137,11 @@ class Lendable(Operators, nnx.Variable):
 
     def current(self) -> Any:
         """Return the array itself, or where it is lent a copy, which no step of the borrower deletes."""
-        borrower = self.borrower
-        return _jax.raw_value.__get__(self) if borrower is None else borrower.copy_of(self)
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                return _jax.raw_value.__get__(self)
+        return borrower.copy_of(self)
 
     def keep(self, array: Any) -> None:
         """Have an array that nobody else holds."""
@@ -171,4 +193,5 @@ class Lendable(Operators, nnx.Variable):
         if not keepers or current_scope() is not None or _jax.is_traced(self.peek()):
             return super().numpy()
         with self._lock:  # for which who borrows it from now on waits
-            return keepers[0].host_copy(self.peek())
+            array = self.peek()
+            return np.array(array) if isinstance(array, np.ndarray) else keepers[0].host_copy(array)

@@ -313,6 +313,17 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        held = vars(self).get(name)
+        if self._outside.home is not None and isinstance(held, nnx.Variable | nnx.Module):
+            raise ModelError(
+                f"`{name}` of layer {self.name!r} cannot be taken away: its model is built",
+                given=f"del layer.{name}",
+                expected="weights and sublayers that stay",
+                fix="make the model anew without it",
+            )
+        super().__delattr__(name)
+
     def __getattr__(self, name: str) -> Any:
         # only for names that are not there: weights, which live in the model
         if name == "_outside":

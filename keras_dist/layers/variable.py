@@ -189,12 +189,12 @@ class Variable(Lendable):
     @property
     def layout(self) -> TensorLayout | None:
         """The layout of its array on the mesh of its model; outside of a model the one that it was given, or None."""
-        keeper = next(iter(self.keepers), None)
-        return (
-            self.get_metadata("layout")
-            if keeper is None
-            else layout_on(keeper.row(keeper.path_of(self)).axes, keeper.mesh)
-        )
+        keeper, sharding = next(iter(self.keepers), None), getattr(self.peek(), "sharding", None)
+        if keeper is None:
+            return self.get_metadata("layout")
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            return layout_on((*sharding.spec, *[None] * (self.ndim - len(sharding.spec))), keeper.mesh)
+        return layout_on(keeper.row(keeper.path_of(self)).axes, keeper.mesh)
 
     def belong_to(self, owners: Owners, path: str) -> None:
         """Store the layers around it, the innermost first, and its path in the outermost."""

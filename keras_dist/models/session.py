@@ -18,7 +18,7 @@ from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.errors import DistributionError, ModelError
+from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
@@ -148,8 +148,10 @@ class Session(LiveModule):
     def settle_layers(self) -> None:
         """Tell the variables of a model of layers, unless they are in another one, where they are; note their order."""
         self._indexed, self._order = None, []
-        for _, variable, owners in walk_owned(self.model):
+        for parts, variable, owners in walk_owned(self.model):
             path = self.cell.path_of(variable)
+            if path is None and not isinstance(variable, nnx.RngState):
+                raise _of_a_structure(parts, variable)
             if isinstance(variable, Variable) and variable.keepers[0] is self.cell:
                 variable.belong_to(owners, path or "")
             if path is not None and not isinstance(variable, nnx.RngState):
@@ -248,6 +250,15 @@ class Session(LiveModule):
                 fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
                 "set_distribution(None) or model.distribution.scope() leaves it where it is",
             )
+
+
+def _of_a_structure(parts: _paths.Parts, variable: nnx.Variable) -> ModelError:
+    return ModelError(
+        f"variable {_paths.join(parts)!r} of a layer holds a structure of arrays",
+        given=f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}",
+        expected="one array in each variable, which then has a path, a layout and an optimizer's slots",
+        fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables",
+    )
 
 
 def not_compiled(method: str) -> ModelError:

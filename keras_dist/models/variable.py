@@ -98,8 +98,8 @@ class ModelVariable(Operators):
         return self._cell.lock
 
     def _array(self) -> jax.Array:
-        """The array itself, which the next step may delete."""
-        return self._cell.arrays[self._place]
+        """The array itself, which the next step may delete, and nobody else holds."""
+        return self._cell.private(self._place)
 
     @property
     def _place(self) -> int:

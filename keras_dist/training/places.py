@@ -35,6 +35,11 @@ class Place:
         """The variable that has this array alone; None for others."""
         return self.holder if self.attribute is None and self.index is None else None
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether what has the array does not know of borrowers."""
+        return self.lendable is None
+
     @functools.cached_property
     def lendable(self) -> Lendable | None:
         """The variable, if it knows of borrowers."""

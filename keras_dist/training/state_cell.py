@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._lending import Changes, Lendable
+from keras_dist import _jax
+from keras_dist._lending import Changes, Lendable, switching
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
@@ -57,6 +58,7 @@ class StateCell:
         self._training = threading.RLock()
         self._trainings = 0
         self._is_borrowing = False
+        self._shown: dict[int, Any] = {}  # what variables that are none of ours have while it borrows
         self._beside: weakref.WeakSet[StateCell] = weakref.WeakSet()
         self._have(places)
         self.state_plan = self._plan_of_state({})
@@ -119,7 +121,8 @@ class StateCell:
     @state.setter
     def state(self, state: TrainState) -> None:
         self._arrange(state)
-        self._give_back()
+        if not self._is_borrowing:
+            self._give_back()
 
     @property
     def arrays(self) -> list[jax.Array]:
@@ -128,6 +131,8 @@ class StateCell:
             others_train = any(cell._is_borrowing for cell in self._beside)
             if self._looked_at != Changes.last or others_train or (self.is_shown and self._foreign):
                 self._look()
+        elif self.is_shown and self._foreign:
+            self._take_foreign()
         return self._arrays
 
     @arrays.setter
@@ -187,6 +192,8 @@ class StateCell:
         finally:
             with self.lock:
                 if self._is_borrowing:
+                    if self.is_shown:
+                        self._take_foreign()
                     self._is_borrowing = False
                     self._give_back()
 
@@ -197,32 +204,50 @@ class StateCell:
                     raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
             self._look()
             self._is_borrowing = True
-            for _, variable in self._ours:
-                variable.lend_to(self)
+            with switching:
+                for _, variable in self._ours:
+                    variable.lend_to(self)
+                read = [(index, variable) for index, variable in self._ours if not variable.is_own]
         for cell in list(self._beside):
             with cell.lock:  # what it is dispatching has read the arrays
                 pass
         with self.lock:
-            read = [index for index, variable in self._ours if not variable.is_own]
-            for index in (*read, *(index for index, _ in self._foreign if self.is_shown)):
+            for index, variable in read:
+                self._arrays[index] = self.copied(self._arrays[index])
+                variable.keep(self._arrays[index])  # so that it lets go of what nobody else may hold any more
+            for index, place in self._foreign if self.is_shown else ():
+                self._shown[index] = place.array()
                 self._arrays[index] = self.copied(self._arrays[index])
 
     def _give_back(self) -> None:
         """Let the variables have the current arrays."""
         arrays = self._arrays
-        for index, variable in self._ours:
-            if variable.borrower in (None, self):
-                variable.lend_to(None)
-                variable.keep(arrays[index])
+        with switching:
+            for index, variable in self._ours:
+                if variable.borrower in (None, self):
+                    variable.keep(arrays[index])
+                    variable.lend_to(None)
         for index, place in self._foreign:
             place.keep(arrays[index])
+        self._shown = {}
 
     def show(self) -> None:
         """Let the variables that are none of ours have copies of the current arrays, for others to read."""
         if self._is_borrowing and self.is_shown:
             with self.lock:
+                self._take_foreign()
                 for index, place in self._foreign:
-                    place.keep(self.copied(self._arrays[index]))
+                    self._shown[index] = self.copied(self._arrays[index])
+                    place.keep(self._shown[index])
+
+    def _take_foreign(self) -> None:
+        """Take over what somebody has written into variables that are none of ours, while a training has the arrays."""
+        for index, place in self._foreign:
+            array, row = place.array(), self.state_plan.rows[index]
+            if array is not self._shown.setdefault(index, array):
+                self._shown[index] = array
+                sharding = jax.tree.leaves(self.state_plan.shardings)[index]
+                self._arrays[index] = place_copy(checked_value(array, row), sharding, f"variable {row.path!r}")
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """The current array of a variable that is lent; the next step may delete it."""
@@ -248,8 +273,28 @@ class StateCell:
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
         """Put a copy of a value in the place of the current array of a variable that is lent."""
-        index = self._index_of[id(variable)]
-        self.write(index, checked_value(value, self.plan.rows[index]))
+        self.write(self._index_of[id(variable)], self.checked(variable, value))
+
+    def checked(self, variable: Lendable, value: ArrayLike) -> ArrayLike:
+        """A value in the element type of a variable, if it has its shape."""
+        return checked_value(value, self.plan.rows[self._index_of[id(variable)]])
+
+    def drop(self, variable: Lendable) -> None:
+        """Let the array go that a variable had before it was written."""
+        if not self._is_borrowing:
+            place = self.place_of(variable)
+            arrays: list[Any] = list(self._arrays)
+            arrays[place] = None
+            self._arrays = arrays
+
+    def private(self, place: int) -> jax.Array:
+        """The array of a place, which nobody else holds from now on."""
+        array = self.arrays[place]
+        holder = self._at.get(place)
+        if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or _jax.is_traced(array):
+            return array
+        self.put({place: self.copied(array)})
+        return self._arrays[place]
 
     def _lent_to(self, borrower: Any, path: str) -> ModelError:
         return ModelError(

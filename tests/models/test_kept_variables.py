@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist import layers
+from keras_dist import dtensor, layers
+from keras_dist._lending import Lendable
 from keras_dist.errors import ModelError
 from tests.layouts import on
 from tests.networks import Plain, blobs
@@ -260,3 +261,129 @@ def test_layers_that_are_made_in_build_and_again_in_lists_are_the_users() -> Non
     before = block.late.kernel.numpy()
     model.fit(X[:, :4], X[:, :4], verbose=0)
     assert np.any(block.late.kernel.numpy() != before)
+
+
+def test_what_an_optimizer_ends_with_is_lent_on(model) -> None:
+    model.compile(kd.optimizers.SGD(0.0, use_ema=True), "sparse_categorical_crossentropy")
+    kernel, found = model.get_layer("d1").kernel, []
+
+    def end(logs: Any) -> None:
+        model.train_on_batch(X, Y)
+        found.append(kernel.numpy())
+        kernel.assign(np.full((8, 16), 3.0))
+
+    model.fit(X, Y, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_end=end)])
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_array_equal(kernel.numpy(), np.full((8, 16), 3.0))
+
+
+def test_a_thread_that_reads_while_arrays_change_hands_gets_one_that_lives(model, monkeypatch) -> None:
+    kernel, keep, found = model.get_layer("d1").kernel, Lendable.keep, []
+    model.fit(X, Y, verbose=0)
+
+    def read() -> None:
+        found.append(kernel.value)
+
+    def watched(self: Any, array: Any) -> None:
+        if self is kernel and threading.current_thread() is threading.main_thread():
+            threads.append(threading.Thread(target=read))
+            threads[-1].start()
+            threads[-1].join(0.05)  # it waits until all have changed hands
+        keep(self, array)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(Lendable, "keep", watched)
+    for _ in range(3):
+        model.train_on_batch(X, Y)
+    for thread in threads:
+        thread.join()
+    assert len(found) >= 3 and not any(array.is_deleted() for array in found)
+
+
+def test_a_variable_with_a_structure_of_arrays_is_refused() -> None:
+    class Pair(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = nnx.Param({"a": jnp.ones(4), "b": jnp.zeros(4)})
+
+        def call(self, x: Any) -> Any:
+            pair = self.pair.get_value()
+            return x * pair["a"] + pair["b"]
+
+    with pytest.raises(ModelError, match="variable 'pair/pair' of a layer holds a structure of arrays"):
+        kd.Sequential([kd.Input((4,)), Pair(), layers.Dense(4)])
+
+
+def test_what_was_read_and_let_go_takes_no_memory_while_it_trains() -> None:
+    model = kd.Sequential([kd.Input((256,)), *[layers.Dense(256) for _ in range(4)]])
+    model.compile("sgd", "mse")
+    x, sizes = np.zeros((16, 256), "float32"), []
+
+    def look(*_: Any) -> None:
+        gc.collect()
+        sizes.append(sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted()))
+
+    options = {"verbose": 0, "callbacks": [kd.callbacks.LambdaCallback(on_train_batch_end=look)]}
+    model.fit(x, x, **options)
+    for weight in model.weights:
+        assert weight.value.size
+    model.fit(x, x, **options)
+    model.set_weights(model.get_weights())
+    model.fit(x, x, **options)
+    assert max(sizes) - sizes[0] < 256 * 256 * 4, "less than one more kernel"
+
+
+def test_what_was_read_of_a_foreign_module_survives_a_function() -> None:
+    model = kd.Model.from_nnx(lambda rngs: nnx.Linear(4, 4, rngs=rngs), seed=0)
+    weight = next(weight for weight in model.weights if weight.shape == (4, 4))
+    held = model.module.kernel[...]
+    before = np.array(held)
+
+    @dtensor.function
+    def add(x: Any) -> Any:
+        weight.assign_add(jnp.ones((4, 4)))
+        return model(x)
+
+    add(X[:, :4])
+    add(X[:, :4])
+    np.testing.assert_array_equal(held, before)
+    np.testing.assert_allclose(weight.numpy(), before + 2, rtol=1e-6)
+    np.testing.assert_allclose(model.module.kernel[...], before + 2, rtol=1e-6)
+
+
+def test_values_of_numpy_are_taken_and_others_refused(model) -> None:
+    layer = model.get_layer("d1")
+    nnx.update(layer, nnx.State({"kernel": nnx.Param(np.full((8, 16), 2.0))}))
+    assert layer.kernel.dtype == np.float32
+    np.testing.assert_array_equal(layer.kernel.numpy(), np.full((8, 16), 2.0))
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((8, 16), 2.0))
+    with pytest.raises(ModelError, match="cannot assign to 'd1/kernel': the shape differs"):
+        nnx.update(layer, nnx.State({"kernel": nnx.Param(jnp.zeros((3, 3)))}))
+    assert layer.kernel.shape == (8, 16)
+
+
+def test_what_a_callback_writes_into_a_foreign_variable_counts() -> None:
+    class Around(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+    layer = Around()
+    model = kd.Sequential([kd.Input((8,)), layer])
+    model.compile(kd.optimizers.SGD(0.0), "mse")
+
+    def write(batch: int, logs: Any) -> None:
+        if batch == 0:
+            layer.inner.kernel[...] = jnp.full((8, 8), 7.0)
+
+    model.fit(X, X, batch_size=8, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_end=write)])
+    np.testing.assert_array_equal(layer.inner.kernel[...], np.full((8, 8), 7.0))
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((8, 8), 7.0))
+
+
+def test_weights_of_a_model_are_not_taken_away(model) -> None:
+    with pytest.raises(ModelError, match="`kernel` of layer 'd1' cannot be taken away"):
+        del model.get_layer("d1").kernel
