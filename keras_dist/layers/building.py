@@ -119,6 +119,7 @@ class Building:
     _needs_no_building: Callable[[], bool]
     _outside: LayerRecord
     _pytree__state: Any
+    _pytree__nodes: Any
 
     @_counted
     def build(self, input_shape: PyTree) -> None:
@@ -311,6 +312,11 @@ class Building:
                 _ = value.state  # created with the layer, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
+        self._outside.built_with = {
+            name: value
+            for name, value in vars(self).items()
+            if not (self._pytree__nodes.get(name, False) or any(map(_jax.is_traced, jax.tree.leaves(value))))
+        }
 
     def _number(self, variable: Variable) -> None:
         """Number a weight among the layer's own, if it has no number yet."""

@@ -44,6 +44,7 @@ class LayerRecord:
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
+        built_with: its attributes that are no arrays, as they were when it had been built.
         added: what it added to the loss in the last call.
         is_passing: whether it was made in the call of another layer.
     """
@@ -54,6 +55,7 @@ class LayerRecord:
     handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
+    built_with: dict[str, Any] = dataclasses.field(default_factory=dict)
     added: list[jax.Array] = dataclasses.field(default_factory=list)
     is_passing: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flax import nnx
@@ -13,17 +13,17 @@ from keras_dist.layers import Layer
 from keras_dist.models.growing import grow
 from keras_dist.models.naming import layers_below
 from keras_dist.models.session import Session
-from keras_dist.random import SeedGenerator
 
 
-def adopt(module: nnx.Module, built: nnx.Module) -> None:
+def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
     """Give a module the variables, submodules and other attributes that building a copy of it has made.
 
-    What the module has already stays the same object.
+    What the module has already stays the same object; so do attributes that a call alone has changed.
 
     Args:
         module: the user's.
         built: the copy, which is taken apart.
+        built_with: the attributes that are no arrays, as building has left them, by the paths of layers.
     """
     pairs = list(_pairs(module, built))
     own = {id(theirs): ours for ours, theirs in pairs}
@@ -34,16 +34,18 @@ def adopt(module: nnx.Module, built: nnx.Module) -> None:
             if isinstance(value, nnx.Variable | nnx.Pytree):
                 value = own.get(id(value), value)
                 _replace_copies(value, own, seen)
-            elif before is not _MISSING and (is_data or not isinstance(ours, _BUILDING)):
+            elif before is not _MISSING and (is_data or not isinstance(ours, nnx.List | nnx.Dict)):
                 continue
             if value is not before:
                 nnx.Pytree.__setattr__(ours, name, nnx.data(value) if is_data else value)
+    for path, layer in layers_below(module):
+        for name, value in built_with.get(path, {}).items():
+            if not name.startswith(_OF_FLAX) and vars(layer).get(name, _MISSING) is not value:
+                nnx.Pytree.__setattr__(layer, name, value)
 
-
-_BUILDING = (Layer, SeedGenerator, nnx.List, nnx.Dict)
-"""Modules that are built late. Of others what a call changes, such as whether they train, is no matter of building."""
 
 _MISSING = object()
+_OF_FLAX = ("_pytree__", "_object__")
 
 
 def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
@@ -67,7 +69,7 @@ def _attributes(node: Any) -> list[tuple[str, Any]]:
     """The attributes of a module, without those of Flax's own; a variable has none."""
     if isinstance(node, nnx.Variable):
         return []
-    return [(name, value) for name, value in vars(node).items() if not name.startswith(("_pytree__", "_object__"))]
+    return [(name, value) for name, value in vars(node).items() if not name.startswith(_OF_FLAX)]
 
 
 def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:

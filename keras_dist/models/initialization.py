@@ -171,6 +171,7 @@ class _TracedLayers:
         distribution: where it is to live.
         is_placed: whether anything says so; else that is one device.
         known: which of them exist already.
+        built_with: the attributes that building has left, by the paths of layers.
     """
 
     graph: ModuleGraph
@@ -178,6 +179,7 @@ class _TracedLayers:
     distribution: Distribution
     is_placed: bool
     known: set[_paths.Parts]
+    built_with: dict[str, dict[str, Any]]
 
 
 def _traced_layers(
@@ -211,6 +213,7 @@ def _traced_layers(
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
             named = keras_paths(copy, {_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
+            built["with"] = {path: layer._outside.built_with for path, layer in layers_below(copy)}
             tell_paths(copy)
             return copy
 
@@ -227,7 +230,7 @@ def _traced_layers(
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
     graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
-    return _TracedLayers(graph, init, distribution, chosen is not None, known)
+    return _TracedLayers(graph, init, distribution, chosen is not None, known, built["with"])
 
 
 def _built_before(model: Trainer) -> dict[str, str | None]:
@@ -265,7 +268,7 @@ def _session_of_layers(
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-    adopt(model, graph.described())
+    adopt(model, graph.described(), traced.built_with)
     places = places_of(model, graph.parts)
     before = model._outside.session_before
     if before is not None:

@@ -387,3 +387,24 @@ def test_what_a_callback_writes_into_a_foreign_variable_counts() -> None:
 def test_weights_of_a_model_are_not_taken_away(model) -> None:
     with pytest.raises(ModelError, match="`kernel` of layer 'd1' cannot be taken away"):
         del model.get_layer("d1").kernel
+
+
+def test_attributes_are_those_that_building_has_left() -> None:
+    class Noting(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.width, self.last, self.table = None, "none", None
+
+        def build(self, shape: Any) -> None:
+            self.width = shape[-1]
+            self.table = jnp.arange(4.0)
+
+        def call(self, x: Any) -> Any:
+            self.last = x.shape
+            return x * self.width + self.table
+
+    layer = Noting()
+    kd.Sequential([kd.Input((4,)), layer, layers.Dense(2)])
+    assert layer.width == 4 and layer.built
+    np.testing.assert_array_equal(layer.table, np.arange(4.0))
+    assert layer.last == "none", "the shapes of a trace are nobody's matter"
