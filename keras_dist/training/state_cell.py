@@ -199,12 +199,12 @@ class StateCell:
 
     def _borrow(self) -> None:
         with self.lock:
-            for index, variable in self._ours:
-                if variable.borrower is not None:
-                    raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
             self._look()
-            self._is_borrowing = True
             with switching:
+                for index, variable in self._ours:
+                    if variable.borrower is not None:
+                        raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
+                self._is_borrowing = True
                 for _, variable in self._ours:
                     variable.lend_to(self)
                 read = [(index, variable) for index, variable in self._ours if not variable.is_own]
