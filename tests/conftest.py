@@ -75,6 +75,12 @@ hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, deran
 hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and not soak.ROUNDS) else "dev")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """As many workers as keep the cores busy: one in three waits for processes that its test has started."""
+    cores = os.cpu_count() or 1
+    return cores if "SOAK" in os.environ else cores + cores // 2
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the medians of what tests measure, which none of them judges: `record_property("seconds ...", 1.5)`."""
     measured: dict[str, list[float]] = {}
