@@ -1,4 +1,4 @@
-"""`Lendable`: a variable whose array a training borrows, and gives back."""
+"""`Lendable`: a variable whose array a training run borrows and returns."""
 
 from __future__ import annotations
 
@@ -15,74 +15,74 @@ from keras_dist._operators import Operators
 from keras_dist._scope import current_scope
 
 switching = threading.RLock()
-"""Held for a moment while an array changes hands, so that nobody reads one that is about to be deleted."""
+"""Guards borrowing and returning, so that no thread reads an array that a step is about to delete."""
 
 
 class Changes:
-    """Numbers the changes of all variables, so that who looks at many need not look again while there are none."""
+    """Counter of changes of all variables; readers of many variables skip the check while it is unchanged."""
 
     last = 0
     _numbers = itertools.count(1)
 
     @classmethod
     def note(cls) -> None:
-        """Note a change that has been made; in any thread."""
+        """Record a change; thread-safe."""
         cls.last = next(cls._numbers)
 
 
 class Keeper(Protocol):
-    """The training state of a model, which knows where variables live, and has their arrays while it trains."""
+    """The training state of a model. It holds the arrays of the variables while it trains."""
 
     lock: Any
 
     def array_of(self, variable: Lendable) -> Any:
-        """The current array of a variable that is lent; the next step may delete it."""
+        """Return the current array of a lent variable; the next step may delete it."""
         ...
 
     def copy_of(self, variable: Lendable) -> Any:
-        """A copy of it."""
+        """Return a copy of the current array of a lent variable."""
         ...
 
     def copied(self, array: Any) -> Any:
-        """A copy of an array, in the same place."""
+        """Return a copy of an array with the same sharding."""
         ...
 
     def host_copy(self, array: Any) -> np.ndarray:
-        """A copy on the host; in a job of several processes all must call."""
+        """Return a copy on the host; every process of a job must call it."""
         ...
 
     def take(self, variable: Lendable, array: Any) -> None:
-        """Put an array that nobody else holds in the place of the current one."""
+        """Replace the current array by an unshared one."""
         ...
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
-        """Put a copy of a value in the place of the current array."""
+        """Replace the current array by a copy of a value."""
         ...
 
     def checked(self, variable: Lendable, value: Any) -> Any:
-        """A value in the element type of a variable, if it has its shape."""
+        """Return a value cast to the dtype of a variable; raise unless its shape fits."""
         ...
 
     def drop(self, variable: Lendable) -> None:
-        """Let the array go that a variable had before it was written."""
+        """Release the array that a variable had before a write."""
         ...
 
     def path_of(self, variable: Any) -> str | None:
-        """The path of a variable in the model."""
+        """Return the path of a variable in the model."""
         ...
 
 
 class Lendable(Operators, nnx.Variable):
-    """A variable that lends its array.
+    """A variable that lends its array to a training run.
 
-    Whoever reads it gets the array itself, and the next borrower takes a copy of that. While it is lent, reading gives
-    a copy of the current array, and writing sets that.
+    Reading returns the array itself; the next borrower copies an array that was read. While the variable is lent,
+    reading returns a copy of the current array, and writing replaces that array.
     """
 
     __slots__ = ("_borrower", "_is_own", "_keepers")
 
     is_key = False
-    """Whether it is the state of a random generator."""
+    """Whether the variable is the state of a random generator."""
 
     @property
     def _raw_value(self) -> Any:
@@ -111,17 +111,17 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def borrower(self) -> Keeper | None:
-        """What has its array now; None for itself."""
+        """The training state that has the array; None while the variable has it."""
         return self._slot("_borrower", None)
 
     @property
     def is_own(self) -> bool:
-        """Whether nobody else holds the array: it was put here by `keep`, and nobody has read it since."""
+        """Whether the array is unshared: set by `keep` and not read since."""
         return self._slot("_is_own", False)
 
     @property
     def keepers(self) -> list[Any]:
-        """The training states of models that it is a part of, the first one first."""
+        """The training states that contain the variable, in the order of creation."""
         return [keeper for reference in self._slot("_keepers", ()) if (keeper := reference()) is not None]
 
     def _slot(self, name: str, default: Any) -> Any:
@@ -131,12 +131,12 @@ class Lendable(Operators, nnx.Variable):
             return default
 
     def peek(self) -> Any:
-        """Return the current array, which the caller does not hand on."""
+        """Return the current array for immediate use; the caller must not keep it."""
         borrower = self.borrower
         return _jax.raw_value.__get__(self) if borrower is None else borrower.array_of(self)
 
     def current(self) -> Any:
-        """Return the array itself, or where it is lent a copy, which no step of the borrower deletes."""
+        """Return the array, or a copy while it is lent, which no step of the borrower deletes."""
         with switching:
             borrower = self.borrower
             if borrower is None:
@@ -144,23 +144,23 @@ class Lendable(Operators, nnx.Variable):
         return borrower.copy_of(self)
 
     def keep(self, array: Any) -> None:
-        """Have an array that nobody else holds."""
+        """Set an unshared array."""
         object.__setattr__(self, "_is_own", True)
         _jax.raw_value.__set__(self, array)
         Changes.note()
 
     def lend_to(self, borrower: Keeper | None) -> None:
-        """Let a borrower have the array from now on; None ends that, after which `keep` follows."""
+        """Lend the array to a borrower; None ends the loan."""
         object.__setattr__(self, "_borrower", borrower)
         Changes.note()
 
     def join(self, keeper: Keeper) -> None:
-        """Be a part of the training state of a model from now on."""
+        """Add a training state that contains the variable."""
         object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
         object.__setattr__(self, "_borrower", self.borrower)  # a slot that is set is read faster
 
     def leave(self, keeper: Keeper) -> None:
-        """Be no part of it any more."""
+        """Remove a training state."""
         object.__setattr__(self, "_keepers", tuple(weakref.ref(one) for one in self.keepers if one is not keeper))
 
     # As `Operators` asks for it
@@ -176,7 +176,7 @@ class Lendable(Operators, nnx.Variable):
     def _array(self) -> Any:
         array, keepers = self.peek(), self.keepers
         if keepers and self.borrower is None and not self.is_own and not _jax.is_traced(array):
-            self.keep(array := keepers[0].copied(array))  # what others have read stays as it is
+            self.keep(array := keepers[0].copied(array))  # readers keep the array that they have read
         return array
 
     def _store(self, array: Any) -> None:
@@ -192,6 +192,6 @@ class Lendable(Operators, nnx.Variable):
         keepers = self.keepers
         if not keepers or current_scope() is not None or _jax.is_traced(self.peek()):
             return super().numpy()
-        with self._lock:  # for which who borrows it from now on waits
+        with self._lock:  # a borrower waits for it
             array = self.peek()
             return np.array(array) if isinstance(array, np.ndarray) else keepers[0].host_copy(array)

@@ -292,7 +292,7 @@ class Building:
 
     def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
         if self._is_built:
-            # what another model was made of may be called outside of its own, where its weights are constants
+            # layers of another model would become constants of this trace
             if self._pytree__state.trace_state != context.root and any(True for _ in walk(self)):
                 self._check_same_trace()
             return

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Home(Protocol):
-    """Where a layer is: in a model."""
+    """Membership of a layer in a model."""
 
     prefix: str
 
     def handle(self, variable: nnx.Variable) -> Any:
-        """Return what reads and writes a variable of another framework."""
+        """Return a handle on a foreign variable."""
         ...
 
     def grow(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Let `change` add weights to the layer and freeze others, in the model."""
+        """Run `change`, which adds weights to the layer or freezes some, and update the model."""
         ...
 
 
@@ -44,7 +44,7 @@ class LayerRecord:
         handles: those on the weights of a foreign module that is in no model, by their paths.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
-        built_with: its attributes that are no arrays, as they were when it had been built.
+        built_with: static attributes after building.
         added: what it added to the loss in the last call.
         is_passing: whether it was made in the call of another layer.
     """

@@ -182,13 +182,13 @@ class Variable(Lendable):
         self.set_metadata("constraint", value)
 
     def freeze(self) -> None:
-        """Be a weight that gradients do not train, in its place among those that they train."""
+        """Make the weight non-trainable; keep its position among the trainable weights."""
         self.__class__ = Statistic  # pyright: ignore[reportAttributeAccessIssue]
         self.set_metadata(is_frozen=True)
 
     @property
     def layout(self) -> TensorLayout | None:
-        """The layout of its array on the mesh of its model; outside of a model the one that it was given, or None."""
+        """The layout of the array on the mesh of the model; outside of a model the given layout, or None."""
         keeper, sharding = next(iter(self.keepers), None), getattr(self.peek(), "sharding", None)
         if keeper is None:
             return self.get_metadata("layout")

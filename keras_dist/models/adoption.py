@@ -1,4 +1,4 @@
-"""`adopt`: what building a copy of a model has made becomes the model's own."""
+"""`adopt`: move variables and sublayers of a built copy to the model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from keras_dist.models.session import Session
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give a module the variables, submodules and other attributes that building a copy of it has made.
+    """Move variables, submodules and other attributes that building created in a copy to the module.
 
-    What the module has already stays the same object; so do attributes that a call alone has changed.
+    Objects that the module has already are kept. Attributes that only a call changed are kept, too.
 
     Args:
         module: the user's.
-        built: the copy, which is taken apart.
-        built_with: the attributes that are no arrays, as building has left them, by the paths of layers.
+        built: the built copy; it must not be used afterwards.
+        built_with: static attributes after building, by layer path.
     """
     pairs = list(_pairs(module, built))
     own = {id(theirs): ours for ours, theirs in pairs}
@@ -49,7 +49,7 @@ _OF_FLAX = ("_pytree__", "_object__")
 
 
 def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each module, and each variable, with its copy; of a variable that building has replaced, nothing."""
+    """Yield each module and variable with its copy; skip a variable that building replaced."""
     seen: set[int] = set()
     waiting = [(module, built)]
     while waiting:
@@ -66,14 +66,14 @@ def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _attributes(node: Any) -> list[tuple[str, Any]]:
-    """The attributes of a module, without those of Flax's own; a variable has none."""
+    """Return the attributes of a module without the internal attributes of Flax; none for a variable."""
     if isinstance(node, nnx.Variable):
         return []
     return [(name, value) for name, value in vars(node).items() if not name.startswith(_OF_FLAX)]
 
 
 def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
-    """Put the user's objects in the places of their copies, in what building has made."""
+    """Replace copies by the user's objects inside a module that building created."""
     if isinstance(node, nnx.Variable) or id(node) in seen:
         return
     seen.add(id(node))
@@ -86,23 +86,23 @@ def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelHome:
-    """Where a layer is: below `prefix` in the model of `session`."""
+    """Membership of a layer in a model: the session and the path of the layer."""
 
     session: Session
     prefix: str
 
     def handle(self, variable: nnx.Variable) -> Any:
-        """Return what reads and writes a variable of another framework."""
+        """Return a handle on a foreign variable."""
         path = self.session.cell.path_of(variable)
         return variable if path is None else self.session.variable(path)
 
     def grow(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Let `change` add weights to the layer and freeze others, in the model."""
+        """Run `change`, which adds weights to the layer or freezes some, and update the model."""
         grow(self.session, self.prefix, layer, change)
 
 
 def settle(model: Layer, before: Session | None, session: Session) -> None:
-    """Tell the layers of a model that they are in it, unless they are in another one already."""
+    """Register the model with its layers, except layers of another model."""
     for path, layer in layers_below(model):
         record: Any = layer._outside
         home = record.home

@@ -145,7 +145,7 @@ class LiveModule:
         return outputs
 
     def _note_losses(self, losses: Mapping[str, list[jax.Array]]) -> None:
-        """Let the layers tell what they have added to the loss."""
+        """Store the added losses in the layers."""
         if self.trainability is not None:
             for path, layer in self.trainability.layers.items():
                 layer._outside.added = losses.get(path, [])
@@ -237,7 +237,7 @@ class LiveModule:
         return module
 
     def shown_module(self) -> Any:
-        """The module of others, whose variables have the current values; of layers a copy."""
+        """Return the foreign module with its current values; for layers a copy."""
         if not self.cell.graph.is_foreign:
             return self.module()
         self.cell.is_shown = True
@@ -261,7 +261,7 @@ class LiveModule:
         return place_copy(array, layout.backend_layout)
 
     def variable(self, path: str) -> Any:
-        """The variable known as `path`, or the handle on an array that no variable of ours has.
+        """Return the variable at `path`, or a handle on the array of a foreign variable.
 
         Raises:
             KeyError: there is none.
@@ -285,7 +285,7 @@ class LiveModule:
         return list(self._below()[1].get(prefix, ()))
 
     def _below(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Return the variables, and other generators, by all prefixes of their names."""
+        """Return the variables, and the other generators, by all prefixes of their paths."""
         plan = self.cell.plan
         if self._indexed is None or self._indexed[0] is not plan:
             known = {*self._order}
@@ -322,11 +322,11 @@ class LiveModule:
         return outputs, [after[self.cell.index(self.path_of(handle))] for handle in others], losses
 
     def path_of(self, variable: Any) -> str:
-        """The path of a variable, or of a handle, in this model."""
+        """Return the path of a variable or handle in this model."""
         return self.cell.path_of(variable) or variable.path
 
     def place_of(self, variable: Any) -> int | None:
-        """The place of the array of a variable, or of a handle, among all arrays; None for one of others."""
+        """Return the index of a variable or handle among the arrays; None if another model holds it."""
         if isinstance(variable, ModelVariable):
             return variable._place if variable._cell is self.cell else None
         return None if self.cell.path_of(variable) is None else self.cell.place_of(variable)

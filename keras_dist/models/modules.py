@@ -1,4 +1,4 @@
-"""`ModuleSource`: the `flax.nnx` module, or factory of one, that a model is made of."""
+"""`ModuleSource`: the `flax.nnx` module, or module factory, of a model."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from keras_dist.training.step import Forward, ModuleCall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """The module, or factory of one, that a model is made of, and how it is called; see `Model.from_nnx`.
+    """The module, or module factory, of a model; see `Model.from_nnx`.
 
     Attributes:
         given: the module or the factory.
-        call: how the module is called; None for `module(x)`.
-        trainable: which variables are trained.
+        call: calls the module; None for `module(x)`.
+        trainable: selects the trained variables.
         seed: fixes initial values; None for the next one.
-        policy: that the module computes under.
-        order: the paths of the variables in the order of `model.variables`; None as the plan lists them.
-        compute_loss: what is added to the loss; None for nothing.
+        policy: dtype policy of the module.
+        order: paths in the order of `model.variables`; None for the order of the plan.
+        compute_loss: returns an additional loss; None without one.
     """
 
     given: Any
@@ -69,7 +69,7 @@ class ModuleSource:
 
     @classmethod
     def of_keras(cls, source: KerasModel, seed: int | None) -> ModuleSource:
-        """A model object of Keras; see `Model.from_keras`."""
+        """Create the source of a Keras model object; see `Model.from_keras`."""
         return cls(source.module(), source.call, is_trained, seed, None, source.paths, added_loss)
 
     @property
@@ -77,14 +77,14 @@ class ModuleSource:
         return isinstance(self.given, nnx.Module)
 
     def forward(self, asked: Distribution | None) -> Forward:
-        """How the module is called under a distribution, without arrays."""
+        """Return the abstract forward pass under a distribution."""
         graph, _, found = self._traced(asked, needs_values=False)
         precision = self._precision
         seed = random.current_seed() if self.seed is None else self.seed
         return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
 
     def session(self, asked: Distribution | None) -> Session:
-        """The arrays and steps of the model, on a distribution; without any on the first device.
+        """Create the weights under a distribution; None for the first device.
 
         Raises:
             DistributionError: it has no layout yet.
@@ -127,7 +127,7 @@ class ModuleSource:
     def _traced(
         self, asked: Distribution | None, *, needs_values: bool = True
     ) -> tuple[ModuleGraph, Any, Distribution | None]:
-        """The module without its arrays; its state, or what gives that for a seed; and where it is to live."""
+        """Return the graph, the state or its initializer, and the distribution."""
         if self._is_ready:
             graph, state = split_module(self.given, self.trainable, needs_values=needs_values)
             return graph, state, place_of(asked, None, graph)

@@ -45,7 +45,7 @@ class Session(LiveModule):
         call: how the module is called; by default as `module(x)`.
         distribution: where data lives, as it was when the weights were created.
         seed: fixes initial values, Dropout and the order of rows.
-        model: the module whose variables have the arrays.
+        model: the module whose variables hold the arrays.
         order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
         compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
         precision: a mixed policy that a foreign module computes under.
@@ -126,7 +126,7 @@ class Session(LiveModule):
         self._settle(self.distribution)
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Have the weights that the layers have by now. A compiled model is compiled anew.
+        """Take over the current weights of the layers. A compiled model is recompiled.
 
         Args:
             graph: of the layers, one of which has other weights than before.
@@ -146,7 +146,7 @@ class Session(LiveModule):
             self.compile(choices)
 
     def settle_layers(self) -> None:
-        """Tell the variables of a model of layers, unless they are in another one, where they are; note their order."""
+        """Set path and owners of the variables, except those of another model; store their order."""
         self._indexed, self._order = None, []
         for parts, variable, owners in walk_owned(self.model):
             path = self.cell.path_of(variable)

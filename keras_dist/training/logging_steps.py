@@ -1,4 +1,4 @@
-"""`LoggingStep`: a train or test step as the programs run it; `PureStep`: a pure function as one."""
+"""`LoggingStep`: the interface of train and test steps; `PureStep`: a pure function as a step."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Logs = dict[str, Any]
 
 
 class LoggingStep(Protocol):
-    """A train or test step, and how what it logs is accumulated.
+    """A train or test step with the accumulation of its logs.
 
     Attributes:
-        changed: the places of the arrays that it exchanges for others in a test, beside random streams and states.
-        may_read_values: whether it may look at values where steps are not compiled.
+        changed: indices of arrays that a test step changes, beside random streams and states.
+        may_read_values: whether the step may read values when it is not compiled.
     """
 
     changed: Sequence[int]
     may_read_values: bool
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """How to accumulate what it logs (traced)."""
+        """Return the accumulators of the logs (traced)."""
         ...
 
     def advance(
         self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
     ) -> tuple[TrainState, Logs]:
-        """The state and the logs after a batch of so many rows (traced); a test draws its random numbers there."""
+        """Return state and logs after a batch of `rows` real rows (traced); `draw` seeds a test step."""
         ...
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
-        """Let the metric objects of the model tell what is in these logs."""
+        """Load these logs into the metric objects of the model."""
         ...
 
 
@@ -56,14 +56,14 @@ class PureStep:
         self._step, self._trains = step, trains
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """How to accumulate what it logs (traced), in the order in which it logs: JAX would sort the names."""
+        """Return the accumulators in the order of the logs (traced); JAX would sort the names."""
         _, found = self._run(state, batch, Draw.begun(0, 0))
         return {name: accumulator_of(name, value) for name, value in found.items()}
 
     def advance(
         self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
     ) -> tuple[TrainState, Logs]:
-        """The state and the logs after a batch of so many rows (traced)."""
+        """Return state and logs after a batch of `rows` real rows (traced)."""
         after, found = self._run(state, batch, draw)
         if set(found) != set(logs):
             raise ModelError(
@@ -75,7 +75,7 @@ class PureStep:
         return after, {name: add(value, found[name], rows) for name, value in logs.items()}
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
-        """Let the metric objects of the model tell what is in these logs."""
+        """Load these logs into the metric objects of the model."""
         metrics.hold(accumulators, logs)
 
     def _run(self, state: TrainState, batch: Batch, draw: Draw | None) -> tuple[TrainState, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""`Place`: where one array of a module is: in a variable, in an attribute, or in a structure of arrays there."""
+"""`Place`: the position of one array in a module: a variable, an attribute, or a leaf of a pytree in one of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from keras_dist._types import PyTree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """Where one array of a module is.
+    """The position of one array in a module.
 
     Attributes:
         holder: the variable, or the module that has the array as an attribute.
         attribute: the name of that attribute; None for a variable.
-        index: which of the arrays it is that are there; None for the only one.
+        index: index among the leaves there; None for a single array.
     """
 
     holder: Any
@@ -32,26 +32,26 @@ class Place:
 
     @property
     def variable(self) -> Any:
-        """The variable that has this array alone; None for others."""
+        """The variable, if it holds this single array; else None."""
         return self.holder if self.attribute is None and self.index is None else None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether what has the array does not know of borrowers."""
+        """Whether the holder is not a `Lendable`."""
         return self.lendable is None
 
     @functools.cached_property
     def lendable(self) -> Lendable | None:
-        """The variable, if it knows of borrowers."""
+        """The variable, if it is a `Lendable`."""
         return self.holder if isinstance(self.holder, Lendable) else None
 
     def array(self) -> Any:
-        """The array itself."""
+        """Return the array itself."""
         tree = self._tree()
         return tree if self.index is None else jax.tree.leaves(tree, is_leaf=_jax.is_variable)[self.index]
 
     def keep(self, array: Any) -> None:
-        """Have an array that nobody else holds."""
+        """Set an unshared array."""
         if self.index is not None:
             leaves, structure = jax.tree.flatten(self._tree(), is_leaf=_jax.is_variable)
             array = structure.unflatten([*leaves[: self.index], array, *leaves[self.index + 1 :]])
@@ -69,7 +69,7 @@ class Place:
 
 
 def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
-    """Return where the arrays are that these names and indices lead to, as `leaf_parts` gives them for a module."""
+    """Return the positions of the arrays with these key paths, as `leaf_parts` returns them for a module."""
     counted: collections.Counter[tuple[int, str | None]] = collections.Counter()
     found: list[Place] = []
     for names in parts:
@@ -81,12 +81,12 @@ def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
             found.append(Place(*around, counted[id(around[0]), around[1]]))
             counted[id(around[0]), around[1]] += 1
         if around[1] is None and vars(owner)[attribute] is not holder:
-            counted[id(owner), attribute] += 1  # a variable in a structure of arrays is one of its leaves
+            counted[id(owner), attribute] += 1  # a variable in a pytree is one of its leaves
     return found
 
 
 def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
-    """What names lead to: a variable or an array; and the last module on the way, with its attribute."""
+    """Return the variable or array at a key path, and the last module on the path with its attribute."""
     node, owner, attribute = module, module, ""
     for name in names:
         if isinstance(node, nnx.Variable):
@@ -103,7 +103,7 @@ def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
 
 
 def _inside(tree: Any, name: str | int) -> PyTree:
-    """What a name leads to in a structure of arrays."""
+    """Return the child of a pytree with this name or index."""
     if isinstance(tree, Mapping):
         items: Iterable[tuple[Any, PyTree]] = tree.items()
         return next(value for key, value in items if str(key) == str(name))
@@ -114,6 +114,6 @@ def _inside(tree: Any, name: str | int) -> PyTree:
 
 
 def _is_alone(holder: Any, attribute: str | None) -> bool:
-    """Whether what is there is one array, not a structure with one."""
+    """Whether the value is a single array, not a pytree."""
     tree = vars(holder)[attribute] if attribute is not None else _jax.raw_value.__get__(holder)
     return jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))

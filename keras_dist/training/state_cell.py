@@ -1,4 +1,4 @@
-"""`StateCell`: the training state of a model: where the arrays of its variables are, its slots, its steps."""
+"""`StateCell`: the training state of a model: variables, optimizer slots and the step count."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ from keras_dist.training.train_state import TrainState
 class StateCell:
     """The training state of a model.
 
-    The variables of the layers have the arrays. A training borrows them, donates them to each step, and gives back what
-    the last step made of them. Slots and the count of steps are here.
+    The variables of the layers hold the arrays. A training run borrows them, donates them to each step and returns the
+    results of the last step. Optimizer slots and the step count are held here.
 
     Args:
         graph: the module without its arrays.
         plan: where the variables live.
-        places: where their arrays are, in the order of the plan.
-        owner: how errors call the model.
+        places: positions of the arrays in the module, in the order of the plan.
+        owner: name of the model in errors.
 
     Attributes:
         graph: the module without its arrays.
         plan: where the variables live.
         state_plan: where everything in the state lives.
-        owner: how errors call the model.
-        is_shown: whether others have the module itself, so that arrays in variables which are none of ours may be
-            theirs, too.
+        owner: name of the model in errors.
+        is_shown: whether the user holds the module, so that arrays in foreign variables may be shared.
         lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
             thread dispatches on buffers that another has just donated.
     """
@@ -65,7 +64,7 @@ class StateCell:
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
     def leave(self) -> None:
-        """Have no part in the variables any more."""
+        """Detach from the variables."""
         for place in self._variables:
             if place.lendable is not None:
                 place.lendable.leave(self)
@@ -73,15 +72,15 @@ class StateCell:
             cell._beside.discard(self)
 
     def _begin(self, step: jax.Array) -> None:
-        """Have no slots, and the arrays that the variables have."""
+        """Start without slots; read the arrays of the variables on first use."""
         self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
         arrays: list[Any] = self._arrays
         for index in self._at:
-            arrays[index] = None  # looked at when somebody wants it
+            arrays[index] = None
 
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
-        """The training state of a module that nobody else has, with arrays that lie as planned; and that module."""
+        """Create a module with these arrays, which are placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
         places = places_of(module, graph.parts)
@@ -90,7 +89,7 @@ class StateCell:
         return cls(graph, plan, places), module
 
     def _have(self, places: Sequence[Place]) -> None:
-        """Have the variables of these places."""
+        """Attach to the variables at these positions."""
         self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
         self._variables = list(places)
         self._index_of = {id(place.holder): index for index, place in enumerate(places) if place.variable is not None}
@@ -102,7 +101,7 @@ class StateCell:
             cell._beside.add(self)
 
     def _arrange(self, state: TrainState) -> None:
-        """Have the arrays of a state, some of which may be those of before."""
+        """Take over the arrays of a state."""
         arrays: list[Any]
         arrays, self._treedef = jax.tree.flatten(state)
         numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
@@ -142,7 +141,7 @@ class StateCell:
             self._give_back()
 
     def put(self, arrays: Mapping[int, jax.Array]) -> None:
-        """Put arrays, which lie as the plan says, in the places of some of the current ones, by their index."""
+        """Replace some arrays by index; they must be placed as planned."""
         if not arrays:
             return
         self._arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
@@ -154,10 +153,10 @@ class StateCell:
                 else:  # another model that has the variable is training
                     borrower.set_to_copy(place.lendable, arrays[index])
 
-    # What variables lend
+    # Borrowing
 
     def _look(self) -> None:
-        """Take over what the variables have by now."""
+        """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
         self._looked_at = Changes.last
         arrays: list[Any] = self._arrays
         ours = [(index, variable, variable.current()) for index, variable in self._ours]
@@ -166,7 +165,7 @@ class StateCell:
         if not changed:
             return
         arrays, shardings = list(arrays), jax.tree.leaves(self.state_plan.shardings)
-        with jax.ensure_compile_time_eval():  # also where somebody looks first inside of a trace
+        with jax.ensure_compile_time_eval():  # the first read may happen inside a trace
             for index, holder, array in changed:
                 is_lent = isinstance(holder, Lendable) and holder.borrower is not None
                 is_free = is_lent or (holder.is_own if isinstance(holder, Lendable) else not self.is_shown)
@@ -182,7 +181,7 @@ class StateCell:
 
     @contextlib.contextmanager
     def borrowing(self) -> Iterator[None]:
-        """Have the arrays of the variables alone, and give the current ones back in the end."""
+        """Borrow the arrays of the variables, and return the current arrays at exit."""
         if self._is_borrowing:
             yield
             return
@@ -209,18 +208,18 @@ class StateCell:
                     variable.lend_to(self)
                 read = [(index, variable) for index, variable in self._ours if not variable.is_own]
         for cell in list(self._beside):
-            with cell.lock:  # what it is dispatching has read the arrays
+            with cell.lock:  # a dispatch in progress may read the arrays
                 pass
         with self.lock:
             for index, variable in read:
                 self._arrays[index] = self.copied(self._arrays[index])
-                variable.keep(self._arrays[index])  # so that it lets go of what nobody else may hold any more
+                variable.keep(self._arrays[index])  # releases the old array, unless the reader holds it
             for index, place in self._foreign if self.is_shown else ():
                 self._shown[index] = place.array()
                 self._arrays[index] = self.copied(self._arrays[index])
 
     def _give_back(self) -> None:
-        """Let the variables have the current arrays."""
+        """Return the current arrays to the variables."""
         arrays = self._arrays
         with switching:
             for index, variable in self._ours:
@@ -232,7 +231,7 @@ class StateCell:
         self._shown = {}
 
     def show(self) -> None:
-        """Let the variables that are none of ours have copies of the current arrays, for others to read."""
+        """Store copies of the current arrays in foreign variables, where callbacks may read them."""
         if self._is_borrowing and self.is_shown:
             with self.lock:
                 self._take_foreign()
@@ -241,7 +240,7 @@ class StateCell:
                     place.keep(self._shown[index])
 
     def _take_foreign(self) -> None:
-        """Take over what somebody has written into variables that are none of ours, while a training has the arrays."""
+        """Take over values that were written into foreign variables while their arrays are borrowed."""
         for index, place in self._foreign:
             array, row = place.array(), self.state_plan.rows[index]
             if array is not self._shown.setdefault(index, array):
@@ -250,37 +249,37 @@ class StateCell:
                 self._arrays[index] = place_copy(checked_value(array, row), sharding, f"variable {row.path!r}")
 
     def array_of(self, variable: Lendable) -> jax.Array:
-        """The current array of a variable that is lent; the next step may delete it."""
+        """Return the current array of a lent variable; the next step may delete it."""
         return self._arrays[self.place_of(variable)]
 
     def copy_of(self, variable: Lendable) -> jax.Array:
-        """A copy of it."""
+        """Return a copy of the current array of a lent variable."""
         with self.lock:
             return self.copied(self.array_of(variable))
 
     def copied(self, array: jax.Array) -> jax.Array:
-        """A copy of an array, in the same place."""
-        with jax.ensure_compile_time_eval():  # also for who looks inside of a trace
+        """Return a copy of an array with the same sharding."""
+        with jax.ensure_compile_time_eval():  # also inside a trace
             return place_copy(array, array.sharding)
 
     def host_copy(self, array: jax.Array) -> np.ndarray:
-        """A copy on the host; in a job of several processes all must call."""
+        """Return a copy on the host; every process of a job must call it."""
         return host_copy(array)
 
     def take(self, variable: Lendable, array: jax.Array) -> None:
-        """Put an array that nobody else holds in the place of the current one."""
+        """Replace the array of a variable by an unshared one."""
         self.put({self.place_of(variable): array})
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
-        """Put a copy of a value in the place of the current array of a variable that is lent."""
+        """Replace the array of a lent variable by a copy of a value."""
         self.write(self._index_of[id(variable)], self.checked(variable, value))
 
     def checked(self, variable: Lendable, value: ArrayLike) -> ArrayLike:
-        """A value in the element type of a variable, if it has its shape."""
+        """Return a value cast to the dtype of a variable; raise unless its shape fits."""
         return checked_value(value, self.plan.rows[self._index_of[id(variable)]])
 
     def drop(self, variable: Lendable) -> None:
-        """Let the array go that a variable had before it was written."""
+        """Release the array that a variable had before a write."""
         if not self._is_borrowing:
             place = self.place_of(variable)
             arrays: list[Any] = list(self._arrays)
@@ -288,7 +287,7 @@ class StateCell:
             self._arrays = arrays
 
     def private(self, place: int) -> jax.Array:
-        """The array of a place, which nobody else holds from now on."""
+        """Return an array by index; copy it first if the user may hold it."""
         array = self.arrays[place]
         holder = self._at.get(place)
         if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or _jax.is_traced(array):
@@ -305,7 +304,7 @@ class StateCell:
         )
 
     def shared_with(self) -> list[StateCell]:
-        """Other models that have some of the variables."""
+        """Return the training states of other models that share variables."""
         return [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
 
     @property
@@ -350,17 +349,17 @@ class StateCell:
         return self._places[self.index(path)]
 
     def place_of(self, variable: Any) -> int:
-        """The place of a variable, or of the handle on an array, in `arrays`."""
+        """Return the index of a variable, or of a handle, in `arrays`."""
         path = self.path_of(variable)
         return self.place(variable.path if path is None else path)
 
     def path_of(self, variable: Any) -> str | None:
-        """The path of a variable in this model; None for one that it does not have."""
+        """Return the path of a variable in this model; None if the model does not contain it."""
         index = self._index_of.get(id(variable))
         return None if index is None else self.graph.specs[index].path
 
     def variable(self, path: str) -> Any:
-        """The variable of a path itself; None for an array that no variable has alone."""
+        """Return the variable of a path; None if no variable holds this single array."""
         return self._variables[self.index(path)].variable
 
     def is_trained(self, path: str) -> bool:
@@ -372,7 +371,7 @@ class StateCell:
         return self.leaves()[self.index(path)]
 
     def leaves(self) -> list[jax.Array]:
-        """The arrays of all variables; they live until the next step."""
+        """Return the arrays of all variables; they are valid until the next step."""
         arrays = self.arrays
         return [arrays[place] for place in self._places]
 
@@ -404,7 +403,7 @@ class StateCell:
         self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place]) -> None:
-        """Have the variables of another graph, whose arrays come to where its plan says; slots are dropped."""
+        """Replace the variables by the variables of another graph, placed by its plan; drop the slots."""
         with self.lock:
             step = self.state.step
             self.leave()
@@ -480,7 +479,7 @@ class StateCell:
 
 
 def _lies_at(array: Any, sharding: jax.sharding.Sharding) -> bool:
-    """Whether an array has that sharding; the shape of one, in a model that is planned only, counts as such."""
+    """Whether an array has this sharding; true for abstract arrays of a planned model."""
     if isinstance(array, jax.ShapeDtypeStruct):
         return True
     return isinstance(array, jax.Array) and array.sharding.is_equivalent_to(sharding, array.ndim)

@@ -141,7 +141,7 @@ class ProtocolStep:
         }
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Any], logs: Mapping[str, Any]) -> None:
-        """Let the metric objects of the model tell what is in these logs."""
+        """Load these logs into the metric objects of the model."""
         del metrics
         accumulators[VARIABLES].hold(logs[VARIABLES])
 
