@@ -292,8 +292,14 @@ def checked_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
     """Return `value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
 
     Raises:
-        ModelError: it has another shape, is no numbers, or is complex where the variable is not.
+        ModelError: it has another shape, is not numeric, is complex where the variable is not, or would overflow.
     """
+    value = check_value(value, variable)
+    return value if getattr(value, "dtype", None) == variable.dtype else jnp.asarray(native(value), variable.dtype)
+
+
+def check_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
+    """Return `value`, cast on the host if it is there, after the checks of `checked_value`."""
     value = value_of(value)
     if getattr(value, "dtype", None) == variable.dtype and np.shape(value) == variable.shape:
         return value
@@ -307,7 +313,24 @@ def checked_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
         )
     if jnp.issubdtype(variable.dtype, jnp.integer) and not isinstance(value, jax.Array):
         check_fits(np.asarray(value), repr(variable.path))
-    return jnp.asarray(native(value), variable.dtype)
+    if jnp.issubdtype(variable.dtype, jnp.floating) and not isinstance(value, jax.Array):
+        return _finite_as_before(np.asarray(native(value)), variable)
+    return value
+
+
+def _finite_as_before(value: np.ndarray, variable: Operators | Row) -> np.ndarray:
+    """Cast a host array; raise if a finite value becomes infinite."""
+    with np.errstate(over="ignore"):
+        cast = value.astype(variable.dtype)
+    lost = np.isinf(cast) & np.isfinite(value) if cast.dtype != value.dtype else np.zeros((), bool)
+    if lost.any():
+        raise ModelError(
+            f"cannot assign to {variable.path!r}: a value exceeds the range of {variable.dtype}",
+            given=f"{shorten(value[lost].flat[0])} of {value.dtype}",
+            expected=f"values that {variable.dtype} can represent",
+            fix="scale the values, or use a variable of a wider dtype",
+        )
+    return cast
 
 
 def _check_numbers(value: Any, variable: Operators | Row) -> None:

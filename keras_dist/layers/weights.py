@@ -18,7 +18,7 @@ from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import call_context, symbolic
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.variable import Owners, Variable, checked_value, say_trainable
+from keras_dist.layers.variable import Owners, Variable, check_value, checked_value, say_trainable
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
 
@@ -237,7 +237,7 @@ class WeightOwner:
         """Set the values of `weights`, in their order.
 
         Raises:
-            ModelError: there are more or fewer, or a shape differs; nothing is set then.
+            ModelError: there are more or fewer, a shape differs, or a value would overflow; nothing is set then.
         """
         handles = self.weights
         values = list(weights)
@@ -251,6 +251,8 @@ class WeightOwner:
                 expected=f"{len(expected)} values of shapes {shorten(expected)}" if expected else "a built layer",
                 fix="pass what get_weights() of the same layer gives" if expected else "call or build it first",
             )
+        for handle, value in zip(handles, values, strict=True):
+            check_value(value, handle)
         for handle, value in zip(handles, values, strict=True):
             handle.assign(value)
 

@@ -408,3 +408,16 @@ def test_attributes_are_those_that_building_has_left() -> None:
     assert layer.width == 4 and layer.built
     np.testing.assert_array_equal(layer.table, np.arange(4.0))
     assert layer.last == "none", "the shapes of a trace are nobody's matter"
+
+
+def test_values_that_would_become_infinite_are_refused(model) -> None:
+    kernel = model.get_layer("d1").kernel
+    before = kernel.numpy()
+    with pytest.raises(ModelError, match="cannot assign to 'd1/kernel': a value exceeds the range of float32") as told:
+        kernel.assign(np.full((8, 16), 1e300))
+    assert "1e+300" in told.value.given
+    with pytest.raises(ModelError, match="exceeds the range"):
+        model.set_weights([np.zeros((8, 16)), *[np.full(weight.shape, 1e300) for weight in model.weights[1:]]])
+    np.testing.assert_array_equal(kernel.numpy(), before)
+    kernel.assign(np.full((8, 16), np.inf))
+    assert np.isinf(kernel.numpy()).all()
