@@ -40,7 +40,7 @@ from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe
 from keras_dist.models.trainability import Trainability
 from keras_dist.training.graph import ModuleGraph, trace_factory
-from keras_dist.training.places import Place, places_of
+from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 
@@ -267,13 +267,13 @@ def _session_of_layers(
     with told_of_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
+    _check_meshes(model, plan)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, graph.described(), traced.built_with)
     places = places_of(model, graph.parts)
     before = model._outside.session_before
     if before is not None:
         before.cell.leave()
-    _check_meshes(model, plan, places)
     for place, parts, value in zip(places, graph.parts, values, strict=True):
         if parts not in traced.known:
             place.keep(value)
@@ -287,14 +287,16 @@ def _session_of_layers(
     return session
 
 
-def _check_meshes(model: Trainer, plan: LayoutPlan, places: Sequence[Place]) -> None:
-    """Check that the variables which other models have live on the mesh of this one, with the same shapes."""
-    for place, row in zip(places, plan.rows, strict=True):
-        cells = place.variable.keepers if isinstance(place.variable, Lendable) else []
+def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
+    """Check that variables shared with other models are on the mesh of this model."""
+    before = model._outside.session_before
+    for parts, variable in walk(model):
+        cells = variable.keepers if isinstance(variable, Lendable) else []
+        cells = [cell for cell in cells if before is None or cell is not before.cell]
         if cells and cells[0].mesh != plan.mesh:
             raise DistributionError(
                 f"model {model.name!r} and {cells[0].owner} have layers in common, and live on different meshes",
-                given=f"{row.path!r} on mesh {plan.mesh}, and on {cells[0].mesh}",
+                given=f"{_paths.join(_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}",
                 expected="one mesh: a layer has one set of weights",
                 fix="make both models under one distribution; or give this one layers of its own, as "
                 "keras_dist.models.clone_model(model) does, and set their weights",

@@ -157,6 +157,10 @@ class TestModelsAmongTheLayers:
         ):
             kd.Sequential([kd.Input((8,)), inner], name="outer")
         assert "keras_dist.models.clone_model(model)" in told.value.fix
+        late = layers.Dense(3)
+        with kd.DataParallel().scope(), pytest.raises(DistributionError, match="have layers in common"):
+            kd.Sequential([kd.Input((8,)), inner, late])
+        assert not late._is_built, "nothing has changed"
         with pytest.raises(DistributionError, match="no distribution, as for the outer model"):
             kd.Sequential([kd.Input((8,)), inner])
 
