@@ -34,6 +34,7 @@ class Keeper(Protocol):
     """The training state of a model. It holds the arrays of the variables while it trains."""
 
     lock: Any
+    mesh: Any
 
     def array_of(self, variable: Lendable) -> Any:
         """Return the current array of a lent variable; the next step may delete it."""
@@ -79,7 +80,7 @@ class Lendable(Operators, nnx.Variable):
     reading returns a copy of the current array, and writing replaces that array.
     """
 
-    __slots__ = ("_borrower", "_is_own", "_keepers")
+    __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
 
     is_key = False
     """Whether the variable is the state of a random generator."""
@@ -124,6 +125,11 @@ class Lendable(Operators, nnx.Variable):
         """The training states that contain the variable, in the order of creation."""
         return [keeper for reference in self._slot("_keepers", ()) if (keeper := reference()) is not None]
 
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the last model that contains the variable, which may be deleted; None before there is one."""
+        return self._slot("_mesh", None)
+
     def _slot(self, name: str, default: Any) -> Any:
         try:
             return object.__getattribute__(self, name)  # getattr would look for it in the array
@@ -155,9 +161,10 @@ class Lendable(Operators, nnx.Variable):
         Changes.note()
 
     def join(self, keeper: Keeper) -> None:
-        """Add a training state that contains the variable."""
+        """Add a training state that contains the variable, or note that it has moved to another mesh."""
         object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
         object.__setattr__(self, "_borrower", self.borrower)  # a slot that is set is read faster
+        object.__setattr__(self, "_mesh", keeper.mesh)
 
     def leave(self, keeper: Keeper) -> None:
         """Remove a training state."""

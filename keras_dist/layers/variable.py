@@ -190,10 +190,10 @@ class Variable(Lendable):
     def layout(self) -> TensorLayout | None:
         """The layout of the array on the mesh of the model; outside of a model the given layout, or None."""
         keeper, sharding = next(iter(self.keepers), None), getattr(self.peek(), "sharding", None)
+        if self.mesh is not None and isinstance(sharding, jax.sharding.NamedSharding):
+            return layout_on((*sharding.spec, *[None] * (self.ndim - len(sharding.spec))), self.mesh)
         if keeper is None:
             return self.get_metadata("layout")
-        if isinstance(sharding, jax.sharding.NamedSharding):
-            return layout_on((*sharding.spec, *[None] * (self.ndim - len(sharding.spec))), keeper.mesh)
         return layout_on(keeper.row(keeper.path_of(self)).axes, keeper.mesh)
 
     def belong_to(self, owners: Owners, path: str) -> None:

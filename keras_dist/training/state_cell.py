@@ -459,6 +459,8 @@ class StateCell:
             self.plan = before
             raise
         self.state_plan, self.state = state_plan, state
+        for _, variable in self._ours:
+            variable.join(self)
 
     def copy_of_state(self) -> TrainState:
         """A copy of the state, which later steps do not consume."""

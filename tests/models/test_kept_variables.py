@@ -421,3 +421,19 @@ def test_values_that_would_become_infinite_are_refused(model) -> None:
     np.testing.assert_array_equal(kernel.numpy(), before)
     kernel.assign(np.full((8, 16), np.inf))
     assert np.isinf(kernel.numpy()).all()
+
+
+def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
+    mesh = kd.DeviceMesh("data=4,model=2")
+    layout_map = kd.LayoutMap(mesh)
+    layout_map["dense/kernel"] = (None, "model")
+    with kd.ModelParallel(layout_map=layout_map).scope():
+        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
+        model.build()
+    weights = model.weights
+    kernel, bias = (weight.layout for weight in weights)
+    del model
+    gc.collect()
+    assert not weights[0].keepers
+    assert [weight.layout for weight in weights] == [kernel, bias]
+    assert kernel == kd.TensorLayout((None, "model"), mesh)
