@@ -11,13 +11,12 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error, check_option
+from keras_dist._not_here import missing_from
 from keras_dist._patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
-from keras_dist.optimizers import LossScaleOptimizer
 
 __all__ = [
     "DTypePolicy",
-    "LossScaleOptimizer",
     "Policy",
     "dtype_policy",
     "floatx",
@@ -26,7 +25,6 @@ __all__ = [
     "set_dtype_policy",
     "set_floatx",
     "set_global_policy",
-    "with_loss_scale",
 ]
 
 _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
@@ -224,27 +222,4 @@ _current = DTypePolicy("float32")
 """The policy of layers that are made without `dtype`."""
 
 
-def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
-    """Wrap an optimizer in a `LossScaleOptimizer` where the policy is "mixed_float16".
-
-    Args:
-        optimizer: one optimizer, or a dict of them that all have a `loss_scale_factor`.
-        policy: of the model.
-
-    Raises:
-        ModelError: several optimizers share one loss, and do not scale it.
-    """
-    if policy.name != "mixed_float16" or isinstance(optimizer, LossScaleOptimizer):
-        return optimizer
-    if not isinstance(optimizer, Mapping):
-        return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    several = cast("Mapping[str, Any]", optimizer)
-    optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
-    if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
-        raise ModelError(
-            "several optimizers cannot find out one scale of the loss",
-            given=f'the optimizers {list(several)} under "mixed_float16"',
-            expected="one optimizer, or the same loss_scale_factor in all of them",
-            fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
-        )
-    return several
+__getattr__ = missing_from(__name__)  # `LossScaleOptimizer` is defined in `optimizers`, a higher layer

@@ -19,7 +19,7 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.dtensor.layout import Layout, is_dtensor, layout_of
 from keras_dist.dtensor.tensors import copy_to_mesh, get_default_mesh
 from keras_dist.errors import LayoutError
-from keras_dist.layers.variable import Parameter, Statistic, Variable
+from keras_dist.variables.variable import Parameter, Statistic, Variable
 
 
 class DVariable(Variable):

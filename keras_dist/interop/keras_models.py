@@ -15,9 +15,9 @@ from keras_dist import _paths
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import PyTree
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten
-from keras_dist.layers import call_context
 from keras_dist.saving import deserialize_keras_object
 from keras_dist.training.step import Batch
+from keras_dist.variables import call_context
 
 _FROM_CONFIG = (
     "make it anew: model = kd.models.model_from_json(keras_model.to_json()), then "

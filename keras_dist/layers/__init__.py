@@ -178,10 +178,10 @@ from keras_dist.layers.transposed_convolution import Convolution3DTranspose as C
 from keras_dist.layers.up_sampling import UpSampling1D as UpSampling1D
 from keras_dist.layers.up_sampling import UpSampling2D as UpSampling2D
 from keras_dist.layers.up_sampling import UpSampling3D as UpSampling3D
-from keras_dist.layers.variable import Variable as Variable
 from keras_dist.layers.wrapper import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.wrapper import Wrapper as Wrapper
+from keras_dist.variables.variable import Variable as Variable
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 complete_docstrings(vars(), ours=("NNXLayer",))

@@ -19,11 +19,9 @@ from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
-from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.variable import Variable, drawn, made_by_layer
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -33,6 +31,8 @@ from keras_dist.layers.weight_arguments import (
     show_keywords,
 )
 from keras_dist.layers.weights import own_variables, walk
+from keras_dist.variables import call_context
+from keras_dist.variables.variable import Variable, drawn, made_by_layer
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:

@@ -15,7 +15,7 @@ from keras_dist import _paths
 from keras_dist._ranges import check_fits
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,6 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.spatial_layer import SpatialLayer
-from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import (
     BiasArguments,
     DepthwiseArguments,
@@ -22,6 +21,7 @@ from keras_dist.layers.weight_arguments import (
     KernelAndBiasArguments,
     SeparableArguments,
 )
+from keras_dist.variables.variable import Variable
 
 
 class BaseConvolution(SpatialLayer):

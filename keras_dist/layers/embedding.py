@@ -13,11 +13,11 @@ from keras_dist._arguments import check_number, check_optional, check_size
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
 from keras_dist.layers.attributes import check_dtype
 from keras_dist.layers.lora import LoraLayer
-from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
+from keras_dist.variables import call_context
+from keras_dist.variables.variable import Variable
 
 
 class Embedding(LoraLayer):

@@ -20,7 +20,7 @@ from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import ModelError, did_you_mean, shorten
-from keras_dist.layers import call_context, output_shapes, symbolic
+from keras_dist.layers import output_shapes, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building, lay_out
 from keras_dist.layers.call_arguments import (
@@ -38,12 +38,13 @@ from keras_dist.layers.own_variables import OwnVariables
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.remat_scope import RematScope, current_scope
-from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
 from keras_dist.layers.weights import WeightOwner, own_variables
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
+from keras_dist.variables import call_context
+from keras_dist.variables.variable import Variable
 
 
 class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurable, nnx.Module):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from keras_dist import _jax
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer

@@ -12,8 +12,8 @@ from keras_dist import initializers
 from keras_dist._arguments import check_number, check_optional, check_size
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.variable import Variable
 from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.variables.variable import Variable
 
 
 @dataclasses.dataclass(frozen=True)

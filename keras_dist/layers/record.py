@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from keras_dist.layers.layer import Layer
     from keras_dist.layers.symbolic import Node
-    from keras_dist.layers.variable import Variable
     from keras_dist.layers.weights import OwnWeight
+    from keras_dist.variables.variable import Variable
 
 
 class Home(Protocol):

@@ -13,8 +13,8 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._arguments import argument_error, check_size
 from keras_dist._types import PyTree
-from keras_dist.layers import call_context
 from keras_dist.layers.record import Recorded
+from keras_dist.variables import call_context
 
 MODES = ("full", "activations", "larger_than", "list_of_layers")
 

@@ -14,9 +14,9 @@ from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers import call_context
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.variables import call_context
 
 _CHUNK_BYTES = 2**26
 """The part of an array that `adapt` converts at a time."""

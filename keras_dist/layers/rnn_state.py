@@ -13,7 +13,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.shape_tracing import SIZES
-from keras_dist.layers.variable import Variable
+from keras_dist.variables.variable import Variable
 
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:

@@ -17,8 +17,9 @@ from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import AbsentError, ModelError, shorten
-from keras_dist.layers import call_context, shape_tracing
+from keras_dist.layers import shape_tracing
 from keras_dist.layers.shape_tracing import fresh_copy
+from keras_dist.variables import call_context
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer

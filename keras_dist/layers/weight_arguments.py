@@ -8,18 +8,13 @@ arguments as `**kwargs: Unpack[...]` of one of the typed dicts below; `Layer` ch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 from keras_dist._types import DTypeLike, Shape
-from keras_dist.distribution.layout import TensorLayout
 from keras_dist.mixed_precision import DTypePolicy
-
-Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
-"""The name of an object, its config, or the object itself."""
-
-Layout: TypeAlias = TensorLayout | Sequence[str | tuple[str, ...] | None] | None
-"""Where the dims of a weight lie: a `TensorLayout`, or an axis or several for each dim."""
+from keras_dist.variables.variable import Identifier as Identifier
+from keras_dist.variables.variable import Layout as Layout
 
 _PARTS = ("initializer", "regularizer", "constraint", "layout")
 

@@ -16,11 +16,12 @@ from keras_dist import _jax, _paths, random
 from keras_dist._operators import Operators, as_pytree, value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import call_context, symbolic
+from keras_dist.layers import symbolic
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.variable import Owners, Variable, check_value, checked_value, say_trainable
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
+from keras_dist.variables import call_context
+from keras_dist.variables.variable import Owners, Variable, check_value, checked_value, say_trainable
 
 
 @as_pytree

@@ -24,10 +24,10 @@ from keras_dist.data.recognition import Source, is_data_set, source_of, unpack_o
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.mixed_precision import with_loss_scale
 from keras_dist.models.automatic_layout import find_layout
 from keras_dist.models.session import Session
 from keras_dist.models.step_protocol import steps_of
+from keras_dist.optimizers.loss_scale import with_loss_scale
 from keras_dist.training.choices import Choices, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode

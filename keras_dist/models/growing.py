@@ -13,11 +13,12 @@ import numpy as np
 from keras_dist import random
 from keras_dist._lending import Lendable
 from keras_dist.errors import ModelError
-from keras_dist.layers import Layer, call_context
+from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
 from keras_dist.models.naming import is_below, with_keras_paths
 from keras_dist.models.session import Session
 from keras_dist.training.graph import split_module
+from keras_dist.variables import call_context
 
 
 def grow(session: Session, prefix: str, layer: Layer, change: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
-from keras_dist.layers import Layer, call_context, shape_tracing
+from keras_dist.layers import Layer, shape_tracing
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.symbolic import KerasTensor
@@ -43,6 +43,7 @@ from keras_dist.training.graph import ModuleGraph, trace_factory
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
+from keras_dist.variables import call_context
 
 if TYPE_CHECKING:
     from keras_dist.models.trainer import Trainer

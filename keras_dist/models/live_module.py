@@ -24,8 +24,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import Layer, call_context
-from keras_dist.layers.variable import checked_value
+from keras_dist.layers import Layer
 from keras_dist.layers.weights import keras_name
 from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainability import Trainability
@@ -34,6 +33,8 @@ from keras_dist.training.masks import note_masks
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
 from keras_dist.training.train_state import TrainState
+from keras_dist.variables import call_context
+from keras_dist.variables.variable import checked_value
 
 _MOST_PROGRAMS = 32
 """How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""

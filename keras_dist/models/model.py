@@ -19,7 +19,6 @@ from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.keras_models import adopt
-from keras_dist.layers import call_context
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
@@ -31,6 +30,7 @@ from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
+from keras_dist.variables import call_context
 
 
 def _then_born(init: Callable[..., None]) -> Callable[..., None]:

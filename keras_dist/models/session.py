@@ -19,7 +19,6 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.layers.variable import Variable
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
@@ -35,6 +34,7 @@ from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.trainer import Trainer
+from keras_dist.variables.variable import Variable
 
 
 class Session(LiveModule):

@@ -14,7 +14,7 @@ from keras_dist._scope import Scope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import Layer, call_context
+from keras_dist.layers import Layer
 from keras_dist.layers.weights import penalties
 from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
@@ -26,6 +26,7 @@ from keras_dist.training.objective import check_free
 from keras_dist.training.step import Batch, TrainStep
 from keras_dist.training.step_protocol import StepProtocol
 from keras_dist.training.train_state import TrainState
+from keras_dist.variables import call_context
 
 Lists = Sequence[Any]
 """Values, one for each variable of a list."""

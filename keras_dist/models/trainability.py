@@ -10,8 +10,8 @@ from flax import nnx
 from keras_dist.distribution.agreement import Facts, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.variable import Owners, say_trainable
 from keras_dist.models.naming import layers_below, prefixes
+from keras_dist.variables.variable import Owners, say_trainable
 
 
 class Trainability:

@@ -15,8 +15,8 @@ from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.errors import ModelError
-from keras_dist.layers.variable import checked_value
 from keras_dist.training.state_cell import StateCell
+from keras_dist.variables.variable import checked_value
 
 
 @as_pytree

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from keras_dist._arguments import check_int, check_number
 from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
+from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer
@@ -217,3 +219,29 @@ def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
             expected="inner_optimizer, initial_scale, dynamic_growth_steps, name",
             fix=f"give it to the inner optimizer: LossScaleOptimizer(Adam({name}=...))",
         )
+
+
+def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
+    """Wrap an optimizer in a `LossScaleOptimizer` where the policy is "mixed_float16".
+
+    Args:
+        optimizer: one optimizer, or a dict of them that all have a `loss_scale_factor`.
+        policy: of the model.
+
+    Raises:
+        ModelError: several optimizers share one loss, and do not scale it.
+    """
+    if policy.name != "mixed_float16" or isinstance(optimizer, LossScaleOptimizer):
+        return optimizer
+    if not isinstance(optimizer, Mapping):
+        return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+    several = cast("Mapping[str, Any]", optimizer)
+    optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
+    if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
+        raise ModelError(
+            "several optimizers cannot find out one scale of the loss",
+            given=f'the optimizers {list(several)} under "mixed_float16"',
+            expected="one optimizer, or the same loss_scale_factor in all of them",
+            fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
+        )
+    return several

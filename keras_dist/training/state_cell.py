@@ -20,12 +20,12 @@ from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
-from keras_dist.layers.variable import checked_value
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
+from keras_dist.variables.variable import checked_value
 
 
 class StateCell:

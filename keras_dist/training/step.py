@@ -17,7 +17,7 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers import Layer, call_context
+from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import cast_floats, compute_under
 from keras_dist.losses.reduction import split_reported
 from keras_dist.mixed_precision import DTypePolicy
@@ -38,6 +38,7 @@ from keras_dist.training.rematerialisation import Remat
 from keras_dist.training.report import reported
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
+from keras_dist.variables import call_context
 
 Batch = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; the latter two may be None."""

@@ -15,8 +15,8 @@ from keras_dist._types import PyTree
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
 from keras_dist.training.activations import input_layout, input_names
+from keras_dist.variables import call_context
 
 
 def rows_multiple(x: PyTree, distribution: Distribution) -> int:

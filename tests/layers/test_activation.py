@@ -8,7 +8,7 @@ import pytest
 
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 MADE: list[Any] = [
     lambda: layers.Activation("tanh"),

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 from tests.training.collectives import collectives_of
 
 MADE: dict[str, Any] = {

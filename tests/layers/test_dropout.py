@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers, models
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 MADE: dict[str, tuple[Any, tuple[int, ...]]] = {
     "Dropout": (lambda **options: layers.Dropout(0.5, noise_shape=(None, 1, None), seed=1, **options), (3, 4)),

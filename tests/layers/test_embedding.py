@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers, models
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 ROWS = np.array([[0, 4, 2]])
 

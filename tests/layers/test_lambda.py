@@ -10,7 +10,7 @@ import pytest
 
 from keras_dist import layers, models, saving
 from keras_dist.errors import ConfigError, ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32)
 

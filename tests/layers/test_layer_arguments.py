@@ -11,7 +11,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError, UnknownNameError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 
 class TestArguments:

@@ -9,7 +9,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers, models
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 MADE: dict[str, Any] = {
     "add": layers.Add,

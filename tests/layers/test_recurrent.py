@@ -9,7 +9,7 @@ import pytest
 
 from keras_dist import activations, constraints, initializers, layers, regularizers, utils
 from keras_dist.errors import ModelError
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 MADE: dict[str, Any] = {
     "simple": lambda **options: layers.SimpleRNN(4, **options),

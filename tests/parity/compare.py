@@ -18,7 +18,7 @@ from flax import nnx
 from jax import lax
 
 from keras_dist import layers
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 
 TOLERANCE = 1e-5
 

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import layers
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 from tests.parity.compare import assert_close, cases, compare, compare_layers, few_examples, picked
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from keras_dist import layers
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 from tests.parity.compare import calls_of, compare, compare_functions, few_examples
 
 NAMES = ["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"]

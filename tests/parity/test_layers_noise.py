@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import layers
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 from tests.parity.compare import compare_layers, few_examples
 
 SHAPES = {1: (2, 3, 4), 2: (2, 3, 2, 4), 3: (2, 3, 2, 2, 4)}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import layers
-from keras_dist.layers import call_context
+from keras_dist.variables import call_context
 from tests.parity.compare import assert_close, compare, compare_layers, few_examples
 
 

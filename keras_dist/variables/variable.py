@@ -6,8 +6,8 @@ import contextlib
 import contextvars
 import dataclasses
 import weakref
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,13 @@ from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import DistributionError, ModelError, shorten
-from keras_dist.layers import call_context
-from keras_dist.layers.weight_arguments import Identifier, Layout
+from keras_dist.variables import call_context
+
+Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
+"""The name of an object, its config, or the object itself."""
+
+Layout: TypeAlias = TensorLayout | Sequence[str | tuple[str, ...] | None] | None
+"""The layout of a weight: a `TensorLayout`, or an axis or several for each dim."""
 
 Owners = tuple[Any, ...]
 """The layers around a weight, the innermost first."""

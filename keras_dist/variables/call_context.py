@@ -15,7 +15,7 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 
 if TYPE_CHECKING:
-    from keras_dist.layers.variable import Variable
+    from keras_dist.variables.variable import Variable
 
 
 @dataclasses.dataclass
