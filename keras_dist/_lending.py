@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -30,26 +31,21 @@ class Changes:
         cls.last = next(cls._numbers)
 
 
-class Keeper(Protocol):
-    """The training state of a model. It holds the arrays of the variables while it trains."""
+class Borrower(Protocol):
+    """An object that holds the current arrays of variables, such as a training state while it trains."""
 
-    lock: Any
-    mesh: Any
+    lock: Any = Operators._lock
 
     def array_of(self, variable: Lendable) -> Any:
         """Return the current array of a lent variable; the next step may delete it."""
         ...
 
+    def unshared(self, variable: Lendable) -> Any:
+        """Return the current array of a lent variable; copy it first if a user may hold it."""
+        return self.array_of(variable)
+
     def copy_of(self, variable: Lendable) -> Any:
         """Return a copy of the current array of a lent variable."""
-        ...
-
-    def copied(self, array: Any) -> Any:
-        """Return a copy of an array with the same sharding."""
-        ...
-
-    def host_copy(self, array: Any) -> np.ndarray:
-        """Return a copy on the host; every process of a job must call it."""
         ...
 
     def take(self, variable: Lendable, array: Any) -> None:
@@ -58,6 +54,24 @@ class Keeper(Protocol):
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
         """Replace the current array by a copy of a value."""
+        ...
+
+    def host_copy(self, array: Any) -> np.ndarray:
+        """Return a copy on the host; every process of a job must call it."""
+        return np.array(array)
+
+    def layout_of(self, variable: Lendable) -> Any:
+        """Return the layout of a variable; None for arrays that are on no mesh."""
+        del variable
+
+
+class Keeper(Borrower, Protocol):
+    """The training state of a model. It borrows the arrays of the variables while it trains."""
+
+    mesh: Any
+
+    def copied(self, array: Any) -> Any:
+        """Return a copy of an array with the same sharding."""
         ...
 
     def checked(self, variable: Lendable, value: Any) -> Any:
@@ -77,13 +91,11 @@ class Lendable(Operators, nnx.Variable):
     """A variable that lends its array to a training run.
 
     Reading returns the array itself; the next borrower copies an array that was read. While the variable is lent,
-    reading returns a copy of the current array, and writing replaces that array.
+    reading returns a copy of the current array, and writing replaces that array. A variable may be lent for good, as
+    the slots of the optimizer of a model are.
     """
 
     __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
-
-    is_key = False
-    """Whether the variable is the state of a random generator."""
 
     @property
     def _raw_value(self) -> Any:
@@ -111,8 +123,8 @@ class Lendable(Operators, nnx.Variable):
             keeper.drop(self)
 
     @property
-    def borrower(self) -> Keeper | None:
-        """The training state that has the array; None while the variable has it."""
+    def borrower(self) -> Borrower | None:
+        """The object that has the array; None while the variable has it."""
         return self._slot("_borrower", None)
 
     @property
@@ -155,10 +167,20 @@ class Lendable(Operators, nnx.Variable):
         _jax.raw_value.__set__(self, array)
         Changes.note()
 
-    def lend_to(self, borrower: Keeper | None) -> None:
+    def lend_to(self, borrower: Borrower | None) -> None:
         """Lend the array to a borrower; None ends the loan."""
         object.__setattr__(self, "_borrower", borrower)
         Changes.note()
+
+    def lend_for_good(self, keeper: Keeper) -> None:
+        """Let a training state hold the array, until `lend_to(None)`."""
+        object.__setattr__(self, "_mesh", keeper.mesh)
+        self.lend_to(keeper)
+
+    @property
+    def is_key(self) -> bool:
+        """Whether the value is a key of a random generator."""
+        return _jax.is_key_dtype(_jax.raw_value.__get__(self).dtype)
 
     def join(self, keeper: Keeper) -> None:
         """Add a training state that contains the variable, or note that it has moved to another mesh."""
@@ -170,35 +192,39 @@ class Lendable(Operators, nnx.Variable):
         """Remove a training state."""
         object.__setattr__(self, "_keepers", tuple(weakref.ref(one) for one in self.keepers if one is not keeper))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lendable:
+        """Return a variable that is in no model, with a copy of the value."""
+        if id(self) not in memo:  # without this method Flax answers with the copy of the array
+            value = jnp.array(self.current(), copy=True)
+            memo[id(self)] = type(self).from_metadata(value, dict(self.get_metadata()))
+        return memo[id(self)]
+
     # As `Operators` asks for it
 
     @property
     def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return next((keeper.lock for keeper in (self.borrower, *self.keepers) if keeper is not None), Operators._lock)
 
-    @property
-    def _is_private(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return bool(self._slot("_keepers", ()))
-
     def _array(self) -> Any:
+        borrower = self.borrower
+        if borrower is not None:
+            return borrower.unshared(self)
         array, keepers = self.peek(), self.keepers
-        if keepers and self.borrower is None and not self.is_own and not _jax.is_traced(array):
-            self.keep(array := keepers[0].copied(array))  # readers keep the array that they have read
+        if not self.is_own and not _jax.is_traced(array):  # readers keep the array that they have read
+            self.keep(array := keepers[0].copied(array) if keepers else jnp.array(array, copy=True))
         return array
 
     def _store(self, array: Any) -> None:
-        if self.borrower is not None:
-            self.borrower.take(self, array)
-        elif self.keepers:
+        if self.borrower is None:
             self.keep(array)
         else:
-            self._write(array)
+            self.borrower.take(self, array)
 
     def numpy(self) -> np.ndarray:
         """Return the value on the host. Of a model in a job of several processes all must call it."""
-        keepers = self.keepers
-        if not keepers or current_scope() is not None or _jax.is_traced(self.peek()):
+        keeper = self.borrower or next(iter(self.keepers), None)
+        if keeper is None or current_scope() is not None or _jax.is_traced(self.peek()):
             return super().numpy()
         with self._lock:  # a borrower waits for it
             array = self.peek()
-            return np.array(array) if isinstance(array, np.ndarray) else keepers[0].host_copy(array)
+            return np.array(array) if isinstance(array, np.ndarray) else keeper.host_copy(array)

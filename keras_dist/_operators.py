@@ -33,12 +33,6 @@ def native(value: Any) -> Any:
     return value
 
 
-def as_pytree(cls: type[Operators]) -> type[Any]:
-    """Register `cls` as a pytree, so that functions of JAX see its array."""
-    jax.tree_util.register_pytree_node(cls, lambda stand_in: ((stand_in.value,), None), lambda _, arrays: arrays[0])
-    return cls
-
-
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda self, other: _computed(function, self, other)
 
@@ -90,24 +84,20 @@ class Operators:
         """Put a checked array in the place of the current one, and return what `value` gives from now on."""
         raise NotImplementedError
 
-    _is_private = False
-    """Whether nobody else has `_array()`, so that a compiled function may write into its memory."""
-
     _lock: Any = threading.RLock()
     """Held from reading `_array` until what uses it is dispatched, or a new one stored; one for all without a model."""
 
+    def peek(self) -> Any:
+        """Return the current array for immediate use; the caller must not keep it."""
+        raise NotImplementedError
+
     def _array(self) -> Any:
-        """The current array itself, of which `_read` gives a copy where it is private."""
-        return self._read()
+        """Return the current array, which nobody else has, so that a compiled function may write into its memory."""
+        raise NotImplementedError
 
     def _store(self, array: Any) -> None:
-        """Put an array in the place of the current one, which lies as that does and belongs to nobody else."""
-        self._write(array)
-
-    @property
-    def _identity(self) -> Any:
-        """What scopes know it as: the object that has the array."""
-        return self
+        """Replace the current array by one with the same sharding that nobody else has."""
+        raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
         """Set the value, and return the new one.
@@ -116,7 +106,7 @@ class Operators:
             ModelError: it has another shape, or it is no array that the dtype can hold.
         """
         value, scope = self._checked(value), current_scope()
-        return self._write(value) if scope is None else scope.put(self._identity, value)
+        return self._write(value) if scope is None else scope.put(self, value)
 
     @property
     def value(self) -> Any:
@@ -126,7 +116,7 @@ class Operators:
             ModelError: it is set.
         """
         scope = current_scope()
-        return self._read() if scope is None else scope.get(self._identity, self._read)
+        return self._read() if scope is None else scope.get(self, self._read)
 
     @value.setter
     def value(self, value: Any) -> NoReturn:

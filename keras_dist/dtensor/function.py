@@ -118,7 +118,7 @@ class _Program:
         self.assigned: list[Any] = []
         for _ in range(_MOST_TRACES):
             known = len(self.inputs)
-            values = [variable._array() for variable in self.inputs]
+            values = [variable.peek() for variable in self.inputs]
             jax.eval_shape(self._traced, values, arrays)
             if len(self.inputs) == known:
                 break
@@ -130,8 +130,8 @@ class _Program:
                 fix="make variables, models and metrics outside of the function",
             )
         self._place_on_mesh(arrays)
-        # first those whose memory the program writes into, in the order of its outputs, as JAX pairs the two
-        replaced = {id(variable): index for index, variable in enumerate(self.assigned) if variable._is_private}
+        # first the variables whose memory the program writes into, in the order of its outputs, as JAX pairs the two
+        replaced = {id(variable): index for index, variable in enumerate(self.assigned)}
         self.inputs.sort(key=lambda variable: replaced.get(id(variable), len(replaced)))
         self._replaced = len(replaced)
         # in one order for all functions, so that no two threads wait for each other
@@ -146,16 +146,16 @@ class _Program:
         with Scope(self.inputs, values) as scope, _explained(self._name):
             result = jax.tree.map(_value_of, self._step(*args, **kwargs), is_leaf=_is_object)
         self.inputs += scope.found
-        self.assigned = sorted(scope.assigned, key=lambda variable: not variable._is_private)
+        self.assigned = scope.assigned
         assigned = zip(self.assigned, scope.values(self.assigned), strict=True)
         return [_own(variable, value) for variable, value in assigned], result
 
     def _place_on_mesh(self, arrays: Sequence[Any]) -> None:
         """Copy what the function assigns to all devices of the mesh, where it is on none: it will come from there."""
-        found = (array for array in (*(variable._array() for variable in self.inputs), *arrays) if is_dtensor(array))
+        found = (array for array in (*(variable.peek() for variable in self.inputs), *arrays) if is_dtensor(array))
         mesh = next((layout_of(array).mesh for array in found), None)
         for variable in self.assigned if mesh is not None else ():
-            array = variable._array()
+            array = variable.peek()
             if not array.committed:
                 variable._store(place_copy(array, TensorLayout.replicated(array.ndim, mesh).backend_layout))
 
@@ -169,7 +169,7 @@ class _Program:
         known = list(zip(self.inputs, [*replaced, *kept], strict=True))
         _check_devices([*known, *((None, array) for array in arrays)], self._name)
         placed = [layout_of(array) for _, array in known if is_dtensor(array)]
-        given = [*arrays, *(array for variable, array in known if variable._is_private and array.ndim > 2)]
+        given = [*arrays, *(array for _, array in known if array.ndim > 2)]
         axes = [layout_of(array).axes for array in given if is_dtensor(array)]
         placed += [layout_of(array) for array in arrays if is_dtensor(array)]
         instead = windows_on(placed[0].mesh, lambda shape: axes) if placed else lambda _: {}
@@ -194,8 +194,9 @@ class _Program:
         with shield(), contextlib.ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)
-            values = [variable._array() for variable in self.inputs]
-            arguments = values[: self._replaced], values[self._replaced :], arrays
+            replaced = [variable._array() for variable in self.inputs[: self._replaced]]
+            values = [*replaced, *(variable.peek() for variable in self.inputs[self._replaced :])]
+            arguments = replaced, values[self._replaced :], arrays
             places = tuple(getattr(array, "sharding", None) for array in (*values, *arrays))
             if places not in self._compiled:
                 self._compiled[places] = self._compile(arguments)
@@ -212,7 +213,7 @@ class _Program:
 
     def _is_shared(self, arrays: list[Any]) -> bool:
         """Whether all processes of the job run it."""
-        given = itertools.chain(arrays, (variable._array() for variable in self.inputs))
+        given = itertools.chain(arrays, (variable.peek() for variable in self.inputs))
         placed = (array for array in given if isinstance(array, jax.Array) and array.committed)
         return any(job.are_shared(array.sharding.device_set) for array in itertools.islice(placed, 1))
 
@@ -259,11 +260,10 @@ def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = Fal
         if not isinstance(handle, Operators):
             expected = "variables, such as model.trainable_variables; jax.grad is for arrays"
             raise argument_error("variables", handle, expected)
-    known = [handle._identity for handle in handles]
     assigned: list[Any] = []
 
     def of_values(values: list[Any]) -> tuple[Any, tuple[Any, list[Any]]]:
-        with Scope(known, values) as scope:
+        with Scope(handles, values) as scope:
             result = jax.tree.map(_value_of, fn(), is_leaf=_is_object)
         assigned[:] = scope.assigned
         if has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
@@ -345,4 +345,4 @@ def _kind(leaf: Any) -> Any:
 def _own(variable: Any, value: jax.Array) -> jax.Array:
     """The new value of a variable in memory of its own, with the layout of the former one, if that has one."""
     value = jnp.copy(value)
-    return jax.lax.with_sharding_constraint(value, variable._array().sharding) if is_dtensor(variable) else value
+    return jax.lax.with_sharding_constraint(value, variable.peek().sharding) if is_dtensor(variable) else value

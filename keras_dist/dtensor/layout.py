@@ -424,7 +424,7 @@ def is_dtensor(tensor: Any) -> bool:
 def array_of(tensor: Any) -> Any:
     """Return the array itself of a variable; anything else as it is."""
     if isinstance(tensor, Operators):
-        return tensor._array()
+        return tensor.peek()
     return tensor.get_raw_value() if isinstance(tensor, nnx.Variable) else tensor
 
 

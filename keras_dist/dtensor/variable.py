@@ -85,10 +85,6 @@ class DVariable(Variable):
         """The element type."""
         return self._array().dtype
 
-    @property
-    def _is_private(self) -> bool:
-        return True  # who reads its array or gives it one has another
-
     def _array(self) -> jax.Array:
         return _jax.raw_value.__get__(self)
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from keras_dist import _paths, optimizers
-from keras_dist._operators import Operators
 from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
 from keras_dist.saving.vocabulary import snake_case
+from keras_dist.variables import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _is_variable(node: Any) -> bool:
-    return isinstance(node, Operators)
+    return isinstance(node, Variable)
 
 
 def _by_variable(paths: Iterable[str], *trees: Any) -> list[Slot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from keras_dist.errors import ModelError, shorten
@@ -16,7 +16,7 @@ class OwnVariables:
     __slots__ = ()
 
     name: str
-    weights: list[Any]
+    _weights_so_far: Callable[..., list[Any]]
     _outside: LayerRecord
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class OwnVariables:
     def _own_weights(self) -> list[Any]:
         """Return the weights of the layer itself."""
         own = {id(variable) for _, variable in own_variables(self)}
-        return [weight for weight in self.weights if id(getattr(weight, "variable", weight)) in own]
+        return self._weights_so_far(lambda variable: id(variable) in own)
 
     @classmethod
     def _keeps_variables_itself(cls) -> bool:

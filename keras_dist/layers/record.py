@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from keras_dist.layers.layer import Layer
     from keras_dist.layers.symbolic import Node
-    from keras_dist.layers.weights import OwnWeight
     from keras_dist.variables.variable import Variable
 
 
@@ -41,7 +40,7 @@ class LayerRecord:
         first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
             built so.
         home: the first model that it is in; None outside of models.
-        handles: those on the weights of a foreign module that is in no model, by their paths.
+        views: the views of the weights of a foreign module that is in no model, by path.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
         built_with: static attributes after building.
@@ -52,7 +51,7 @@ class LayerRecord:
     nodes: list[Node] = dataclasses.field(default_factory=list)
     first_call: Node | None = None
     home: Home | None = None
-    handles: dict[str, OwnWeight] = dataclasses.field(default_factory=dict)
+    views: dict[str, Variable] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     built_with: dict[str, Any] = dataclasses.field(default_factory=dict)

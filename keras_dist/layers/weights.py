@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths, random
-from keras_dist._operators import Operators, as_pytree, value_of
+from keras_dist._lending import Borrower, Lendable
+from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import symbolic
@@ -21,55 +22,40 @@ from keras_dist.layers.record import LayerRecord
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Owners, Variable, check_value, checked_value, say_trainable
+from keras_dist.variables.variable import Owners, Variable, check_value, say_trainable
 
 
-@as_pytree
-class OwnWeight(Operators):
-    """A handle on a weight of a flax module outside of a model.
+class ForeignWeight(Borrower):
+    """The owner of the array behind the view of a weight in a flax module that is in no model.
 
-    Attributes:
-        path: the names that lead to it from the layer, such as `kernel`.
-        name: what `add_weight` called it.
+    Args:
         variable: the weight.
-        layout: None: it lives where JAX puts arrays.
     """
 
-    layout = None
-
-    def __init__(self, path: str, variable: nnx.Variable, owners: Owners) -> None:
+    def __init__(self, variable: nnx.Variable) -> None:
         self.variable = variable
-        self._owners = owners
-        self.path = path
-        self.name = keras_name(variable) or path.rpartition("/")[2]
 
-    @property
-    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The shape."""
-        return self.variable.shape
-
-    @property
-    def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The element type."""
-        return self.variable.dtype
-
-    @property
-    def trainable(self) -> bool:
-        """Whether gradients train it."""
-        return isinstance(self.variable, nnx.Param) and say_trainable(self._owners)
-
-    def _read(self) -> jax.Array:
+    def array_of(self, variable: Lendable) -> jax.Array:
+        """Return the array, which nothing deletes."""
+        del variable
         return self.variable[...]
 
-    def _checked(self, value: ArrayLike) -> jax.Array:
-        return jnp.array(checked_value(value, self), self.dtype)
+    def copy_of(self, variable: Lendable) -> jax.Array:
+        """Return the array."""
+        return self.array_of(variable)
 
-    def _write(self, value: jax.Array) -> jax.Array:
-        self.variable[...] = value
-        return self._read()
+    def unshared(self, variable: Lendable) -> jax.Array:
+        """Return a copy."""
+        return jnp.array(self.array_of(variable), copy=True)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.value}>"
+    def take(self, variable: Lendable, array: jax.Array) -> None:
+        """Set the array of the weight."""
+        del variable
+        self.variable[...] = array
+
+    def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
+        """Set the weight to a copy of a value."""
+        self.take(variable, jnp.array(value, self.variable.dtype))
 
 
 def keras_name(variable: nnx.Variable) -> str | None:
@@ -169,16 +155,16 @@ class WeightOwner:
         symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
         return self._weights_so_far()
 
-    def _weights_so_far(self) -> list[Any]:
+    def _weights_so_far(self, is_listed: Callable[[nnx.Variable], bool] = lambda variable: True) -> list[Any]:
         """Return the weights that exist, each once."""
         return [
             self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)
-            if not isinstance(variable, nnx.RngState)
+            if not isinstance(variable, nnx.RngState) and is_listed(variable)
         ]
 
     def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
-        """Return a weight of the layer, or the one handle on a weight of a flax module."""
+        """Return a weight of the layer, or the one view of a weight of a flax module."""
         if isinstance(variable, Variable):
             if not variable.keepers and len(owners) >= len(variable._owners):
                 variable.belong_to(owners, path)
@@ -186,10 +172,14 @@ class WeightOwner:
         home = self._outside.home
         if home is not None:
             return home.handle(variable)
-        handles = self._outside.handles
-        if path not in handles or handles[path].variable is not variable:
-            handles[path] = OwnWeight(path, variable, owners)
-        return handles[path]
+        views = self._outside.views
+        owner: Any = views[path].borrower if path in views else None
+        if owner is None or owner.variable is not variable:
+            shape, is_trained = jax.ShapeDtypeStruct(variable.shape, variable.dtype), isinstance(variable, nnx.Param)
+            views[path] = Variable.view(shape, path, keras_name(variable), is_trained)
+            views[path].lend_to(ForeignWeight(variable))
+        views[path].belong_to(owners, path)
+        return views[path]
 
     @property
     def variables(self) -> list[Any]:

@@ -75,8 +75,7 @@ from keras_dist.metrics.regression import MeanAbsolutePercentageError as MeanAbs
 from keras_dist.metrics.regression import MeanSquaredError as MeanSquaredError
 from keras_dist.metrics.regression import MeanSquaredLogarithmicError as MeanSquaredLogarithmicError
 from keras_dist.metrics.regression import RootMeanSquaredError as RootMeanSquaredError
-from keras_dist.metrics.variable import MetricVariable as MetricVariable
 
 _PACKAGES = (f"{__name__}.", "keras_dist.losses.")
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(_PACKAGES)]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars(), ours=("get_all", "MetricVariable"))
+complete_docstrings(vars(), ours=("get_all",))

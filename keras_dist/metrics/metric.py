@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_is_mesh
-from keras_dist._operators import value_of
+from keras_dist._operators import value_of, values_in
 from keras_dist._scope import Scope
 from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.metrics.variable import MetricVariable
+from keras_dist.metrics.device_state import DeviceState
 from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
+from keras_dist.variables import Variable
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
 
@@ -79,7 +80,7 @@ class Metric(Configurable):
             )
         self.name = name or snake_case(type(self).__name__)
         self._dtype = _resolved_dtype(dtype).name
-        self._variables: list[MetricVariable] = []
+        self._variables: list[Variable] = []
 
     @property
     def dtype(self) -> str:
@@ -87,7 +88,7 @@ class Metric(Configurable):
         return self._dtype
 
     @property
-    def variables(self) -> list[MetricVariable]:
+    def variables(self) -> list[Variable]:
         """The state: the variables of this metric, then those of metrics among its attributes."""
         self._check_initialised()
         inner = [metric for value in vars(self).values() for metric in _metrics_in(value)]
@@ -100,7 +101,7 @@ class Metric(Configurable):
         dtype: DTypeLike | None = None,
         aggregation: str = "sum",
         name: str | None = None,
-    ) -> MetricVariable:
+    ) -> Variable:
         """Add a variable to the state and return it.
 
         Args:
@@ -128,8 +129,9 @@ class Metric(Configurable):
             )
         dtype = _resolved_dtype(dtype)
         with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
-            value = np.asarray(make(tuple(shape), dtype=dtype))
-        variable = MetricVariable(value, name or f"variable_{len(self._variables)}", self.name)
+            value = jnp.array(make(tuple(shape), dtype=dtype))
+            name = name or f"variable_{len(self._variables)}"
+            variable = Variable.holding(value, f"{self.name}/{name}", name)
         self._variables.append(variable)
         return variable
 
@@ -139,7 +141,7 @@ class Metric(Configurable):
         initializer: str | ArrayLike | Callable[..., Any] | None = None,
         dtype: DTypeLike | None = None,
         name: str | None = None,
-    ) -> MetricVariable:
+    ) -> Variable:
         """Add a variable to the state, by default a scalar of zeros; see `add_variable`."""
         return self.add_variable(shape, "zeros" if initializer is None else initializer, dtype, name=name)
 
@@ -158,7 +160,7 @@ class Metric(Configurable):
     def reset_state(self) -> None:
         """Set every variable to zero."""
         for variable in self.variables:
-            variable.assign(0)
+            variable.assign(jnp.zeros(variable.shape, variable.dtype))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call `update_state` with these arguments, and return `result`."""
@@ -185,7 +187,7 @@ class Metric(Configurable):
             ModelError: there are more or fewer values than variables.
         """
         with Scope(self.variables, self._checked(metric_variables)):
-            return jax.tree.map(value_of, self.result())
+            return values_in(self.result())
 
     def stateless_reset_state(self) -> list[jax.Array]:
         """Return the values of `variables` after `reset_state`; a pure function."""
@@ -196,7 +198,7 @@ class Metric(Configurable):
     def hold(self, metric_variables: Sequence[jax.Array]) -> None:
         """Give the variables these values, which are fetched from the devices when they are read."""
         for variable, value in zip(self.variables, metric_variables, strict=True):
-            variable.hold(value)
+            variable.lend_to(DeviceState(value))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"

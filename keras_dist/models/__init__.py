@@ -8,20 +8,18 @@ from keras_dist.models.cloning import clone_model
 from keras_dist.models.loading import load_model, model_from_json, save_model
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
-from keras_dist.models.variable import ModelVariable
 from keras_dist.models.weights_files import LoadReport
 
 __all__ = [
     "LoadReport",
     "Model",
-    "ModelVariable",
     "Sequential",
     "clone_model",
     "load_model",
     "model_from_json",
     "save_model",
 ]
-complete_docstrings(vars(), ours=("LoadReport", "ModelVariable"))
+complete_docstrings(vars(), ours=("LoadReport",))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -92,7 +92,7 @@ class ModelHome:
     prefix: str
 
     def handle(self, variable: nnx.Variable) -> Any:
-        """Return a handle on a foreign variable."""
+        """Return the view of a foreign variable."""
         path = self.session.cell.path_of(variable)
         return variable if path is None else self.session.variable(path)
 

@@ -53,7 +53,7 @@ def grow(session: Session, prefix: str, layer: Layer, change: Callable[[], None]
 def _check_alone(session: Session, prefix: str) -> None:
     cell = session.cell
     paths = [row.path for row in cell.plan.rows if is_below(row.path, prefix)]
-    variables = [(path, cell.variable(path)) for path in paths]
+    variables = [(path, cell.held(path)) for path in paths]
     shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
     if cell.is_training or shared:
         raise ModelError(

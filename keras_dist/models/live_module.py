@@ -12,23 +12,20 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax, _ranges
-from keras_dist._lending import Lendable
 from keras_dist._operators import value_of
 from keras_dist._scope import Scope, current_scope, without_scope
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
-from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.layers.weights import keras_name
 from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainability import Trainability
-from keras_dist.models.variable import ModelVariable
 from keras_dist.training.masks import note_masks
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
@@ -68,7 +65,6 @@ class LiveModule:
         self.distribution = distribution
         self.trainability: Trainability | None = None
         self.draws = 0
-        self._handles: dict[str, ModelVariable] = {}
         self._indexed: tuple[LayoutPlan, dict[str, list[Any]], dict[str, list[Any]]] | None = None
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
         self._has_warned = False
@@ -134,7 +130,7 @@ class LiveModule:
     ) -> PyTree:
         """As `call`, with the values that the variables have in a function that is traced."""
         graph, rows = self.cell.graph, self.cell.plan.rows
-        handles = [self._handle(row) for row in rows]
+        handles = [self.variable(row.path) for row in rows]
         before = [handle.value for handle in handles]
         with without_scope():  # the module's own variables have but the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
@@ -262,23 +258,15 @@ class LiveModule:
         return place_copy(array, layout.backend_layout)
 
     def variable(self, path: str) -> Any:
-        """Return the variable at `path`, or a handle on the array of a foreign variable.
+        """Return the variable at `path`.
 
         Raises:
             KeyError: there is none.
         """
-        return self._handle(self.cell.row(path))
-
-    def _handle(self, row: Row) -> Any:
-        own = self.cell.variable(row.path)
-        if isinstance(own, Lendable):
-            return own
-        if row.path not in self._handles:
-            return self._handles.setdefault(row.path, ModelVariable(row, self.cell, self.is_trainable, _name_of(own)))
-        return self._handles[row.path]
+        return self.cell.variable(path)
 
     def variables(self, prefix: str = "") -> list[Any]:
-        """The variables below `prefix`, or handles on arrays, in the order of `model.weights`."""
+        """The variables below `prefix`, in the order of `model.weights`."""
         return list(self._below()[0].get(prefix, ()))
 
     def generators(self, prefix: str = "") -> list[Any]:
@@ -293,7 +281,9 @@ class LiveModule:
             others = (row for row in plan.rows if row.role == "rng" and row.path not in known)
             parts = map(self.cell.row, self._order), others
             found = (by_prefix(rows, lambda row: (row.path, *row.aliases)) for rows in parts)
-            listed, rest = ({at: [*map(self._handle, rows)] for at, rows in below.items()} for below in found)
+            listed, rest = (
+                {at: [self.variable(row.path) for row in rows] for at, rows in below.items()} for below in found
+            )
             self._indexed = plan, listed, rest
         return self._indexed[1:]
 
@@ -323,14 +313,12 @@ class LiveModule:
         return outputs, [after[self.cell.index(self.path_of(handle))] for handle in others], losses
 
     def path_of(self, variable: Any) -> str:
-        """Return the path of a variable or handle in this model."""
+        """Return the path of a variable in this model."""
         return self.cell.path_of(variable) or variable.path
 
     def place_of(self, variable: Any) -> int | None:
-        """Return the index of a variable or handle among the arrays; None if another model holds it."""
-        if isinstance(variable, ModelVariable):
-            return variable._place if variable._cell is self.cell else None
-        return None if self.cell.path_of(variable) is None else self.cell.place_of(variable)
+        """Return the index of a variable among the arrays; None if another model holds it."""
+        return self.cell.place_of(variable)
 
     def take_values(self, module: Any) -> None:
         """Set all variables to those of a module, from the next step on."""
@@ -358,11 +346,6 @@ def _as_key(value: Any) -> tuple[type, Any]:
             fix="pass numbers as an array, others as a tuple or a frozenset",
         ) from error
     return type(value), repr(value) if isinstance(value, float | complex) else value
-
-
-def _name_of(variable: Any) -> str | None:
-    """What `add_weight` called a variable; None for others."""
-    return keras_name(variable) if isinstance(variable, nnx.Variable) else None
 
 
 def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from keras_dist import _paths
+from keras_dist._lending import Lendable
 from keras_dist._types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.agreement import Facts, check_agreement
@@ -24,8 +25,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.live_module import LiveModule
 from keras_dist.models.naming import path_of_keras
 from keras_dist.models.trainability import Trainability
-from keras_dist.models.variable import ModelVariable
-from keras_dist.optimizers import ModelState
+from keras_dist.optimizers.held_state import ModelState, variables_in
 from keras_dist.training.choices import Choices
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
@@ -154,6 +154,8 @@ class Session(LiveModule):
                 raise _of_a_structure(parts, variable)
             if isinstance(variable, Variable) and variable.keepers[0] is self.cell:
                 variable.belong_to(owners, path or "")
+            elif path is not None and not isinstance(variable, Lendable):
+                self.cell.variable(path).belong_to(owners, path)
             if path is not None and not isinstance(variable, nnx.RngState):
                 self._order.append(path)
 
@@ -177,20 +179,29 @@ class Session(LiveModule):
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
         """Let the optimizers know their state and the variables that they update."""
         self._optimizer_states.clear()
-        rows, state = self.cell.state_plan.rows, self.cell.state
+        cell, rows, state = self.cell, self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
-        handles = jax.tree.map(
-            lambda index: ModelVariable(rows[index], self.cell, is_trainable=lambda path: False, index=index), numbers
-        )
+
+        def create(path: str, place: int) -> Variable:
+            del path
+            shape = jax.ShapeDtypeStruct(rows[place].shape, rows[place].dtype)
+            known = cell.slot(place)
+            return Variable.holding(shape, rows[place].path) if known is None else known
+
+        steps = create("step", numbers.step)
+        cell.hold_slot(numbers.step, steps)
         for name, optimizer in optimizers.items():
             paths = {_paths.join(parts): parts for parts in optimizer.parts}
             updated = {path: self.variable(path) for path in paths}
             optimizer.transformation.know_variables(updated)
             listed = [variable for variable in self.variables() if self.path_of(variable) in paths]
             parts = [paths[self.path_of(variable)] for variable in listed]
-            for handle in jax.tree.leaves(handles.slots[name], is_leaf=lambda node: isinstance(node, ModelVariable)):
-                handle.path = path_of_keras(optimizer.transformation.name, handle.path)
-            state = ModelState(handles.slots[name], handles.step, self.cell, listed, parts, self._scattered)
+            known_as = optimizer.transformation.name
+            slots = optimizer.transformation.in_variables(numbers.slots[name], create)
+            for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
+                variable.set_metadata(keras_path=path_of_keras(known_as, rows[place].path))
+                cell.hold_slot(place, variable)
+            state = ModelState(slots, steps, cell, listed, parts, self._scattered)
             self._optimizer_states.append(state)
             optimizer.transformation.attach(self._optimizer_states[-1])
 

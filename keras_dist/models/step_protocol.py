@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._arguments import check_callable
-from keras_dist._operators import value_of
+from keras_dist._operators import value_of, values_in
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
@@ -289,7 +289,7 @@ class KerasSteps(Layer):
         with Scope(handles, map(value_of, metrics_variables)) as scope:
             self._chosen().metrics.note_losses({"loss": loss}, x)
             logs = self.compute_metrics(x, y, y_pred, sample_weight)
-            return jax.tree.map(value_of, logs), scope.values(handles)
+            return values_in(logs), scope.values(handles)
 
     @property
     def losses(self) -> list[jax.Array]:

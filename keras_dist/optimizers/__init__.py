@@ -23,6 +23,7 @@ from keras_dist.optimizers.adam import AdamW as AdamW
 from keras_dist.optimizers.adam import Lamb as Lamb
 from keras_dist.optimizers.adam import Nadam as Nadam
 from keras_dist.optimizers.ftrl import Ftrl as Ftrl
+from keras_dist.optimizers.held_state import ModelState as ModelState
 from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
 from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
 from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
@@ -42,8 +43,6 @@ from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
 from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
 from keras_dist.optimizers.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
 from keras_dist.optimizers.sgd import SGD as SGD
-from keras_dist.optimizers.variable import ModelState as ModelState
-from keras_dist.optimizers.variable import OptimizerVariable as OptimizerVariable
 from keras_dist.saving.serialization import serialize_keras_object
 from keras_dist.saving.vocabulary import Vocabulary
 
@@ -137,7 +136,7 @@ complete_docstrings(
     ours=(
         *("LearningRateState", "LossScaleState", "ModelState", "MultiOptimizerState", "OptimizerState"),
         *("ScheduledRateState",),
-        *("AccumulationState", "OptaxOptimizer", "OptimizerVariable", "checked_rate", "is_config", "scale_by_rate"),
+        *("AccumulationState", "OptaxOptimizer", "checked_rate", "is_config", "scale_by_rate"),
     ),
 )
 

@@ -102,6 +102,6 @@ class HeldRate(HeldState):
         """Stop using the model's state, and keep its current learning rate."""
         if self._model_cell is not None:
             self._begin_with(self._current_rate())
-            self._model = None
+            self._model = self._count = None
         for inner in self._inner().values():
             inner.detach()

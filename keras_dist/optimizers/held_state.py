@@ -1,24 +1,27 @@
-"""`HeldState`: the variables of an optimizer, which are its own or those of the model that it trains."""
+"""`HeldState`: the variables of an optimizer; `ModelState`: the variables that a model holds for it."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from keras_dist import _paths
-from keras_dist._operators import Operators, value_of
+from keras_dist._operators import value_of
 from keras_dist._scope import without_scope
+from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState
-from keras_dist.optimizers.variable import Iterations, ModelState, OptimizerVariable
 from keras_dist.saving.configurable import absent
+from keras_dist.variables import Variable
 
 _INSTEAD = {
     "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",
@@ -34,6 +37,27 @@ _INSTEAD = {
 }
 
 
+@dataclasses.dataclass(eq=False)
+class ModelState:
+    """The state of an optimizer in a model.
+
+    Attributes:
+        state: what `init` gave, with a variable in the place of each array.
+        steps: the variable that counts the steps of the model.
+        cell: holds the arrays.
+        trained: the variables that it updates, in the order of `model.trainable_variables`.
+        parts: for each the names that lead to it.
+        scattered: lays gradients, nested by these names, as the slots that they update (traced).
+    """
+
+    state: Any
+    steps: Any
+    cell: Any
+    trained: Sequence[Any] = ()
+    parts: Sequence[_paths.Parts] = ()
+    scattered: Callable[[Any], Any] = dataclasses.field(default=lambda grads: grads)
+
+
 class HeldState:
     """The variables of an optimizer.
 
@@ -47,6 +71,7 @@ class HeldState:
     _trained: tuple[Any, ...] = ()
     _own_state: Any = None
     _model: weakref.ref[ModelState] | None = None
+    _count: Variable | None = None
     _part: tuple[str, ...] = ()
     _is_used: bool = False
     _has_scaled: bool = False
@@ -85,10 +110,32 @@ class HeldState:
         self.know_variables(dict(zip(keys_of(trained), trained, strict=True)))
         with without_scope(), jax.ensure_compile_time_eval():  # a traced function makes them in its first step
             state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
-        held = jax.tree_util.tree_map_with_path(
-            lambda path, array: OptimizerVariable(_paths.join(_paths.parts_of(path)), jnp.asarray(array)), state
+        self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
+
+    def in_variables(self, state: PyTree, create: Callable[[str, Any], Variable]) -> PyTree:
+        """Return a state with a variable in the place of each leaf.
+
+        Args:
+            state: what `init` gives, or any leaves in the structure of that.
+            create: is called with the path and the leaf, unless `iterations` has given the variable away already.
+        """
+        flat, structure = jax.tree_util.tree_flatten_with_path(state)
+        known = self._counts(structure.unflatten(range(len(flat))))
+        paths = [_paths.join(_paths.parts_of(path)) for path, _ in flat]
+        return structure.unflatten(
+            known[index] if index in known else create(paths[index], leaf) for index, (_, leaf) in enumerate(flat)
         )
-        self._own_state = held
+
+    def _counts(self, numbered: PyTree) -> dict[int, Variable]:
+        """Return the variables that `iterations` has given away, by their leaves in a state of numbers."""
+        found: dict[int, Variable] = {}
+        for name, inner in self._inner().items():
+            found |= inner._counts(_child(numbered, name))
+        if self._count is not None:
+            flat, _ = jax.tree_util.tree_flatten_with_path(numbered)
+            named = (index for path, index in flat if _paths.parts_of(path)[-1] == "iterations")
+            found |= {index: self._count for index in itertools.islice(named, 1)}
+        return found
 
     def _inner(self) -> dict[str, Any]:
         """The optimizers inside this one, by the attributes of its state that hold theirs."""
@@ -139,11 +186,11 @@ class HeldState:
             inner.check_free(cell)
         if self._model_cell not in (None, cell):
             gc.collect()  # a model that nobody holds any more has cycles
-        if self._model_cell is cell or not self.built:
+        if self._model_cell is cell:
             return
         given = "an optimizer that another model was compiled with"
         if self._model_cell is None:
-            steps = int(self.iterations)
+            steps = int(self.iterations.value) if self.built or self._count is not None else 0
             if not steps:
                 return
             given = f"an optimizer with variables of its own, {steps} steps old"
@@ -175,8 +222,8 @@ class HeldState:
         """
         if not self.built:
             rate = getattr(self, "learning_rate", None)
-            return [Iterations(self), *(() if rate is None or callable(rate) else (rate,))]
-        return self.in_order(jax.tree.leaves(self._state, is_leaf=is_variable))
+            return [self._steps_taken(), *(() if rate is None or callable(rate) else (rate,))]
+        return self.in_order(variables_in(self._state))
 
     def in_order(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves of the state as `variables` are, with the steps before the rate; and these as leaves.
@@ -203,9 +250,14 @@ class HeldState:
         return steps // accumulated if accumulated and self.built else steps
 
     def _steps_taken(self) -> Any:
-        """The variable that counts steps; what stands for it, where there is none yet."""
+        """The variable that counts steps."""
         if not self.built:
-            return Iterations(self)
+            for inner in self._inner().values():
+                return inner._steps_taken()
+            if self._count is None:
+                with without_scope(), jax.ensure_compile_time_eval():
+                    self._count = Variable.holding(jnp.zeros((), jnp.int32), "iterations")
+            return self._count
         steps = next((variable for variable in self.variables if variable.name == "iterations"), None)
         return steps if steps is not None or self._holder is None else self._holder.steps
 
@@ -215,7 +267,7 @@ class HeldState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the state of a model."""
-        return {name: value for name, value in vars(self).items() if name not in ("_model", "_part")}
+        return {name: value for name, value in vars(self).items() if name not in ("_model", "_part", "_count")}
 
     def _check_built(self, method: str) -> None:
         if not self.built:
@@ -246,7 +298,12 @@ def _child(node: Any, name: str) -> Any:
 
 def is_variable(node: Any) -> bool:
     """Whether it is a leaf of a state with variables in the places of arrays."""
-    return isinstance(node, Operators)
+    return isinstance(node, Variable)
+
+
+def variables_in(state: PyTree) -> list[Variable]:
+    """Return the variables of a state, as its leaves are flattened."""
+    return jax.tree.leaves(state, is_leaf=is_variable)
 
 
 def has_rate(node: Any) -> bool:

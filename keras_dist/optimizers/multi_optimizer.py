@@ -17,9 +17,9 @@ from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
+from keras_dist.optimizers.held_state import ModelState
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer
 from keras_dist.optimizers.optimizer import Optimizer
-from keras_dist.optimizers.variable import ModelState
 from keras_dist.saving.configurable import Configurable
 
 
@@ -268,6 +268,12 @@ class MultiOptimizer(Optimizer):
             for key in self._own_state.inner:
                 self._by_key(key).attach(self._own_holder, ("inner", key))
 
+    def _counts(self, numbered: PyTree) -> dict[int, Any]:
+        found = super()._counts(numbered)
+        for key, part in numbered.inner.items():
+            found |= self._by_key(key)._counts(part)
+        return found
+
     def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
         """Read and write the state that a model holds; see `Optimizer.attach`."""
         super().attach(model, part)
@@ -279,7 +285,7 @@ class MultiOptimizer(Optimizer):
 
     def detach(self) -> None:
         """Stop using the model's state."""
-        self._model = None
+        self._model = self._count = None
         for optimizer in self._all:
             optimizer.detach()
 

@@ -10,10 +10,10 @@ import jax
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
-from keras_dist.metrics.variable import MetricVariable
 from keras_dist.training.accumulators import Accumulator, MeanAccumulator, MetricAccumulator, by_name
 from keras_dist.training.masks import mask_noted
 from keras_dist.training.objective import Objective
+from keras_dist.variables import Variable
 
 
 class CompileMetrics(Metric):
@@ -33,7 +33,7 @@ class CompileMetrics(Metric):
         self._objective = objective
 
     @property
-    def variables(self) -> list[MetricVariable]:
+    def variables(self) -> list[Variable]:
         """Those of the metrics, in their order."""
         return [variable for metric in self.metrics for variable in metric.variables]
 

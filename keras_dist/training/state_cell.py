@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._lending import Changes, Lendable, switching
+from keras_dist._lending import Changes, Keeper, Lendable, switching
+from keras_dist._scope import trace_error
 from keras_dist._types import ArrayLike, PyTree
+from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
@@ -25,10 +27,10 @@ from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
-from keras_dist.variables.variable import checked_value
+from keras_dist.variables.variable import Variable, checked_value
 
 
-class StateCell:
+class StateCell(Keeper):
     """The training state of a model.
 
     The variables of the layers hold the arrays. A training run borrows them, donates them to each step and returns the
@@ -59,6 +61,9 @@ class StateCell:
         self._is_borrowing = False
         self._shown: dict[int, Any] = {}  # what variables that are none of ours have while it borrows
         self._beside: weakref.WeakSet[StateCell] = weakref.WeakSet()
+        self._views: dict[str, Variable] = {}
+        self._slots: dict[int, Variable] = {}
+        self._slot_of: dict[int, int] = {}
         self._have(places)
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
@@ -99,11 +104,17 @@ class StateCell:
                 place.lendable.join(self)
         for cell in self._beside:
             cell._beside.add(self)
+        for path, view in self._views.items():
+            if path in self._indices:
+                self._index_of[id(view)] = self._indices[path]
 
     def _arrange(self, state: TrainState) -> None:
         """Take over the arrays of a state."""
         arrays: list[Any]
-        arrays, self._treedef = jax.tree.flatten(state)
+        arrays, treedef = jax.tree.flatten(state)
+        if self._slots and treedef != self._treedef:
+            self.release_slots()
+        self._treedef = treedef
         numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
         self._places = self.graph.flatten(numbered.trainable, numbered.rest)
         self._at = dict(zip(self._places, self._variables, strict=True))
@@ -250,7 +261,13 @@ class StateCell:
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """Return the current array of a lent variable; the next step may delete it."""
-        return self._arrays[self.place_of(variable)]
+        place = self.place_of(variable)
+        holder = self._at.get(place)
+        return (self._arrays if holder is None or not holder.is_foreign else self.arrays)[place]
+
+    def unshared(self, variable: Lendable) -> jax.Array:
+        """Return the current array of a lent variable; copy it first if the user may hold it."""
+        return self.private(self.place_of(variable))
 
     def copy_of(self, variable: Lendable) -> jax.Array:
         """Return a copy of the current array of a lent variable."""
@@ -272,16 +289,29 @@ class StateCell:
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
         """Replace the array of a lent variable by a copy of a value."""
-        self.write(self._index_of[id(variable)], self.checked(variable, value))
+        if _jax.is_traced(value):
+            raise trace_error(self._row(variable).path)
+        place, value = self.place_of(variable), self.checked(variable, value)
+        sharding = jax.tree.leaves(self.state_plan.shardings)[place]
+        with self.lock:
+            self.put({place: place_copy(value, sharding, f"variable {variable.path!r}")})
 
     def checked(self, variable: Lendable, value: ArrayLike) -> ArrayLike:
         """Return a value cast to the dtype of a variable; raise unless its shape fits."""
-        return checked_value(value, self.plan.rows[self._index_of[id(variable)]])
+        index = self._index_of.get(id(variable))
+        return checked_value(value, self._row(variable) if index is None else self.plan.rows[index])
+
+    def layout_of(self, variable: Lendable) -> TensorLayout:
+        """Return the layout of a variable."""
+        return layout_on(self._row(variable).axes, self.mesh)
+
+    def _row(self, variable: Lendable) -> Row:
+        return self.state_plan.rows[self.place_of(variable)]
 
     def drop(self, variable: Lendable) -> None:
         """Release the array that a variable had before a write."""
         if not self._is_borrowing:
-            place = self.place_of(variable)
+            place: Any = self.place_of(variable)
             arrays: list[Any] = list(self._arrays)
             arrays[place] = None
             self._arrays = arrays
@@ -348,19 +378,55 @@ class StateCell:
         """The place of a variable in `arrays`."""
         return self._places[self.index(path)]
 
-    def place_of(self, variable: Any) -> int:
-        """Return the index of a variable, or of a handle, in `arrays`."""
-        path = self.path_of(variable)
-        return self.place(variable.path if path is None else path)
+    def place_of(self, variable: Any) -> Any:
+        """Return the index of a variable in `arrays`; None if the model does not contain it."""
+        index = self._index_of.get(id(variable))
+        return self._slot_of.get(id(variable)) if index is None else self._places[index]
 
     def path_of(self, variable: Any) -> str | None:
         """Return the path of a variable in this model; None if the model does not contain it."""
         index = self._index_of.get(id(variable))
         return None if index is None else self.graph.specs[index].path
 
-    def variable(self, path: str) -> Any:
-        """Return the variable of a path; None if no variable holds this single array."""
+    def held(self, path: str) -> Any:
+        """Return the variable in the module; None if no variable holds this single array."""
         return self._variables[self.index(path)].variable
+
+    def variable(self, path: str) -> Any:
+        """Return the variable at a path; for an array in a foreign module the one view of it."""
+        index = self.index(path)
+        own = self._variables[index].lendable
+        if own is not None:
+            return own
+        spec = self.graph.specs[index]
+        if spec.path not in self._views:
+            holder = self._variables[index].variable
+            name = None if holder is None else holder.get_metadata().get("keras_name")
+            is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
+            is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
+            shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+            view = Variable.view(shape, spec.path, name, is_trained, self.graph.constraints[index])
+            view.lend_for_good(self)
+            self._index_of[id(view)] = index
+            self._views[spec.path] = view
+        return self._views[spec.path]
+
+    def slot(self, place: int) -> Variable | None:
+        """Return the variable of an optimizer's array in `arrays`; None before there is one."""
+        return self._slots.get(place)
+
+    def hold_slot(self, place: int, variable: Variable) -> None:
+        """Let a variable stand for an optimizer's array in `arrays`."""
+        self._slots[place] = variable
+        self._slot_of[id(variable)] = place
+        variable.lend_for_good(self)
+
+    def release_slots(self) -> None:
+        """Return the arrays of optimizers to their variables, which the model no longer updates."""
+        for place, variable in self._slots.items():
+            variable.lend_to(None)
+            variable.keep(self._arrays[place])
+        self._slots, self._slot_of = {}, {}
 
     def is_trained(self, path: str) -> bool:
         """Whether the variable is trained."""
@@ -415,6 +481,7 @@ class StateCell:
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
         """Create the slots of these optimizers, in place of the previous ones, and count steps from 0."""
         plans, slots = {}, {}
+        self.release_slots()
         for name, optimizer in optimizers.items():
             params = optimizer.select(self.state.trainable)
             shapes = jax.eval_shape(optimizer.transformation.init, params)
@@ -461,6 +528,8 @@ class StateCell:
         self.state_plan, self.state = state_plan, state
         for _, variable in self._ours:
             variable.join(self)
+        for variable in (*self._views.values(), *self._slots.values()):
+            variable.lend_for_good(self)
 
     def copy_of_state(self) -> TrainState:
         """A copy of the state, which later steps do not consume."""

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._operators import value_of
+from keras_dist._operators import value_of, values_in
 from keras_dist._scope import Scope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
+from keras_dist.metrics.device_state import DeviceState
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
@@ -84,7 +85,7 @@ class VariablesAccumulator:
     def hold(self, state: Sequence[jax.Array]) -> None:
         """Let the metrics tell what is in this state."""
         for variable, value in zip(self.variables, state, strict=True):
-            variable.hold(value)
+            variable.lend_to(DeviceState(value))
 
 
 class ProtocolStep:
@@ -156,7 +157,7 @@ class ProtocolStep:
             raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
         del slots
         self._put(leaves, places[1], returned[1], "non_trainable_variables")
-        return tree.unflatten(leaves), jax.tree.map(value_of, returned[0])
+        return tree.unflatten(leaves), values_in(returned[0])
 
     def _run(
         self, state: TrainState, batch: Batch, metrics: list[Any]

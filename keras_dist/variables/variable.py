@@ -19,7 +19,7 @@ from keras_dist._arguments import is_int
 from keras_dist._lending import Lendable
 from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
-from keras_dist._scope import current_names, current_scope
+from keras_dist._scope import current_names, current_scope, trace_error
 from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
@@ -127,18 +127,52 @@ class Variable(Lendable):
         call_context.refuse_in_call(f"weight {label!r}")
         value = _initial_value(initializer, shape, dtype, repr(label))
         call_context.note_created(self, value)
+        path = "/".join((*current_names(), label))
+        self._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
+        if not _of_layer.get():
+            self._lie_as_distributed()
+
+    def _begin(
+        self,
+        value: jax.Array | jax.ShapeDtypeStruct,
+        path: str,
+        name: str | None,
+        layout: TensorLayout | None = None,
+        autocast: bool = False,
+        constraint: Any = None,
+    ) -> None:
         super().__init__(
             value,
             keras_name=name,
-            keras_path="/".join((*current_names(), label)),
+            keras_path=path,
             number=None,
-            layout=from_keras(layout),
+            layout=layout,
             regularizer=None,
-            constraint=None,
+            constraint=constraint,
             autocast=autocast,
         )
-        if not _of_layer.get():
-            self._lie_as_distributed()
+
+    @classmethod
+    def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Variable:
+        """Create a variable of an array, such as a slot or a metric state, which no gradient trains.
+
+        Args:
+            value: the array itself, which is not copied; or its shape and dtype, if `lend_for_good` follows.
+            path: the path.
+            name: the name; by default the last part of the path.
+        """
+        variable = Statistic.__new__(Statistic)
+        variable._begin(value, path, name or path.rpartition("/")[2])
+        return variable
+
+    @classmethod
+    def view(
+        cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, trainable: bool, constraint: Any = None
+    ) -> Variable:
+        """Create a variable for an array in a foreign module, before `lend_to` gives it the owner of that array."""
+        variable = Variable.__new__(Variable, trainable=trainable)
+        variable._begin(value, path, name, constraint=constraint)
+        return variable
 
     def _lie_as_distributed(self) -> None:
         """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""
@@ -173,8 +207,8 @@ class Variable(Lendable):
         raise ModelError(
             f"cannot set `trainable` of {self.path!r}",
             given=f"variable.trainable = {value}",
-            expected="`trainable` of whole layers to be set",
-            fix="layer.trainable = False, or add_weight(..., trainable=False), then compile",
+            fix="layer.trainable = False, or add_weight(..., trainable=False), then compile; for a foreign module "
+            "Model.from_nnx(factory, trainable=nnx.LoRAParam), or trainable='head/.*'",
         )
 
     @property
@@ -194,12 +228,13 @@ class Variable(Lendable):
     @property
     def layout(self) -> TensorLayout | None:
         """The layout of the array on the mesh of the model; outside of a model the given layout, or None."""
-        keeper, sharding = next(iter(self.keepers), None), getattr(self.peek(), "sharding", None)
+        if self.borrower is not None:
+            return self.borrower.layout_of(self)
+        sharding = getattr(self.peek(), "sharding", None)
         if self.mesh is not None and isinstance(sharding, jax.sharding.NamedSharding):
             return layout_on((*sharding.spec, *[None] * (self.ndim - len(sharding.spec))), self.mesh)
-        if keeper is None:
-            return self.get_metadata("layout")
-        return layout_on(keeper.row(keeper.path_of(self)).axes, keeper.mesh)
+        keeper = next(iter(self.keepers), None)
+        return self.get_metadata("layout") if keeper is None else keeper.layout_of(self)
 
     def belong_to(self, owners: Owners, path: str) -> None:
         """Store the layers around it, the innermost first, and its path in the outermost."""
@@ -222,12 +257,12 @@ class Variable(Lendable):
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The dims."""
-        return self.peek().shape
+        return _jax.raw_value.__get__(self).shape
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The element type; in the `call` of a layer that of its value there."""
-        own, wanted = self.peek().dtype, call_context.weights_dtype()
+        own, wanted = _jax.raw_value.__get__(self).dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
 
@@ -259,6 +294,15 @@ class Variable(Lendable):
             return jnp.asarray(checked_value(value, self), self.dtype)
 
     def _write(self, value: jax.Array) -> jax.Array:
+        if self.borrower is not None:
+            self.borrower.set_to_copy(self, value)
+            return self._read()
+        try:
+            return self._write_own(value)
+        except _jax.TraceError as error:
+            raise trace_error(self.path) from error
+
+    def _write_own(self, value: jax.Array) -> jax.Array:
         before = self.peek()
         is_placed = not any(map(_jax.is_traced, (before, value))) and isinstance(
             before.sharding, jax.sharding.NamedSharding
@@ -267,7 +311,7 @@ class Variable(Lendable):
             value = place_copy(value, before.sharding, f"variable {self.path!r}")
         with call_context.calling(call_context.caller()):
             self[...] = value
-        if is_placed and self.borrower is None:
+        if is_placed:
             self.keep(value)
         return self[...]
 

@@ -71,8 +71,8 @@ def test_elements_are_in_the_order_of_c_wherever_they_were(model, path, monkeypa
 
 
 def patch_values(monkeypatch, change):
-    numpy = kd.models.ModelVariable.numpy
-    monkeypatch.setattr(kd.models.ModelVariable, "numpy", lambda self: change(numpy(self)))
+    numpy = kd.Variable.numpy
+    monkeypatch.setattr(kd.Variable, "numpy", lambda self: change(numpy(self)))
 
 
 def test_scalars_and_bfloat16(path):
