@@ -179,8 +179,8 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def is_key(self) -> bool:
-        """Whether the value is a key of a random generator."""
-        return _jax.is_key_dtype(_jax.raw_value.__get__(self).dtype)
+        """Whether the variable is the state of a random generator."""
+        return bool(self.get_metadata().get("is_key"))
 
     def join(self, keeper: Keeper) -> None:
         """Add a training state that contains the variable, or note that it has moved to another mesh."""

@@ -1,4 +1,8 @@
-"""Models without arrays, on meshes whose devices need not exist: what is planned before anything is allocated."""
+"""Abstract meshes: while a step is planned, meshes are `jax.sharding.AbstractMesh`es, whose devices need not exist.
+
+This is ambient, because layers and users' functions refer to meshes of their own. Only `DeviceMesh` reads it. The rest
+follows from the mesh: arrays that are placed on an abstract mesh are `jax.ShapeDtypeStruct`s.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,11 @@ _OF_THE_MESH = ""
 
 
 @contextlib.contextmanager
-def without_arrays(platform: str | None = None) -> Generator[None]:
-    """Inside, the state of models consists of `jax.ShapeDtypeStruct`s, and meshes are `jax.sharding.AbstractMesh`es.
-
-    Steps can be traced and lowered, but not run.
+def abstract_meshes(platform: str | None = None) -> Generator[None]:
+    """Inside, meshes are abstract. Steps can be traced and lowered, but not run.
 
     Args:
-        platform: what they are lowered for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
+        platform: the platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
     """
     token = _platform.set(platform or _OF_THE_MESH)
     try:
@@ -26,11 +28,11 @@ def without_arrays(platform: str | None = None) -> Generator[None]:
         _platform.reset(token)
 
 
-def is_without_arrays() -> bool:
-    """Whether this is inside `without_arrays`."""
+def meshes_are_abstract() -> bool:
+    """Whether this is inside `abstract_meshes`."""
     return _platform.get() is not None
 
 
 def planned_platform() -> str | None:
-    """The platform that `without_arrays` was told; None outside of it, and where it was told none."""
+    """The platform given to `abstract_meshes`; None outside of it, and where none was given."""
     return _platform.get() or None

@@ -19,7 +19,6 @@ import keras_dist
 from keras_dist import _jax, mixed_precision
 from keras_dist._types import PyTree
 from keras_dist.distribution import job
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.connections import connect
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -181,7 +180,7 @@ def _text_of(value: object) -> str:
 
 def is_shared(mesh: DeviceMesh) -> bool:
     """Whether there are several processes, and devices of all of them in the mesh."""
-    return not is_without_arrays() and job.are_shared(mesh.backend_mesh.devices.flat)
+    return not mesh.is_abstract and job.are_shared(mesh.backend_mesh.devices.flat)
 
 
 def _short(text: str) -> str:

@@ -19,7 +19,7 @@ from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
-from keras_dist.distribution.abstract import is_without_arrays, planned_platform
+from keras_dist.distribution.abstract import meshes_are_abstract, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
 
@@ -141,7 +141,7 @@ class DeviceMesh:
     @property
     def is_multi_process(self) -> bool:
         """Whether devices of other processes are in the mesh."""
-        return not is_without_arrays() and bool(self.backend_mesh.is_multi_process)
+        return not self.is_abstract and bool(self.backend_mesh.is_multi_process)
 
     @property
     def backend_mesh(self) -> jax.sharding.Mesh:
@@ -150,7 +150,12 @@ class DeviceMesh:
         Raises:
             DeviceError: a device does not exist.
         """
-        return cast("jax.sharding.Mesh", self._abstract_mesh) if is_without_arrays() else self._concrete_mesh
+        return cast("jax.sharding.Mesh", self._abstract_mesh) if self.is_abstract else self._concrete_mesh
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether a step is being planned, so that arrays on the mesh are shapes."""
+        return meshes_are_abstract()
 
     @functools.cached_property
     def _abstract_mesh(self) -> jax.sharding.AbstractMesh:

@@ -17,7 +17,6 @@ from keras_dist._arguments import argument_error
 from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import job, lint, liveness
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.connections import connect
 from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -58,8 +57,27 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     return jax.device_put(native(tensor), layout)
 
 
+def is_abstract(sharding: jax.sharding.Sharding) -> bool:
+    """Whether a sharding is over an abstract mesh."""
+    return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+
+
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Return the arrays of a tree with these shardings, which may share memory with it; on an abstract mesh shapes.
+
+    Args:
+        tree: arrays, or shapes for an abstract mesh.
+        shardings: one for all arrays, or a pytree of them.
+    """
+    if any(map(is_abstract, jax.tree.leaves(shardings))):
+        if isinstance(shardings, jax.sharding.Sharding):
+            return jax.tree.map(functools.partial(place_copy, sharding=shardings), tree)
+        return jax.tree.map(place_copy, tree, shardings)
+    return jax.device_put(tree, shardings)
+
+
 def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
-    """Return a copy of `value` with `sharding`, in memory of its own; where a step is planned only, its shape.
+    """Return a copy of `value` with `sharding`, in memory of its own; on an abstract mesh its shape.
 
     `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,
     aligned numpy memory); a later donated step would then delete or overwrite the caller's array.
@@ -73,7 +91,7 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         ClusterError: in all processes alike, where the processes that the copy goes to have different values.
     """
     value = native(value)
-    if is_without_arrays():
+    if is_abstract(sharding):
         shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(getattr(value, "dtype", type(value)))
         return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it

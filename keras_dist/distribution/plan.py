@@ -16,7 +16,6 @@ from keras_dist import _html, _jax
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 from keras_dist._types import ArrayLike, DTypeLike, PyTree, PyTreeDef
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -204,7 +203,7 @@ class LayoutPlan:
         Raises:
             LayoutError: `fn` returns something else than what was planned.
         """
-        if is_without_arrays():
+        if self.mesh.is_abstract:
             self.check_tree(jax.eval_shape(fn, *args), "the result of the initialiser")
             return self.shapes
         return self.compile_init(fn, *args)(*args)

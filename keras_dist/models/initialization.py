@@ -35,7 +35,7 @@ from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.mesh_of_layouts import distribution_of_layers
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
-from keras_dist.models.placing import distribution_now, initial_state, next_seed, place_of, told_of_one_device
+from keras_dist.models.placing import distribution_now, initial_state, place_of, told_of_one_device
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe
 from keras_dist.models.trainability import Trainability
@@ -153,7 +153,7 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     record = model._outside
     chosen = current_distribution() if record.made_under is None else record.made_under
     with depth_checked(model):
-        record.session = _session_of_layers(model, (args, kwargs), next_seed(), chosen)
+        record.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
     record.made_under = chosen
     record.built_for = args[0] if len(args) == 1 and not kwargs else None
     record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)

@@ -21,7 +21,7 @@ from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.placing import distribution_now, initial_state, next_seed, place_of
+from keras_dist.models.placing import distribution_now, initial_state, place_of
 from keras_dist.models.session import Session
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
@@ -98,7 +98,7 @@ class ModuleSource:
                 fix="compile and fit it; or found = distribution.search(model, (x, y)), and make the model under "
                 "found.distribution",
             )
-        seed = next_seed() if self.seed is None else self.seed
+        seed = random.next_seed() if self.seed is None else self.seed
         graph, state_or_init, found = self._traced(asked)
         distribution = distribution_now(found)
         plan = distribution.plan_variables(graph.specs, graph.treedef)

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from keras_dist import random
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_plan
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.plan import LayoutPlan
@@ -68,11 +66,6 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
     if found is None:
         tell_of_one_device()
     return found
-
-
-def next_seed() -> int:
-    """Return the seed of a model that is created; one that is only planned takes none from those after it."""
-    return random.current_seed() if is_without_arrays() else random.next_seed()
 
 
 def initial_state(

@@ -10,12 +10,11 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import lint
-from keras_dist.distribution.abstract import without_arrays
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import LayoutError, LayoutWarning
-from keras_dist.planner.tracing import forward_of, trace_step
+from keras_dist.planner.tracing import forward_of, planning, trace_step
 from keras_dist.training.activations import tensor_names
 
 
@@ -91,7 +90,7 @@ def check(
             found += error.problems
         source = ShapeSource(*unpack(batch, "batch"))
         replicated = DataParallel(distribution.device_mesh)  # which no rule can stop
-        with without_arrays(), replicated.scope():
+        with planning(), replicated.scope():
             forward, _ = forward_of(model_or_factory, source.x, replicated)
     specs, rules = forward.graph.specs, distribution.layout_map
     tensors = tensor_names(forward.graph.module_paths, source.x)

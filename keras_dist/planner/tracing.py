@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -16,7 +16,7 @@ from keras_dist._signatures import takes
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.shapes import ShapeSource
-from keras_dist.distribution.abstract import without_arrays
+from keras_dist.distribution.abstract import abstract_meshes
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
@@ -29,6 +29,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
+from keras_dist.random.seeds import unchanged_seeds
 from keras_dist.training.activations import input_names, naming_scopes
 from keras_dist.training.choices import Choices
 from keras_dist.training.executions import data_layouts
@@ -111,11 +112,18 @@ def trace_step(
     x, y, sample_weight = unpack(batch, "batch")
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())
-    with without_arrays(platform), distribution.scope() if distribution else contextlib.nullcontext():
+    with planning(platform), distribution.scope() if distribution else contextlib.nullcontext():
         forward, choices = forward_of(model_or_factory, source.x, distribution)
         if remat is not None:
             forward = dataclasses.replace(forward, remat=resolve_remat(remat))
         return _lowered(source, forward, choices, optimizer, loss)
+
+
+@contextlib.contextmanager
+def planning(platform: str | None = None) -> Generator[None]:
+    """Inside, meshes are abstract, and models that are made take no seeds from other models."""
+    with abstract_meshes(platform), unchanged_seeds():
+        yield
 
 
 def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:

@@ -73,6 +73,17 @@ def next_seed() -> int:
     return int(np.random.SeedSequence([_seed, number]).generate_state(1)[0])
 
 
+@contextlib.contextmanager
+def unchanged_seeds() -> Generator[None]:
+    """Inside, `next_seed` takes no seed from the models that are made afterwards."""
+    global _drawn
+    before = _drawn
+    try:
+        yield
+    finally:
+        _drawn = before
+
+
 def next_key() -> jax.Array:
     """Return the next typed PRNG key: of the model that is being built, else of the process."""
     global _process_stream

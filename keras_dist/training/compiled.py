@@ -16,12 +16,11 @@ from keras_dist import _programs, _ranges
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
 from keras_dist.distribution import liveness
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import Facts, agreed_programs, is_shared
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.placement import place_copy
+from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
@@ -255,7 +254,7 @@ class CompiledSteps:
         return traced_in(self._distribution, rows, trace, pads=self._options.pads)
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
-        platform = self._mesh.platform if is_without_arrays() else None
+        platform = self._mesh.platform if self._mesh.is_abstract else None
         return _programs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
 
     def _warn_of_splits(self, jaxpr: Any) -> None:
@@ -391,9 +390,7 @@ def _noting(batch: Batch | Execution) -> contextlib.AbstractContextManager[None]
 def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:
     """The states of accumulators before the first batch, on every device."""
     start = {name: accumulator.start() for name, accumulator in accumulators.items()}
-    if is_without_arrays():
-        return jax.tree.map(lambda value: place_copy(value, _replicated(mesh)), start)
-    return jax.device_put(start, _replicated(mesh))
+    return put(start, _replicated(mesh))
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:

@@ -22,6 +22,7 @@ from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.placement import put
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.same_rows import SameRows, Take
 from keras_dist.distribution.strategy import Distribution
@@ -374,7 +375,7 @@ def placed(execution: Single | Stacked, distribution: Distribution) -> Single | 
     """The execution with its arrays on the devices; of several processes, the global arrays that they make together."""
     batch, shardings = execution.batch, execution.shardings(distribution)
     if batch.portion is None:
-        arrays = jax.device_put(batch.arrays, shardings)
+        arrays = put(batch.arrays, shardings)
     else:
         whole = functools.partial(global_portion, portion=batch.portion, dim=0 if batch.stacked is None else 1)
         arrays = jax.tree.map(whole, batch.arrays, shardings)

@@ -7,7 +7,6 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.recognition import Source
 from keras_dist.data.source import RowSource
-from keras_dist.distribution.abstract import is_without_arrays
 from keras_dist.distribution.agreement import is_shared
 from keras_dist.distribution.process_rows import Share
 from keras_dist.distribution.same_rows import SameRows
@@ -134,8 +133,4 @@ class Placement:
 
     def _global(self, batch: Batch) -> Batch:
         """The global batch, of which several processes have each a portion."""
-        return (
-            batch
-            if is_without_arrays() or is_put_by_dispatch(batch)
-            else placed(Single(batch), self._distribution).batch
-        )
+        return batch if is_put_by_dispatch(batch) else placed(Single(batch), self._distribution).batch

@@ -338,6 +338,11 @@ class StateCell(Keeper):
         return [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
 
     @property
+    def kinds(self) -> str:
+        """The kinds of variables of a foreign module; empty for layers."""
+        return self.graph.described_kinds() if self.graph.is_foreign else ""
+
+    @property
     def mesh(self) -> DeviceMesh:
         """The devices."""
         return self.plan.mesh
@@ -405,7 +410,8 @@ class StateCell(Keeper):
             is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
             is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
             shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            view = Variable.view(shape, spec.path, name, is_trained, self.graph.constraints[index])
+            metadata = {"constraint": self.graph.constraints[index], "is_key": spec.role == "rng"}
+            view = Variable.view(shape, spec.path, name, is_trained, **metadata)
             view.lend_for_good(self)
             self._index_of[id(view)] = index
             self._views[spec.path] = view

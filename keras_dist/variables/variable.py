@@ -139,7 +139,6 @@ class Variable(Lendable):
         name: str | None,
         layout: TensorLayout | None = None,
         autocast: bool = False,
-        constraint: Any = None,
     ) -> None:
         super().__init__(
             value,
@@ -148,7 +147,7 @@ class Variable(Lendable):
             number=None,
             layout=layout,
             regularizer=None,
-            constraint=constraint,
+            constraint=None,
             autocast=autocast,
         )
 
@@ -167,11 +166,12 @@ class Variable(Lendable):
 
     @classmethod
     def view(
-        cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, trainable: bool, constraint: Any = None
+        cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, trainable: bool, **metadata: Any
     ) -> Variable:
         """Create a variable for an array in a foreign module, before `lend_to` gives it the owner of that array."""
         variable = Variable.__new__(Variable, trainable=trainable)
-        variable._begin(value, path, name, constraint=constraint)
+        variable._begin(value, path, name)
+        variable.set_metadata(**metadata)
         return variable
 
     def _lie_as_distributed(self) -> None:
@@ -204,9 +204,10 @@ class Variable(Lendable):
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
+        kinds = getattr(self.borrower, "kinds", "")
         raise ModelError(
             f"cannot set `trainable` of {self.path!r}",
-            given=f"variable.trainable = {value}",
+            given=f"variable.trainable = {value}{f' in a module with {kinds}' if kinds else ''}",
             fix="layer.trainable = False, or add_weight(..., trainable=False), then compile; for a foreign module "
             "Model.from_nnx(factory, trainable=nnx.LoRAParam), or trainable='head/.*'",
         )
@@ -324,7 +325,8 @@ class Variable(Lendable):
         self.set_raw_value(distribute_tensor(self.peek(), layout))
 
     def __repr__(self) -> str:
-        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, value={self.peek()}>"
+        axes = "" if self.layout is None else f"axes={self.layout.axes}, "
+        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}, {axes}value={self.peek()}>"
 
     __str__ = __repr__
 

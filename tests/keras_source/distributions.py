@@ -10,7 +10,6 @@ import keras_dist as kd
 from keras_dist.distribution import devices, job
 from keras_dist.distribution.job_arguments import JobArguments
 from keras_dist.layers import Variable
-from keras_dist.models.variable import ModelVariable
 from tests.keras_source.modules import PACKAGE
 
 BACKEND = "src.backend.jax.distribution_lib"
@@ -77,8 +76,7 @@ def connect() -> None:
         (FRONT, "list_devices", devices, "list_devices"),
     ):
         setattr(owner, own, asking(importlib.import_module(f"{PACKAGE}.{module}"), name, getattr(owner, own)))
-    for variable in (Variable, ModelVariable):
-        variable._value = property(lambda self: self.value)  # type: ignore[attr-defined]
+    Variable._value = property(lambda self: self.value)  # type: ignore[attr-defined]
 
 
 def asking(module: Any, name: str, own: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import applications
-from keras_dist.distribution.abstract import without_arrays
+from keras_dist.distribution.abstract import abstract_meshes
 from keras_dist.errors import DataError, ModelError
 from tests import soak
 
@@ -39,7 +39,7 @@ def test_layers_and_weights_are_those_of_keras(keras, name):
     theirs, ours = built(keras, name, SHAPE)
     assert ours.name == theirs.name
     assert [layer.name for layer in ours.layers] == [layer.name for layer in theirs.layers]
-    with without_arrays():
+    with abstract_meshes():
         mine = [(weight.path, tuple(weight.shape), str(weight.dtype)) for weight in ours.weights]
     assert mine == [(weight.path, tuple(weight.shape), str(weight.dtype)) for weight in theirs.weights]
     described = [
@@ -66,7 +66,7 @@ def test_predictions_are_those_of_keras(keras, name, last):
     theirs, ours = built(keras, name, SHAPE)
     if last:
         theirs = keras.Model(theirs.input, theirs.get_layer(last).output)
-        with without_arrays():
+        with abstract_meshes():
             ours = kd.Model(ours.input, ours.get_layer(last).output)
     ours = kd.Model.from_config(ours.get_config())  # with arrays
     random = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def built(keras, name, shape):
     arguments = {"weights": None, "input_shape": shape, **NETWORKS[name]}
     keras.backend.clear_session()  # it numbers layers in the process
     scope = importlib.import_module("keras.src.backend.common.stateless_scope").StatelessScope
-    with scope(initialize_variables=False), without_arrays():
+    with scope(initialize_variables=False), abstract_meshes():
         return getattr(keras.applications, name)(**arguments), getattr(applications, name)(**arguments)
 
 
