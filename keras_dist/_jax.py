@@ -306,7 +306,7 @@ def without_eager_sharding() -> Any:
 
 def variable_role(variable: Any) -> str:
     """Return the role of an NNX `Variable`: parameter, rng, state or statistic; parameter for a box of Linen's."""
-    if isinstance(variable, nnx.Param | meta.Partitioned):
+    if isinstance(variable, nnx.Param | meta.Partitioned) or getattr(type(variable), "is_parameter", False):
         return "parameter"
     if isinstance(variable, nnx.RngState):
         return "rng"

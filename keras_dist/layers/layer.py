@@ -39,7 +39,7 @@ from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.record import Recorded
 from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
-from keras_dist.layers.weights import WeightOwner, own_variables
+from keras_dist.layers.weights import WeightOwner, own_variables, walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
@@ -180,6 +180,9 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     def trainable(self, value: bool) -> None:
         for layer in self._owners():
             layer._trainable, layer._trainable_was_set = bool(value), True
+        for _, variable, owners in walk_owned(self):
+            if isinstance(variable, Variable):
+                variable.follow(owners)
 
     def call(self, *args: Any, **kwargs: Any) -> PyTree:
         """Compute the output. Subclasses define this method.

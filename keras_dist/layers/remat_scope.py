@@ -14,11 +14,11 @@ from keras_dist import _jax
 from keras_dist._arguments import argument_error, check_size
 from keras_dist._types import PyTree
 from keras_dist.layers.record import Recorded
-from keras_dist.variables import call_context
+from keras_dist.variables import Frozen, call_context
 
 MODES = ("full", "activations", "larger_than", "list_of_layers")
 
-_NOT_STATE = (nnx.Param, nnx.Intermediate)
+_NOT_STATE = (nnx.Param, Frozen, nnx.Intermediate)
 """Variables that a call does not change for good."""
 
 

@@ -118,7 +118,7 @@ def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
 
 def _rank(variable: nnx.Variable) -> tuple[bool, int]:
     metadata = variable.get_metadata()
-    return not (isinstance(variable, nnx.Param) or metadata.get("is_frozen")), metadata.get("number") or 0
+    return not (_jax.variable_role(variable) == "parameter" or metadata.get("is_frozen")), metadata.get("number") or 0
 
 
 def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:

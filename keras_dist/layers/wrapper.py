@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist import _jax
 from keras_dist._arguments import check_size
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
@@ -106,7 +107,7 @@ class TimeDistributed(Wrapper):
         def step(inputs: jax.Array, mask: jax.Array | None) -> PyTree:
             return call_inside(self.layer, training, inputs, **({} if mask is None else {"mask": mask}))
 
-        if all(isinstance(variable, nnx.Param) for _, variable in walk(self.layer)):
+        if all(_jax.variable_role(variable) == "parameter" for _, variable in walk(self.layer)):
             axes = (1, None if mask is None else 1)
             outputs, losses = jax.vmap(step, in_axes=axes, out_axes=(1, 0))(inputs, mask)
         else:

@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,9 @@ class Variable(Lendable):
     """
 
     __slots__ = ("_belonging",)
+
+    is_parameter: ClassVar[bool] = False
+    """Whether gradients train the variable, unless `trainable` of its layers is False."""
 
     def __new__(
         cls,
@@ -200,7 +203,7 @@ class Variable(Lendable):
     @property
     def trainable(self) -> bool:
         """Whether gradients train it. It follows from its layers, and counts from the next `compile`."""
-        return isinstance(self, nnx.Param) and say_trainable(self._owners)
+        return self.is_parameter and say_trainable(self._owners)
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
@@ -241,6 +244,12 @@ class Variable(Lendable):
         """Store the layers around it, the innermost first, and its path in the outermost."""
         # weakly: tracers must not wait for the garbage collector
         object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path))
+        self.follow(owners)
+
+    def follow(self, owners: Owners) -> None:
+        """Be an `nnx.Param` if the layers around it are trained, so that filters of NNX select what is trained."""
+        if type(self) in (Parameter, Frozen):
+            self.__class__ = Parameter if say_trainable(owners) else Frozen  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def _owners(self) -> Owners:
@@ -332,7 +341,15 @@ class Variable(Lendable):
 
 
 class Parameter(Variable, nnx.Param):
-    """A weight that gradients train."""
+    """A trainable weight."""
+
+    is_parameter = True
+
+
+class Frozen(Variable):
+    """A trainable weight in a layer whose `trainable` is False."""
+
+    is_parameter = True
 
 
 class Statistic(Variable):

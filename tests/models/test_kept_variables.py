@@ -437,3 +437,29 @@ def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
     assert not weights[0].keepers
     assert [weight.layout for weight in weights] == [kernel, bias]
     assert kernel == kd.TensorLayout((None, "model"), mesh)
+
+
+def test_nnx_selects_the_variables_that_are_trained():
+    def count(module):
+        return len(jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+    body = kd.Sequential([kd.Input((4,)), kd.layers.Dense(3), kd.layers.BatchNormalization()], name="body")
+    model = kd.Sequential([body, kd.layers.Dense(2, name="head"), kd.layers.Dense(1, trainable=False)])
+    model.build((None, 4))
+    assert count(model) == len(model.trainable_weights) == 6
+    kernel = body.layers[0].kernel
+    before = kernel.numpy()
+    body.trainable = False
+    assert count(model) == len(model.trainable_weights) == 2
+    assert model.layout_plan.row(kernel.path).role == "parameter"
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4), "float32"), np.zeros((8, 1), "float32"), verbose=0)
+    np.testing.assert_array_equal(kernel.numpy(), before)
+    body.layers[0].trainable = True
+    assert count(model) == len(model.trainable_weights) == 4 and body.layers[0].kernel is kernel
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 4), "float32"), np.zeros((8, 1), "float32"), verbose=0)
+    assert not np.array_equal(kernel.numpy(), before)
+    layer = kd.layers.Dense(2, trainable=False)
+    layer(np.ones((1, 2)))
+    assert count(layer) == len(layer.trainable_weights) == 0 and len(layer.non_trainable_weights) == 2

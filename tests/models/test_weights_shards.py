@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests.models.weights import model_on, weights_of
 
