@@ -95,7 +95,7 @@ class Lendable(Operators, nnx.Variable):
     the slots of the optimizer of a model are.
     """
 
-    __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
+    __slots__ = ("_borrower", "_is_key", "_is_own", "_keepers", "_mesh")
 
     @property
     def _raw_value(self) -> Any:
@@ -165,12 +165,16 @@ class Lendable(Operators, nnx.Variable):
         """Set an unshared array."""
         object.__setattr__(self, "_is_own", True)
         _jax.raw_value.__set__(self, array)
-        Changes.note()
+        self._note_change()
 
     def lend_to(self, borrower: Borrower | None) -> None:
         """Lend the array to a borrower; None ends the loan."""
         object.__setattr__(self, "_borrower", borrower)
-        Changes.note()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self._slot("_keepers", ()):  # readers of many variables are models
+            Changes.note()
 
     def lend_for_good(self, keeper: Keeper) -> None:
         """Let a training state hold the array, until `lend_to(None)`."""
@@ -180,7 +184,7 @@ class Lendable(Operators, nnx.Variable):
     @property
     def is_key(self) -> bool:
         """Whether the variable is the state of a random generator."""
-        return bool(self.get_metadata().get("is_key"))
+        return self._slot("_is_key", False)
 
     def join(self, keeper: Keeper) -> None:
         """Add a training state that contains the variable, or note that it has moved to another mesh."""

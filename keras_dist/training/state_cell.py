@@ -410,8 +410,8 @@ class StateCell(Keeper):
             is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
             is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
             shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            metadata = {"constraint": self.graph.constraints[index], "is_key": spec.role == "rng"}
-            view = Variable.view(shape, spec.path, name, is_trained, **metadata)
+            constraint, is_key = self.graph.constraints[index], spec.role == "rng"
+            view = Variable.view(shape, spec.path, name, is_trained, constraint, is_key)
             view.lend_for_good(self)
             self._index_of[id(view)] = index
             self._views[spec.path] = view

@@ -169,12 +169,19 @@ class Variable(Lendable):
 
     @classmethod
     def view(
-        cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, trainable: bool, **metadata: Any
+        cls,
+        value: jax.ShapeDtypeStruct,
+        path: str,
+        name: str | None,
+        trainable: bool,
+        constraint: Any = None,
+        is_key: bool = False,
     ) -> Variable:
         """Create a variable for an array in a foreign module, before `lend_to` gives it the owner of that array."""
         variable = Variable.__new__(Variable, trainable=trainable)
         variable._begin(value, path, name)
-        variable.set_metadata(**metadata)
+        variable.constraint = constraint
+        object.__setattr__(variable, "_is_key", is_key)
         return variable
 
     def _lie_as_distributed(self) -> None:
