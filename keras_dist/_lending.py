@@ -95,7 +95,10 @@ class Lendable(Operators, nnx.Variable):
     the slots of the optimizer of a model are.
     """
 
-    __slots__ = ("_borrower", "_is_key", "_is_own", "_keepers", "_mesh")
+    is_key = False
+    """Whether the variable is the state of a random generator."""
+
+    __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
 
     @property
     def _raw_value(self) -> Any:
@@ -180,11 +183,6 @@ class Lendable(Operators, nnx.Variable):
         """Let a training state hold the array, until `lend_to(None)`."""
         object.__setattr__(self, "_mesh", keeper.mesh)
         self.lend_to(keeper)
-
-    @property
-    def is_key(self) -> bool:
-        """Whether the variable is the state of a random generator."""
-        return self._slot("_is_key", False)
 
     def join(self, keeper: Keeper) -> None:
         """Add a training state that contains the variable, or note that it has moved to another mesh."""

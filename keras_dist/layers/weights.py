@@ -175,8 +175,8 @@ class WeightOwner:
         views = self._outside.views
         owner: Any = views[path].borrower if path in views else None
         if owner is None or owner.variable is not variable:
-            shape, is_trained = jax.ShapeDtypeStruct(variable.shape, variable.dtype), isinstance(variable, nnx.Param)
-            views[path] = Variable.view(shape, path, keras_name(variable), is_trained)
+            shape = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            views[path] = Variable.view(shape, path, keras_name(variable), _jax.variable_role(variable))
             views[path].lend_to(ForeignWeight(variable))
         views[path].belong_to(owners, path)
         return views[path]

@@ -129,7 +129,7 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
     """The position `[seed, draws]` of a generator, with what Keras's variables have."""
 
     trainable = False
-    is_key = True  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    is_key = True
     name = "seed_generator_state"
 
     @property

@@ -409,9 +409,9 @@ class StateCell(Keeper):
             name = None if holder is None else holder.get_metadata().get("keras_name")
             is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
             is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
+            role = "parameter" if is_trained else "rng" if spec.role == "rng" else "statistic"
             shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            constraint, is_key = self.graph.constraints[index], spec.role == "rng"
-            view = Variable.view(shape, spec.path, name, is_trained, constraint, is_key)
+            view = Variable.view(shape, spec.path, name, role, self.graph.constraints[index])
             view.lend_for_good(self)
             self._index_of[id(view)] = index
             self._views[spec.path] = view

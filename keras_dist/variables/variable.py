@@ -169,19 +169,13 @@ class Variable(Lendable):
 
     @classmethod
     def view(
-        cls,
-        value: jax.ShapeDtypeStruct,
-        path: str,
-        name: str | None,
-        trainable: bool,
-        constraint: Any = None,
-        is_key: bool = False,
+        cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, role: str, constraint: Any = None
     ) -> Variable:
         """Create a variable for an array in a foreign module, before `lend_to` gives it the owner of that array."""
-        variable = Variable.__new__(Variable, trainable=trainable)
+        kind: Any = {"parameter": Parameter, "rng": Key}.get(role, Statistic)
+        variable = kind.__new__(kind)
         variable._begin(value, path, name)
         variable.constraint = constraint
-        object.__setattr__(variable, "_is_key", is_key)
         return variable
 
     def _lie_as_distributed(self) -> None:
@@ -357,6 +351,12 @@ class Frozen(Variable):
     """A trainable weight in a layer whose `trainable` is False."""
 
     is_parameter = True
+
+
+class Key(Variable):
+    """The state of a random generator in a foreign module."""
+
+    is_key = True
 
 
 class Statistic(Variable):
