@@ -16,7 +16,6 @@ from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
 from keras_dist.callbacks.orbax_checkpoint import OrbaxCheckpoint
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
-from keras_dist.callbacks.remote_monitor import RemoteMonitor
 from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights
 from keras_dist.callbacks.tensorboard import TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
@@ -34,7 +33,6 @@ __all__ = [
     "OrbaxCheckpoint",
     "ProgbarLogger",
     "ReduceLROnPlateau",
-    "RemoteMonitor",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",
