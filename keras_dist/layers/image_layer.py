@@ -75,7 +75,6 @@ class ImageLayer(Layer):
             raise ModelError(
                 f"layer {self.name!r} gets batches of different sizes",
                 given=", ".join(f"{name} of shape {shape}" for name, shape in shapes.items()),
-                expected="the same first dim of all of them, the batch",
                 fix="batch images and what belongs to them together",
             )
         return arrays
@@ -115,7 +114,6 @@ class ImageLayer(Layer):
             raise ModelError(
                 f"layer {self.name!r} takes images of red, green and blue",
                 given=f"images of shape {images.shape} with data_format={self.data_format!r}",
-                expected=f"{' or '.join(map(str, counts))} channels",
                 fix="pass red, green and blue alone, as images[..., :3], or a gray channel three times",
             )
 
