@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist._patterns import Patterns, pattern
@@ -199,15 +199,9 @@ def equivalent_rules(
     keys: dict[str, list[str]] = {}
     for rule, paths in decided.items():
         wanted = set(paths)
-        kept = [form for form in _forms(rule) if matched(form, names, "fullmatch") - exact == wanted - exact]
+        kept = [form for form in _forms(rule) if _matched(form, names) - exact == wanted - exact]
         keys[rule] = kept[:1] if kept and not wanted <= exact else list(paths)
     return keys
-
-
-def matched(rule: str, names: Mapping[str, Sequence[str]], how: Matching) -> set[str]:
-    """Return the paths of which a rule matches a name."""
-    match: Callable[[str], Any] = getattr(pattern(rule), how)
-    return {path for path, known in names.items() if any(match(name) for name in known)}
 
 
 def _matching_of(rules: Mapping[str, Axes]) -> Matching:
@@ -254,6 +248,12 @@ def _forms(rule: str) -> list[str]:
     candidates = [*forms, *(f"{form}.*" for form in wrapped), *(f".*{form}" for form in wrapped)]
     candidates += [f".*{form}.*" for form in wrapped]
     return [form for form in dict.fromkeys(candidates) if _is_expression(form)]
+
+
+def _matched(rule: str, names: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the paths that a rule matches under one of their names."""
+    match = pattern(rule).fullmatch
+    return {path for path, known in names.items() if any(map(match, known))}
 
 
 def _is_expression(text: str) -> bool:
