@@ -94,7 +94,6 @@ _environment.size_thread_pool(_environment.fake_device_count())
 
 # what works on models stands above `saving`, which has these names of Keras
 _not_here.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
-_not_here.tell_place("keras_dist.saving", ("KerasFileEditor",), "keras_dist.models.file_editor")
 _OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
 _not_here.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 

@@ -349,19 +349,25 @@ def state_of(tree: Any) -> Any:
     return nnx.state(tree) if isinstance(tree, nnx.Module) else tree
 
 
-def _set_count(count: Any, value: Any, **options: Any) -> None:
-    """`RngCount.set_value`, which replaces a traced count by another without asking for its sharding.
+class _RngStream(nnx.RngStream):
+    """A stream that replaces its count whole.
 
-    Flax asks, and JAX 0.10 answers with an error that lists what the value was computed from: each key drawn in a
-    trace takes as long as the trace is.
+    Flax 0.12 writes `count[...] = value`, for which it compares shardings. JAX 0.10 answers the question of a traced
+    value for its sharding with an error as long as the trace: 48 blocks took five seconds more to be created.
     """
-    old = count.get_raw_value()
-    if options.get("index") is ... and is_traced(value) and (value.shape, value.dtype) == (old.shape, old.dtype):
-        options = {}
-    nnx.Variable.set_value(count, value, **options)
+
+    def __call__(self) -> jax.Array:
+        self.count._check_can_update()
+        count = self.count[...]
+        self.count.set_value(count + 1)
+        return jax.random.fold_in(self.key[...], count)
 
 
-nnx.RngCount.set_value = _set_count  # type: ignore[method-assign]
+def rngs_for_creation(key: jax.Array) -> nnx.Rngs:
+    """Return `nnx.Rngs(key)` for a factory of modules that runs in a trace."""
+    rngs = nnx.Rngs()
+    rngs.default = _RngStream(key, tag="default")  # pyright: ignore[reportAttributeAccessIssue]
+    return rngs
 
 
 def tied_paths(tree: Any) -> list[list[str]]:

@@ -75,7 +75,7 @@ def _model_or_factory(run: RunConfig) -> Any:
             known = {name: getattr(models, name) for name in models.__all__}
             described = {"class_name": component.name, "config": arguments}
             return deserialize_keras_object(described, module_objects=known)
-        found = _imported(component.name, key)
+        found = imported(component.name, key)
         is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
         if callable(found) and not is_model and takes(found, **arguments, rngs=None):
             return functools.partial(found, **deserialize_keras_object(arguments))
@@ -87,7 +87,7 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     component, key = needed(run.data, "data"), "data"
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
-    parts = _called(_imported(found, key) if isinstance(found, str) else found, component, key)
+    parts = _called(imported(found, key) if isinstance(found, str) else found, component, key)
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
         raise ConfigError(
             f"{key}: {component.name} does not return two parts",
@@ -115,7 +115,7 @@ def callback_of(component: Component, number: int) -> Callback:
     known = {
         name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
     }
-    found = _imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
+    found = imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
     with told_of(key):
         made = _called(found, component, key)
     if isinstance(made, Callback):
@@ -180,7 +180,7 @@ def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory:
             described = {"class_name": component.name, "config": component.arguments}
             with custom_object_scope(_objects()):
                 return get(described if component.arguments else component.name)
-        found = _imported(component.name, key)
+        found = imported(component.name, key)
         makes = is_factory or component.arguments or isinstance(found, type)
         return get(_called(found, component, key) if makes and callable(found) else found)
 
@@ -202,14 +202,23 @@ def _named(name: str, key: str, known: dict[str, Any]) -> Any:
     return found
 
 
-def _imported(path: str, key: str) -> Any:
-    """What an import path `"module:Thing"` names. Its module is run."""
+def imported(path: str, key: str) -> Any:
+    """Return the object at an import path, `"module:Thing"`. Its module is run.
+
+    Args:
+        path: the import path.
+        key: the setting or argument that holds the path, in error messages.
+
+    Raises:
+        ConfigError: the module does not exist, or has no such name.
+    """
     module_name, _, names = path.partition(":")
     try:
+        if not module_name or module_name.startswith("."):
+            raise ModuleNotFoundError(name=module_name)
         found = importlib.import_module(module_name)
-    except (ModuleNotFoundError, ValueError, TypeError) as error:
-        missing = getattr(error, "name", None) or module_name
-        if not (module_name or ".").startswith(missing) and not module_name.startswith("."):
+    except ModuleNotFoundError as error:
+        if not module_name.startswith(str(error.name)):
             raise  # a module that this one imports
         raise ConfigError(
             f"{key}: there is no module {module_name!r}",

@@ -4,41 +4,23 @@ from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist.callbacks.backup_and_restore import BackupAndRestore
-from keras_dist.callbacks.callback import Callback
-from keras_dist.callbacks.callback_list import CallbackList
-from keras_dist.callbacks.csv_logger import CSVLogger
-from keras_dist.callbacks.early_stopping import EarlyStopping
-from keras_dist.callbacks.history import History
-from keras_dist.callbacks.lambda_callback import LambdaCallback
-from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler
-from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
-from keras_dist.callbacks.orbax_checkpoint import OrbaxCheckpoint
-from keras_dist.callbacks.progbar_logger import ProgbarLogger
-from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
-from keras_dist.callbacks.remote_monitor import RemoteMonitor
-from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights
-from keras_dist.callbacks.tensorboard import TensorBoard
-from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN
+from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
+from keras_dist.callbacks.callback import Callback as Callback
+from keras_dist.callbacks.callback_list import CallbackList as CallbackList
+from keras_dist.callbacks.csv_logger import CSVLogger as CSVLogger
+from keras_dist.callbacks.early_stopping import EarlyStopping as EarlyStopping
+from keras_dist.callbacks.history import History as History
+from keras_dist.callbacks.lambda_callback import LambdaCallback as LambdaCallback
+from keras_dist.callbacks.learning_rate_scheduler import LearningRateScheduler as LearningRateScheduler
+from keras_dist.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+from keras_dist.callbacks.orbax_checkpoint import OrbaxCheckpoint as OrbaxCheckpoint
+from keras_dist.callbacks.progbar_logger import ProgbarLogger as ProgbarLogger
+from keras_dist.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
+from keras_dist.callbacks.swap_ema_weights import SwapEMAWeights as SwapEMAWeights
+from keras_dist.callbacks.tensorboard import TensorBoard as TensorBoard
+from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
 
-__all__ = [
-    "BackupAndRestore",
-    "CSVLogger",
-    "Callback",
-    "CallbackList",
-    "EarlyStopping",
-    "History",
-    "LambdaCallback",
-    "LearningRateScheduler",
-    "ModelCheckpoint",
-    "OrbaxCheckpoint",
-    "ProgbarLogger",
-    "ReduceLROnPlateau",
-    "RemoteMonitor",
-    "SwapEMAWeights",
-    "TensorBoard",
-    "TerminateOnNaN",
-]
+__all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
 complete_docstrings(vars())
 
 if not TYPE_CHECKING:

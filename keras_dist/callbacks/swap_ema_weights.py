@@ -30,12 +30,12 @@ class SwapEMAWeights(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Give the weights back."""
         if self.swap_on_epoch:
-            self._give_back()
+            self._swap(False)
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Take the averages; after the last epoch for good: `fit` ends with what the optimizer keeps as averages."""
         if self.swap_on_epoch:
-            self._take()
+            self._swap(True)
             if epoch == self.params["epochs"] - 1 or self.model.stop_training:
                 for variable, average in self._pairs():
                     average.assign(variable.value)
@@ -43,35 +43,28 @@ class SwapEMAWeights(Callback):
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Take the averages."""
-        self._take()
+        self._swap(True)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Give the weights back."""
-        self._give_back()
+        self._swap(False)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Take the averages."""
-        self._take()
+        self._swap(True)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
         """Give the weights back."""
-        self._give_back()
+        self._swap(False)
 
-    def _take(self) -> None:
-        if not self._is_swapped:
-            self._swap()
-            self._is_swapped = True
-
-    def _give_back(self) -> None:
-        if self._is_swapped:
-            self._swap()
-            self._is_swapped = False
-
-    def _swap(self) -> None:
+    def _swap(self, to_averages: bool) -> None:
+        if self._is_swapped == to_averages:
+            return
         for variable, average in self._pairs():
             weight = variable.value
             variable.assign(average.value)
             average.assign(weight)
+        self._is_swapped = to_averages
 
     def _pairs(self) -> list[tuple[Any, Any]]:
         """The variables of the model with those of their averages."""

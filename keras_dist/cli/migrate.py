@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Annotated, Any, Literal
 
@@ -12,8 +13,10 @@ from keras_dist.cli.arguments import AsJson, Mesh, Settings, load, show_toml, to
 
 def migrate(
     source: Annotated[
-        pathlib.Path,
-        typer.Argument(metavar="MAP", help="a table of rules (TOML, YAML, JSON), or a Python file, which is not run"),
+        str,
+        typer.Argument(
+            metavar="MAP", help="a table of rules (TOML, YAML, JSON), or the import path of a map, package.module:NAME"
+        ),
     ],
     matching: Annotated[
         Literal["fullmatch", "search", "match"] | None,
@@ -33,11 +36,18 @@ def migrate(
 ) -> int:
     """Turn a layout map into rules of a config.
 
-    Those of Keras or DTensor become the table [distribution.layout]. It goes to stdout, and what became of each rule to
-    stderr. The exit code is 1 if a rule could not be read, or matches nothing of the model.
+    The rules of a map of Keras or DTensor become the table [distribution.layout] on stdout; stderr shows each old rule
+    beside its new one. An import path runs its module. The exit code is 1 if a rule could not be read, or matches
+    nothing of the model.
     """
     from keras_dist.config import migrate_layout_map
 
+    layout_map: Any = source
+    if ":" in source and not os.path.exists(source):
+        from keras_dist import assembly
+
+        with to_stderr():
+            layout_map = assembly.imported(source, "MAP")
     known: dict[str, Any] = {}
     if config is not None:
         from keras_dist import assembly, planner
@@ -45,6 +55,6 @@ def migrate(
         with to_stderr():
             report = planner.check(**vars(assembly.plan_inputs(load(config, mesh, settings))))
         known = {"weights": report.weights, "tensors": report.tensors}
-    found = migrate_layout_map(source, matching, **known)
+    found = migrate_layout_map(layout_map, matching, **known)
     show_toml(found, json)
     return 1 if found.problems else 0

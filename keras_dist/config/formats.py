@@ -29,8 +29,16 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _TOO_DEEP, _HUGE = "nested too deeply", "integer string conversion"  # as Python says it
 
 
-def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = ()) -> dict[Any, Any]:
-    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table; see `read_text`."""
+def read_table(file: Path, what: str = "a config file") -> dict[Any, Any]:
+    """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table.
+
+    Args:
+        file: its path.
+        what: the expected file, in error messages.
+
+    Raises:
+        ConfigError: the file cannot be read, or its text is not a table.
+    """
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         raise ConfigError(
             f"{file}: not a config file by its name",
@@ -38,7 +46,7 @@ def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = 
             expected="a file .toml, .yaml (or .yml) or .json",
             fix="rename the file to the format that it is in",
         )
-    text = read_text(file, what, also)
+    text = _read_text(file, what)
     try:
         table = _PARSERS[file.suffix.lower()](text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -53,17 +61,7 @@ def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = 
     return cast("dict[Any, Any]", table)
 
 
-def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = ()) -> str:
-    """Return the text of a file.
-
-    Args:
-        file: its path.
-        what: the file that is expected, in error messages.
-        also: further suffixes of such files.
-
-    Raises:
-        ConfigError: it cannot be read, or is not in UTF-8.
-    """
+def _read_text(file: Path, what: str) -> str:
     given, size = repr(str(file)), os.path.getsize(file) if os.path.isfile(file) else 0
     if os.path.exists(file) and not os.path.isfile(file):
         what = "is a directory" if os.path.isdir(file) else "is no regular file"
@@ -75,7 +73,7 @@ def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = (
         with file.open("rb") as stream:
             return stream.read(LIMIT_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise _missing(file, what, (*SUFFIXES, *also)) from error
+        raise _missing(file, what) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{file}: not text in UTF-8",
@@ -92,9 +90,9 @@ def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = (
         ) from error
 
 
-def _missing(file: Path, what: str, suffixes: tuple[str, ...]) -> ConfigError:
+def _missing(file: Path, what: str) -> ConfigError:
     try:
-        beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in suffixes)
+        beside = sorted(path.name for path in file.parent.iterdir() if path.suffix.lower() in SUFFIXES)
     except OSError:
         beside = []
     is_beside = os.path.isdir(file.parent)

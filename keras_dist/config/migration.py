@@ -7,12 +7,12 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist._patterns import Patterns, pattern
-from keras_dist.config.layout_maps import Axes, read_layout_map
-from keras_dist.errors import did_you_mean
+from keras_dist.config.layout_maps import Axes, read_layout_map, rules_of
+from keras_dist.errors import ConfigError, did_you_mean, shorten, type_name
 
 Matching = Literal["fullmatch", "search", "match"]
 """How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as
@@ -84,32 +84,39 @@ class Migration:
 
 
 def migrate_layout_map(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Mapping[str, Any],
     matching: Matching | None = None,
     weights: Mapping[str, Sequence[str]] | None = None,
     tensors: Sequence[str] = (),
 ) -> Migration:
-    """Return what `migrate_rules` makes of the rules in a file.
+    """Migrate the rules of a layout map; see `migrate_rules`.
 
     Args:
-        source: a table of rules in TOML, YAML or JSON, or a Python file, which is parsed and not run: of it counts what
-            is assigned to keys, as in `layout_map["d1/kernel"] = (None, "model")`, or else what is in dicts.
+        source: a `LayoutMap` of keras_dist, Keras or DTensor, a dict of layouts, or a file with a table of rules in
+            TOML, YAML or JSON.
         matching: see `migrate_rules`.
         weights: see `migrate_rules`.
         tensors: see `migrate_rules`.
 
     Raises:
-        ConfigError: the file cannot be read, or there is no rule in it.
+        ConfigError: `source` is neither, or the file cannot be read or has no rules.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> file = pathlib.Path(tempfile.mkdtemp(), "train.py")
-        >>> _ = file.write_text("layout_map['feature.kernel'] = dtensor.Layout([dtensor.UNSHARDED, 'model'], mesh)")
-        >>> print(migrate_layout_map(file).to_toml())
+        >>> from keras_dist import dtensor
+        >>> mesh = dtensor.create_mesh([("batch", 2), ("model", 4)])
+        >>> layout_map = dtensor.keras.LayoutMap(mesh=mesh)
+        >>> layout_map["feature.kernel"] = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
+        >>> print(migrate_layout_map(layout_map).to_toml())
         [distribution.layout]
         "feature/kernel.*" = ["-", "model"] # was "feature.kernel"
     """
-    rules, unread = read_layout_map(pathlib.Path(source))
+    if not isinstance(source, Mapping | str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            "`source` must be a layout map, or the path of a table of rules",
+            given=f"{shorten(source)} of type {type_name(source)}",
+            fix="a function that makes a map must be called first",
+        )
+    rules, unread = rules_of(source) if isinstance(source, Mapping) else read_layout_map(pathlib.Path(source))
     found = migrate_rules(rules, matching, weights, tensors)
     return dataclasses.replace(found, problems=(*unread, *found.problems))
 
@@ -192,15 +199,9 @@ def equivalent_rules(
     keys: dict[str, list[str]] = {}
     for rule, paths in decided.items():
         wanted = set(paths)
-        kept = [form for form in _forms(rule) if matched(form, names, "fullmatch") - exact == wanted - exact]
+        kept = [form for form in _forms(rule) if _matched(form, names) - exact == wanted - exact]
         keys[rule] = kept[:1] if kept and not wanted <= exact else list(paths)
     return keys
-
-
-def matched(rule: str, names: Mapping[str, Sequence[str]], how: Matching) -> set[str]:
-    """Return the paths of which a rule matches a name."""
-    match: Callable[[str], Any] = getattr(pattern(rule), how)
-    return {path for path, known in names.items() if any(match(name) for name in known)}
 
 
 def _matching_of(rules: Mapping[str, Axes]) -> Matching:
@@ -247,6 +248,12 @@ def _forms(rule: str) -> list[str]:
     candidates = [*forms, *(f"{form}.*" for form in wrapped), *(f".*{form}" for form in wrapped)]
     candidates += [f".*{form}.*" for form in wrapped]
     return [form for form in dict.fromkeys(candidates) if _is_expression(form)]
+
+
+def _matched(rule: str, names: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the paths that a rule matches under one of their names."""
+    match = pattern(rule).fullmatch
+    return {path for path, known in names.items() if any(map(match, known))}
 
 
 def _is_expression(text: str) -> bool:

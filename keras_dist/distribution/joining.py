@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import jax
 
-from keras_dist import _gloo, _jax, random
+from keras_dist import _jax, random
 from keras_dist._arguments import check_flag, check_number, check_optional
 from keras_dist._coordination_service import CoordinationService
 
@@ -158,7 +158,6 @@ def initialize(
         seed = _agree(_jax.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)
     random.set_random_seed(seed)
-    _gloo.hide_connections()
     job_warnings.show_once(_jax.job_client(), process)
 
 

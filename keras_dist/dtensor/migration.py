@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
 from keras_dist import _paths
 from keras_dist._arguments import argument_error
-from keras_dist._tables import Table, render
-from keras_dist.config.migration import equivalent_rules, matched
+from keras_dist.config.migration import MigratedRule, Migration, equivalent_rules
 from keras_dist.distribution import LayoutMap, ModelParallel
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.dtensor import keras
 from keras_dist.dtensor.keras.layout_map import ByLayoutMap, dotted
 from keras_dist.errors import LayoutError
 from keras_dist.models import Model
-
-_LISTED = 3
-"""The most paths in a cell of the report."""
 
 
 def to_layout_map(
@@ -28,8 +24,7 @@ def to_layout_map(
     can mean the same under these conditions, or with `.*` at its end; else each weight gets a rule of its own. That
     all weights get the same axes is checked.
 
-    What is printed says for each old rule which weights it would decide for if it were kept as it is: under
-    `re.fullmatch`, as here and in Keras 3, and under `re.search`, as in the first versions of Keras 3.
+    The report shows each old rule with its new form and the weights that it decides for.
 
     Args:
         old_map: the rules, with their mesh.
@@ -79,7 +74,11 @@ def to_layout_map(
             fix="write rules for the paths of model.layout_plan, and compare the two tables",
         )
     if print_fn is not None:
-        print_fn(_report(decided, names, keys, rules))
+        found = [
+            MigratedRule(rule, old_map.rule_layout(rule).axes, tuple(keys[rule]), tuple(paths))
+            for rule, paths in decided.items()
+        ]
+        print_fn(str(Migration("match", tuple(found))))
     return rules
 
 
@@ -91,33 +90,3 @@ def _decided(strategy: ByLayoutMap, specs: Iterable[VariableSpec]) -> dict[str, 
         if rule is not None:
             decided[rule].append(spec.path)
     return decided
-
-
-def _report(
-    decided: Mapping[str, Sequence[str]],
-    names: Mapping[str, Sequence[str]],
-    keys: Mapping[str, Sequence[str]],
-    rules: LayoutMap,
-) -> str:
-    """What became of each rule, as a table."""
-    headers = ("re.match", "decides for", "kept under re.fullmatch", "kept under re.search", "now")
-    table = Table("Rules of Keras 2 as rules for whole paths", headers)
-    for rule, paths in decided.items():
-        meanings = [_difference(set(paths), matched(rule, names, how)) for how in ("fullmatch", "search")]
-        now = "\n".join(keys[rule]) or "left out"
-        table.rows.append((rule, _listed(paths) or "nothing", *meanings, now))
-    known = {key for translated in keys.values() for key in translated}
-    for path in rules.keys() - known:
-        table.rows.append(("no rule", path, "", "", path))
-    return render(table)
-
-
-def _difference(paths: set[str], others: set[str]) -> str:
-    """`the same`, or what a rule would decide for beside or instead of `paths`."""
-    more, less = sorted(others - paths), sorted(paths - others)
-    texts = [f"{word} {_listed(some)}" for word, some in (("also", more), ("not", less)) if some]
-    return "; ".join(texts) or "the same"
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:_LISTED]) + (f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else "")

@@ -178,7 +178,8 @@ class H5Reader:
             f"{self.caller}: {str(self.path)!r} cannot be read",
             given=given,
             expected="a file that Keras or keras_dist wrote",
-            fix="check that all was copied whole, or write it again; after changes on purpose with KerasFileEditor",
+            fix="copy the file again, or write it again; after a change on purpose delete the attribute "
+            f"{CHECKSUMS!r} of each array: a file without checksums is loaded unchecked",
         )
 
     def _rewritten(self, name: str) -> ModelError:
@@ -187,7 +188,7 @@ class H5Reader:
             given="an array that another program has put there since keras_dist wrote the file",
             expected=f"an attribute {CHECKSUMS!r} of each array, or of none",
             fix="write the file again with model.save_weights; or, if the array is right, delete this attribute of the "
-            "others: a file without checksums is loaded unchecked. KerasFileEditor changes arrays, and keeps checksums",
+            "others: a file without checksums is loaded unchecked",
         )
 
     def _check_held(self, name: str, array: Any) -> None:

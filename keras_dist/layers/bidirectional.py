@@ -44,7 +44,6 @@ class Bidirectional(Layer):
             raise ModelError(
                 f"`weights` of layer {self.name!r} cannot be set before it is built",
                 given=f"weights={shorten(weights)}",
-                expected="weights=None",
                 fix="call the layer once, then layer.set_weights(weights)",
             )
         _check_sequence_layer("layer", layer, self.name)

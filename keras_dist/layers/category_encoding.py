@@ -58,7 +58,6 @@ class CategoryEncoding(Layer):
             raise ModelError(
                 f"layer {self.name!r} does not count",
                 given=f'count_weights with output_mode="{self.output_mode}"',
-                expected='count_weights with output_mode="count" alone',
                 fix='leave them out, or make the layer with output_mode="count"',
             )
         return encode_categories(inputs, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)

@@ -15,7 +15,7 @@ from keras_dist._types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.lstm import with_open_forget_gate
+from keras_dist.layers.lstm import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
@@ -28,7 +28,7 @@ class ConvLSTMCell(RecurrentCell):
         rank: the number of spatial dims.
     """
 
-    gates = 4
+    gates, states = 4, 2
     implementation = 1  # what is dropped is drawn for each gate apart
     rank: int
 
@@ -52,6 +52,7 @@ class ConvLSTMCell(RecurrentCell):
         self.strides = check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
         self.data_format = check_data_format(data_format, self.name)
+        self.channel_axis = -1 if self.data_format == "channels_last" else 1
         self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
         self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.unit_forget_bias = unit_forget_bias
@@ -59,7 +60,6 @@ class ConvLSTMCell(RecurrentCell):
             raise ModelError(
                 f"layer {self.name!r} has strides and a dilation_rate",
                 given=f"strides={self.strides}, dilation_rate={self.dilation_rate}",
-                expected="one of them to be 1",
                 fix="strides=1, or dilation_rate=1",
             )
 
@@ -67,32 +67,6 @@ class ConvLSTMCell(RecurrentCell):
     def filters(self) -> int:
         """The channels of the output."""
         return self.units
-
-    @property
-    def state_size(self) -> list[int]:
-        """The channels of its states."""
-        return [self.units, self.units]
-
-    @property
-    def channel_axis(self) -> int:
-        """The dim of the channels."""
-        return -1 if self.data_format == "channels_last" else 1
-
-    def build(self, input_shape: Shape) -> None:
-        """Create `kernel` (*kernel_size, channels, 4 * filters), `recurrent_kernel` and `bias` (4 * filters,)."""
-        columns = self.gates * self.filters
-        self.kernel = self.add_weight((*self.kernel_size, input_shape[self.channel_axis], columns), name="kernel")
-        self.recurrent_kernel = self.add_weight(
-            (*self.kernel_size, self.filters, columns),
-            self.recurrent_initializer,
-            regularizer=self.recurrent_regularizer,
-            constraint=self.recurrent_constraint,
-            name="recurrent_kernel",
-            layout=self.recurrent_kernel_layout,
-        )
-        if self.use_bias:
-            opened = with_open_forget_gate(self.bias_initializer, self.filters) if self.unit_forget_bias else None
-            self.bias = self.add_weight((columns,), opened, name="bias")
 
     def call(
         self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
@@ -112,10 +86,7 @@ class ConvLSTMCell(RecurrentCell):
         if self.use_bias:
             spatial = () if self.channel_axis == -1 else range(1, self.rank + 1)
             columns = columns + jnp.expand_dims(self.bias[...], tuple(spatial))
-        added, kept, new, shown = jnp.split(columns, 4, axis=self.channel_axis)
-        memory = self.recurrent_activation(kept) * states[1] + self.recurrent_activation(added) * self.activation(new)
-        outputs = self.recurrent_activation(shown) * self.activation(memory)
-        return outputs, [outputs, memory]
+        return lstm_states(self, columns, states[1])
 
     def state_shape(self, input_shape: Shape) -> tuple[int, ...]:
         """Return the shape of the states for inputs of this shape."""
@@ -128,7 +99,6 @@ class ConvLSTMCell(RecurrentCell):
             raise ModelError(
                 f"nothing is left of the input of layer {self.name!r}",
                 given=f"images of sizes {tuple(spatial)}, kernel_size={self.kernel_size}",
-                expected="images that are not smaller than the kernel",
                 fix='padding="same", or a smaller kernel',
             )
         batch = input_shape[0] or 1
@@ -138,16 +108,8 @@ class ConvLSTMCell(RecurrentCell):
         """Return zeros for both states."""
         return [jnp.zeros(self.state_shape(input_shape), self.compute_dtype)] * 2
 
-    def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
-        """Return the factors of inputs and states in all steps of one call in training."""
-        state_shape = self.state_shape(input_shape)
-        return (
-            [self._draw(self.dropout, input_shape) for _ in range(self.gates if self.dropout else 0)],
-            [
-                self._draw(self.recurrent_dropout, state_shape)
-                for _ in range(self.gates if self.recurrent_dropout else 0)
-            ],
-        )
+    def _first_bias(self) -> Identifier:
+        return with_open_forget_gate(self.bias_initializer, self.units) if self.unit_forget_bias else None
 
     def _project(
         self,

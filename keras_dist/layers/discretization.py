@@ -53,7 +53,6 @@ class Discretization(Layer):
             raise ModelError(
                 f"layer {self.name!r} needs either limits or a number of bins",
                 given=f"bin_boundaries={shorten(bin_boundaries)}, num_bins={num_bins!r}",
-                expected="one of them",
                 fix="Discretization(num_bins=10) and adapt(data), or Discretization([0.0, 1.0])",
             )
         self.num_bins = check_optional(check_int, "num_bins", num_bins, 1, layer=self.name, example=10)
@@ -78,7 +77,6 @@ class Discretization(Layer):
             raise ModelError(
                 f"layer {self.name!r} cannot adapt: its limits were given",
                 given="bin_boundaries, and adapt(data)",
-                expected="one of them",
                 fix="Discretization(num_bins=10)",
             )
         self.reset_state()
@@ -90,7 +88,6 @@ class Discretization(Layer):
             raise DataError(
                 f"layer {self.name!r} cannot adapt to no data",
                 given=shorten(data),
-                expected="an array, or an iterable of arrays, with at least one number",
                 fix="pass the data themselves; a generator gives its arrays only once",
             )
         self.finalize_state()
@@ -114,7 +111,6 @@ class Discretization(Layer):
             raise ModelError(
                 f"layer {self.name!r} has no limits yet",
                 given="num_bins, and no adapt(data)",
-                expected="limits, before the layer is called",
                 fix="layer.adapt(data) first, or bin_boundaries=[...]",
             )
         bins = jnp.digitize(jnp.asarray(inputs), jnp.asarray(self.bin_boundaries, "float32")).astype("int32")

@@ -66,7 +66,6 @@ class Hashing(HostLayer):
             raise DataError(
                 f"layer {self.name!r} hashes neither text nor integers",
                 given=f"an array of {rows.dtype}",
-                expected="text or integers",
                 fix="round the numbers, or Discretization(num_bins=10) for those that are measured",
             )
         has_mask = self.mask_value is not None and self.num_bins > 1

@@ -22,15 +22,11 @@ class _SpreadLayer(ImageLayer):
         value_range: the least and the largest value of pixels.
     """
 
+    moves_pixels = False
+
     def __init__(self, value_range: Sequence[float], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.value_range = check_value_range(value_range, self.name)
-
-    def transform_segmentation_masks(
-        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
-    ) -> jax.Array:
-        """Return the masks."""
-        return segmentation_masks
 
     def _to_bytes(self, images: jax.Array) -> jax.Array:
         low, high = self.value_range

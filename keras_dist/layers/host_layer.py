@@ -76,7 +76,6 @@ def check_dense(sparse: Any, ragged: Any, layer: str) -> bool:
         raise ModelError(
             f"layer {layer!r} gives dense arrays of one shape",
             given=f"sparse={shorten(sparse)}, ragged={shorten(ragged)}",
-            expected="False for both",
             fix="leave them out; integers need no encoding before an Embedding",
         )
     return False
@@ -110,7 +109,6 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
         raise DataError(
             f"layer {layer!r} gets lists of different lengths",
             given=shorten(inputs),
-            expected="an array, or lists of one length",
             fix="join what belongs to an example to one text, or pad the lists",
         )
     if array.dtype.kind in "SU":
@@ -126,7 +124,6 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
         raise DataError(
             f"layer {layer!r} gets something else than text",
             given=f"{shorten(wrong)} of type {type(wrong).__name__}",
-            expected="text, or bytes that hold text",
             fix="convert it: str(value); missing values to an empty text",
         )
     return objects(texts, array.shape)

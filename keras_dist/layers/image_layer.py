@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,12 @@ class ImageLayer(Layer):
     Args:
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
+
+    Attributes:
+        moves_pixels: whether segmentation masks are transformed as their images; else they stay as they are.
     """
+
+    moves_pixels: ClassVar[bool] = True
 
     def __init__(self, *, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -75,7 +80,6 @@ class ImageLayer(Layer):
             raise ModelError(
                 f"layer {self.name!r} gets batches of different sizes",
                 given=", ".join(f"{name} of shape {shape}" for name, shape in shapes.items()),
-                expected="the same first dim of all of them, the batch",
                 fix="batch images and what belongs to them together",
             )
         return arrays
@@ -102,6 +106,8 @@ class ImageLayer(Layer):
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
         """Return masks after the transformation of their images."""
+        if not self.moves_pixels:
+            return segmentation_masks
         return self.transform_images(segmentation_masks, transformation, training)
 
     def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -115,7 +121,6 @@ class ImageLayer(Layer):
             raise ModelError(
                 f"layer {self.name!r} takes images of red, green and blue",
                 given=f"images of shape {images.shape} with data_format={self.data_format!r}",
-                expected=f"{' or '.join(map(str, counts))} channels",
                 fix="pass red, green and blue alone, as images[..., :3], or a gray channel three times",
             )
 
@@ -173,7 +178,7 @@ class RandomImageLayer(ImageLayer):
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
         """Return masks after the transformation of their images, whose classes are not mixed."""
-        if not training or transformation is None:
+        if not training or transformation is None or not self.moves_pixels:
             return segmentation_masks
         return self._each(segmentation_masks, transformation, "nearest")
 

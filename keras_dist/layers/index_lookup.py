@@ -124,7 +124,6 @@ class IndexLookup(HostLayer):
             raise DataError(
                 f"layer {self.name!r} does not know all tokens",
                 given=f"{shorten(sorted(set(map(str, words))))}",
-                expected=f"tokens of its vocabulary of {len(table.tokens)}",
                 fix="num_oov_indices=1 gives unknown tokens an index, or adapt the layer to such data",
             )
         if self.kind == "int64" and self.oov_method == "floormod":
@@ -219,7 +218,6 @@ class IndexLookup(HostLayer):
             raise ModelError(
                 f"layer {self.name!r} cannot adapt: its vocabulary was given",
                 given="a vocabulary, and adapt(data)",
-                expected="one of them",
                 fix="make the layer without a vocabulary",
             )
         for document in documents:
@@ -306,7 +304,6 @@ class IndexLookup(HostLayer):
             raise ConfigError(
                 f"a config of {cls.__name__} names a file",
                 given=f"vocabulary={shorten(config['vocabulary'])}",
-                expected="the tokens themselves",
                 fix="leave the file out, and call set_vocabulary(path)",
             )
 
@@ -322,7 +319,6 @@ class IndexLookup(HostLayer):
         raise DataError(
             f"layer {self.name!r} gets another kind of tokens than it looks up",
             given=f"an array of {'text' if rows.dtype == object else rows.dtype}",
-            expected="text" if wanted == "string" else "integers",
             fix=f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them",
         )
 
@@ -343,7 +339,6 @@ class IndexLookup(HostLayer):
             raise ModelError(
                 f"layer {self.name!r} has no vocabulary yet, which tells how long its vectors are",
                 given=f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)',
-                expected="a vocabulary, before the layer is called",
                 fix="layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True",
             )
         return self.vocabulary_size()
@@ -363,7 +358,6 @@ class IndexLookup(HostLayer):
             raise ModelError(
                 f"the size of the vocabulary of layer {self.name!r} cannot change any more: models are built with it",
                 given=f"{len(tokens) + start} tokens in place of {before + start}",
-                expected="as many tokens as before",
                 fix="adapt the layer before it is part of a model, or use pad_to_max_tokens=True",
             )
         table.tokens, table.weights = tokens, weights
@@ -393,7 +387,6 @@ class IndexLookup(HostLayer):
                 raise ModelError(
                     f"arguments of layer {self.name!r} do not fit together",
                     given=given,
-                    expected="arguments as the documentation of the layer tells",
                     fix="leave one of them out, or give the other, too",
                 )
 
@@ -408,6 +401,5 @@ class IndexLookup(HostLayer):
         return ModelError(
             f"layer {self.name!r} has no inverse document frequencies",
             given='output_mode="tf_idf" without idf_weights',
-            expected="idf_weights, one for each token",
             fix="layer.adapt(data), or set_vocabulary(tokens, idf_weights)",
         )

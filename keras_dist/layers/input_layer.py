@@ -46,7 +46,6 @@ class InputLayer(Layer):
             raise ModelError(
                 f"Input {self.name!r} cannot be sparse or ragged",
                 given=f"sparse={sparse}, ragged={ragged}",
-                expected="dense arrays of one shape",
                 fix="leave these arguments out",
             )
         if input_tensor is not None:
@@ -127,7 +126,6 @@ def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, 
         raise ModelError(
             f"Input {name!r} needs `shape` or `batch_shape`",
             given=f"shape={shorten(shape)}, batch_size={batch_size!r}, batch_shape={shorten(batch_shape)}",
-            expected="one of them",
             fix="for example Input((28, 28, 1)): the dims of one example",
         )
     dims = (batch_size, *_dims(shape, name)) if batch_shape is None else tuple(_dims(batch_shape, name))
@@ -164,6 +162,5 @@ def _dims(shape: Shape, name: str) -> tuple[int | None, ...]:
     raise ModelError(
         f"Input {name!r}: `shape` is not a sequence of dims",
         given=f"shape={shorten(shape)} of type {type(shape).__name__}",
-        expected="a tuple of integers",
         fix=f"shape=({shape},)" if isinstance(shape, int) else "for example shape=(28, 28, 1)",
     )

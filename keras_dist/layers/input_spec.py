@@ -99,7 +99,6 @@ def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
             raise ModelError(
                 f"the input of layer {layer_name!r} is no array",
                 given=f"{shorten(value)} of type {type(value).__name__}",
-                expected="an array, or a symbolic tensor",
                 fix="np.asarray(inputs), with the batch as the first dim",
             )
         if shape is None:

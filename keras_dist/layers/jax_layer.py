@@ -70,7 +70,6 @@ class JaxLayer(Layer):
             raise ModelError(
                 f"layer {self.name!r} has no first parameters",
                 given=f"call_fn of {', '.join(self._called_with)}, and neither init_fn nor params nor state",
-                expected="one of them",
                 fix="init_fn=lambda rng, inputs: ..., or params=...",
             )
         params, state = (
@@ -142,7 +141,6 @@ class JaxLayer(Layer):
             raise ModelError(
                 f"{label!r} of layer {self.name!r} is no array",
                 given=shorten(value),
-                expected="a pytree of arrays",
                 fix="keep other values in the function",
             )
         value = jnp.asarray(value)
@@ -213,7 +211,6 @@ class FlaxLayer(JaxLayer):
             raise ModelError(
                 "FlaxLayer: `module` is no module of Linen",
                 given=f"{shorten(module)} of type {type(module).__name__}",
-                expected="a flax.linen.Module",
                 fix="a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)",
             )
         called = module.__call__ if method is None else getattr(module, method) if isinstance(method, str) else method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class LSTMCell(GatedCell):
             `bias` (4 * units,), such as `kernel_initializer`; the arguments of `Layer`.
     """
 
-    gates = 4
+    gates, states = 4, 2
 
     def __init__(
         self,
@@ -41,11 +41,6 @@ class LSTMCell(GatedCell):
     ) -> None:
         super().__init__(units, activation, recurrent_activation, use_bias, **kwargs)
         self.unit_forget_bias = unit_forget_bias
-
-    @property
-    def state_size(self) -> list[int]:
-        """Sizes of its states."""
-        return [self.units, self.units]
 
     def call(
         self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
@@ -62,13 +57,18 @@ class LSTMCell(GatedCell):
         columns = project(inputs, self.kernel[...], of_inputs)
         columns = columns + project(states[0], self.recurrent_kernel[...], of_states)
         columns = columns + self.bias[...] if self.use_bias else columns
-        added, kept, new, shown = jnp.split(columns, 4, axis=1)
-        memory = self.recurrent_activation(kept) * states[1] + self.recurrent_activation(added) * self.activation(new)
-        outputs = self.recurrent_activation(shown) * self.activation(memory)
-        return outputs, [outputs, memory]
+        return lstm_states(self, columns, states[1])
 
     def _first_bias(self) -> Identifier:
         return with_open_forget_gate(self.bias_initializer, self.units) if self.unit_forget_bias else None
+
+
+def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """Return the output, and the new output and memory, of the columns of the four gates side by side."""
+    added, kept, new, shown = jnp.split(columns, 4, axis=cell.channel_axis)
+    memory = cell.recurrent_activation(kept) * memory + cell.recurrent_activation(added) * cell.activation(new)
+    outputs = cell.recurrent_activation(shown) * cell.activation(memory)
+    return outputs, [outputs, memory]
 
 
 def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> Callable[..., jax.Array]:

@@ -183,8 +183,7 @@ class Dot(Layer):
             raise ModelError(
                 f"`axes` of layer {self.name!r} are not a dim of each of two inputs",
                 given=f"axes={shorten(axes)}",
-                expected="an integer, or two of them, and not 0, which is the batch",
-                fix="for example axes=-1; for inputs without a batch put one before: x[None]",
+                fix="for example axes=-1; 0 is the batch: put one before inputs without it, x[None]",
             )
         self.axes = tuple(map(int, pair))
         self.normalize = normalize
@@ -247,7 +246,6 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
         raise ModelError(
             f"layer {layer!r} takes a list of arrays" if count is None else f"layer {layer!r} takes {count} arrays",
             given=f"a list of {len(inputs)}" if several else f"one input: {shorten(inputs)}",
-            expected=f"a list of {'at least 1' if count is None else count}",
             fix="pass them as one list: layer([a, b])",
         )
 
@@ -264,7 +262,6 @@ def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
             f"{len(one)} {name}" if isinstance(one, list | tuple) else f"{name} of type {type(one).__name__}"
             for name, one in (("inputs", inputs), ("masks", masks))
         ),
-        expected="a list of arrays, and a list of a mask for each, None for none",
         fix="layer.compute_mask([a, b], [mask_of_a, None])",
     )
 

@@ -27,7 +27,6 @@ class MixLayer(RandomImageLayer):
             raise ModelError(
                 f"layer {self.name!r} cannot mix numbers of classes",
                 given=f"labels of shape {labels.shape}, dtype {labels.dtype}",
-                expected="vectors of classes, (batch, classes)",
                 fix="labels = keras_dist.utils.to_categorical(labels, num_classes)",
             )
         labels = labels.astype(jnp.result_type(labels, "float32"))

@@ -44,7 +44,6 @@ class NNXLayer(Layer):
             raise ModelError(
                 "NNXLayer: `module` is not a flax.nnx.Module",
                 given=f"{shorten(module)} of type {type(module).__name__}",
-                expected="a module with values",
                 fix="for example NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)))",
             )
         super().__init__(name=name, **kwargs)
@@ -90,6 +89,5 @@ def as_layer(value: Any) -> Layer:
     raise ModelError(
         "not a layer",
         given=f"{shorten(value)} of type {type(value).__name__}",
-        expected="a layer, or a flax.nnx.Module",
         fix="make an object of a class; wrap a function as layers.Lambda(function)",
     )

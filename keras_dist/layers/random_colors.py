@@ -17,11 +17,7 @@ from keras_dist.layers.weight_arguments import LayerArguments
 class ColorLayer(RandomImageLayer):
     """The base of layers that change colours, and leave masks as they are."""
 
-    def transform_segmentation_masks(
-        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
-    ) -> jax.Array:
-        """Return the masks."""
-        return segmentation_masks
+    moves_pixels = False
 
     def _gray(self, images: jax.Array) -> jax.Array:
         """Return the brightness of images, with one channel."""
@@ -61,15 +57,8 @@ class FactorLayer(RangeLayer):
         self.factor = check_range("factor", factor, self.factor_bounds, self.name)
 
 
-class RandomBrightness(FactorLayer):
-    """Add a random number to the pixels of each image in training.
-
-    Args:
-        factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
-            its negative and itself.
-    """
-
-    factor_bounds = (-1, 1)
+class BrightnessLayer(FactorLayer):
+    """The base of `RandomBrightness` and `RandomContrast`, whose arguments have another order."""
 
     def __init__(
         self,
@@ -81,6 +70,17 @@ class RandomBrightness(FactorLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(factor, value_range, data_format, seed, **kwargs)
+
+
+class RandomBrightness(BrightnessLayer):
+    """Add a random number to the pixels of each image in training.
+
+    Args:
+        factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
+            its negative and itself.
+    """
+
+    factor_bounds = (-1, 1)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return what is added, `{"rgb_delta": (images, 1, 1, 1)}`."""
@@ -91,23 +91,12 @@ class RandomBrightness(FactorLayer):
         return self._clipped(images + transformation["rgb_delta"].astype(images.dtype))
 
 
-class RandomContrast(FactorLayer):
+class RandomContrast(BrightnessLayer):
     """Move the pixels of each image away from their mean, or towards it, by a random factor in training.
 
     Args:
         factor: two numbers, l and u: the factor is between 1 - l and 1 + u. One number stands for u; l is 0 then.
     """
-
-    def __init__(
-        self,
-        factor: Factor,
-        value_range: Sequence[float] = (0, 255),
-        seed: int | None = None,
-        *,
-        data_format: str | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(factor, value_range, data_format, seed, **kwargs)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
         """Return the factors, `{"contrast_factor": (images, 1, 1, 1)}`."""

@@ -35,6 +35,9 @@ class RecurrentCell(Layer):
 
     Attributes:
         gates: number of kernels.
+        states: number of states.
+        kernel_size: window of the kernels, if they are convolved.
+        channel_axis: dim of the features in inputs and states.
         state_size: size of its state, or sizes of its states.
         output_size: size of its output.
 
@@ -54,8 +57,10 @@ class RecurrentCell(Layer):
             `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
     """
 
-    gates = 1
+    gates = states = 1
     implementation = 2
+    kernel_size: tuple[int, ...] = ()
+    channel_axis = -1
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
 
     def __init__(
@@ -88,7 +93,7 @@ class RecurrentCell(Layer):
     @property
     def state_size(self) -> int | list[int]:
         """Size of its state, or sizes of its states."""
-        return self.units
+        return self.units if self.states == 1 else [self.units] * self.states
 
     @property
     def output_size(self) -> int:
@@ -96,11 +101,12 @@ class RecurrentCell(Layer):
         return self.units
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create `kernel` (features, gates * units), `recurrent_kernel` (units, gates * units) and `bias`."""
+        """Create `kernel` (*kernel_size, features, gates * units), `recurrent_kernel` and `bias`."""
         columns = self.gates * self.units
-        self.kernel = self.add_weight((input_shape[-1], columns), name="kernel")
+        features = input_shape[self.channel_axis]
+        self.kernel = self.add_weight((*self.kernel_size, features, columns), name="kernel")
         self.recurrent_kernel = self.add_weight(
-            (self.units, columns),
+            (*self.kernel_size, self.units, columns),
             self.recurrent_initializer,
             regularizer=self.recurrent_regularizer,
             constraint=self.recurrent_constraint,
@@ -116,13 +122,15 @@ class RecurrentCell(Layer):
         return [jnp.zeros((batch_size or 1, size), self.compute_dtype) for size in sizes]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
-        """Return the factors of inputs (batch, features) and states in all steps of one call in training."""
+        """Return the factors of inputs and states in all steps of one call in training."""
         count = self.gates if self.implementation < 2 or self.recurrent_dropout else 1
-        state_shape = (input_shape[0], self.units)
-        return (
-            [self._draw(self.dropout, input_shape) for _ in range(count if self.dropout else 0)],
-            [self._draw(self.recurrent_dropout, state_shape) for _ in range(count if self.recurrent_dropout else 0)],
-        )
+        rates = ((self.dropout, input_shape), (self.recurrent_dropout, self.state_shape(input_shape)))
+        of_inputs, of_states = ([self._draw(*one) for _ in range(count if one[0] else 0)] for one in rates)
+        return of_inputs, of_states
+
+    def state_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of each state for inputs of this shape."""
+        return (input_shape[0], self.units)
 
     def _noise(self, inputs: jax.Array, training: bool | None, noise: Noise | None) -> Noise:
         if not training:
@@ -187,7 +195,6 @@ def check_no_cudnn(value: Any, layer: str) -> Any:
         raise ModelError(
             f"`use_cudnn` of layer {layer!r} asks for a kernel that is not used here",
             given="use_cudnn=True",
-            expected='"auto" or False',
             fix="leave it out: XLA compiles the loop for every device",
         )
     return value

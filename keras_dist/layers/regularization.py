@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -37,22 +37,15 @@ class NoiseLayer(Layer):
         argument: the name of the argument for the strength, which becomes an attribute.
         strength: the strength of the noise; 0 for none.
         seed: fixes the numbers; by default they follow from the model's seed.
-        check: checks the strength.
         **kwargs: as of `Layer`.
     """
 
     rate: float
+    check_strength = staticmethod(check_fraction)
 
-    def __init__(
-        self,
-        argument: str,
-        strength: float,
-        seed: int | None,
-        check: Callable[[str, float, str], float] = check_fraction,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, argument: str, strength: float, seed: int | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        strength = check(argument, strength, self.name)
+        strength = self.check_strength(argument, strength, self.name)
         setattr(self, argument, strength)
         self.seed = seed
         self.seed_generator = random.SeedGenerator(seed) if strength > 0 else None
@@ -67,8 +60,8 @@ class NoiseLayer(Layer):
         raise NotImplementedError(f"{type(self).__name__} does not define add_noise(self, inputs)")
 
 
-class Dropout(NoiseLayer):
-    """Set a fraction of the inputs to 0 in training, and scale the others so that the sum stays.
+class DropoutLayer(NoiseLayer):
+    """The base of layers that drop inputs.
 
     Args:
         rate: the fraction, from 0 to 1.
@@ -76,8 +69,6 @@ class Dropout(NoiseLayer):
             that of the input.
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: as of `Layer`.
-
-    Source: `keras.layers.Dropout`; with one seed, both drop the same.
     """
 
     def __init__(
@@ -86,10 +77,25 @@ class Dropout(NoiseLayer):
         super().__init__("rate", rate, seed, **kwargs)
         self.noise_shape = _check_noise_shape(noise_shape, self.name)
 
+    def _shape_for(self, inputs: jax.Array) -> tuple[int, ...]:
+        """Return the shape of the noise for these inputs."""
+        if self.noise_shape is None:
+            return inputs.shape
+        sizes = (*inputs.shape, *[1] * len(self.noise_shape))
+        shape = tuple(size if dim is None else dim for dim, size in zip(self.noise_shape, sizes, strict=False))
+        check_broadcasts("noise_shape", shape, inputs.shape, self.name)
+        return (1,) * (inputs.ndim - len(shape)) + shape
+
+
+class Dropout(DropoutLayer):
+    """Set a fraction of the inputs to 0 in training, and scale the others so that the sum stays.
+
+    Source: `keras.layers.Dropout`; with one seed, both drop the same.
+    """
+
     def add_noise(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs, some of them 0."""
-        shape = _noise_shape_for(inputs, self.noise_shape, self.name)
-        return random.dropout(inputs, self.rate, shape, self.seed_generator)
+        return random.dropout(inputs, self.rate, self._shape_for(inputs), self.seed_generator)
 
 
 class _SpatialDropout(SpatialLayer, Dropout):
@@ -163,7 +169,7 @@ class SpatialDropout3D(SpatialDropout2D):
     rank = 3
 
 
-class AlphaDropout(NoiseLayer):
+class AlphaDropout(DropoutLayer):
     """Dropout for networks of `selu`: https://arxiv.org/abs/1706.02515.
 
     In training a fraction of the inputs is set to the limit of `selu(x)` for x to -infinity, and all are rescaled, so
@@ -171,26 +177,17 @@ class AlphaDropout(NoiseLayer):
 
     Args:
         rate: the fraction, from 0 to below 1.
-        noise_shape: the shape of the noise; dims of 1 are dropped together, None is the size of the input. By default
-            that of the input.
-        seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
 
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
 
     Source: `keras.layers.AlphaDropout`; https://arxiv.org/abs/1706.02515. With one seed, both drop the same.
     """
 
-    def __init__(
-        self, rate: float, noise_shape: Shape | None = None, seed: int | None = None, **kwargs: Unpack[LayerArguments]
-    ) -> None:
-        super().__init__("rate", rate, seed, check_rate_below_one, **kwargs)
-        self.noise_shape = _check_noise_shape(noise_shape, self.name)
+    check_strength = staticmethod(check_rate_below_one)
 
     def add_noise(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs, some of them the limit of `selu`, scaled."""
-        shape = _noise_shape_for(inputs, self.noise_shape, self.name)
-        kept = random.uniform(shape, seed=self.seed_generator) >= self.rate
+        kept = random.uniform(self._shape_for(inputs), seed=self.seed_generator) >= self.rate
         factor = ((1 - self.rate) * (1 + self.rate * _LOWEST**2)) ** -0.5
         return factor * jnp.where(kept, inputs, _LOWEST) - factor * _LOWEST * self.rate
 
@@ -229,8 +226,10 @@ class GaussianDropout(NoiseLayer):
     Source: `keras.layers.GaussianDropout`; with one seed, both give the same.
     """
 
+    check_strength = staticmethod(check_rate_below_one)
+
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Unpack[LayerArguments]) -> None:
-        super().__init__("rate", rate, seed, check_rate_below_one, **kwargs)
+        super().__init__("rate", rate, seed, **kwargs)
 
     def add_noise(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs times noise."""
@@ -258,16 +257,6 @@ class ActivityRegularization(Layer):
         """Return the inputs."""
         self.add_loss(self._penalty(inputs) / max(1, *inputs.shape[:1]))
         return inputs
-
-
-def _noise_shape_for(inputs: jax.Array, noise_shape: tuple[int | None, ...] | None, layer: str) -> tuple[int, ...]:
-    """Return the shape of the noise for these inputs."""
-    if noise_shape is None:
-        return inputs.shape
-    sizes = (*inputs.shape, *[1] * len(noise_shape))
-    shape = tuple(size if dim is None else dim for dim, size in zip(noise_shape, sizes, strict=False))
-    check_broadcasts("noise_shape", shape, inputs.shape, layer)
-    return (1,) * (inputs.ndim - len(shape)) + shape
 
 
 def _check_noise_shape(value: Shape | None, layer: str) -> tuple[int | None, ...] | None:

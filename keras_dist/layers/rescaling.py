@@ -119,7 +119,6 @@ class Normalization(Layer):
             raise ModelError(
                 f"layer {self.name!r} cannot adapt to data",
                 given=f"mean={shorten(self.input_mean)}, variance={shorten(self.input_variance)}",
-                expected="Normalization without mean and variance",
                 fix="leave them out, or do not call adapt",
             )
         total: _Moments = (0, 0.0, 0.0)
@@ -132,7 +131,6 @@ class Normalization(Layer):
             raise DataError(
                 f"layer {self.name!r} cannot adapt to no data",
                 given=shorten(data),
-                expected="an array, or an iterable of batches, with at least one example",
                 fix="pass the data themselves; a generator gives its batches only once",
             )
         for weight, value in zip(self.weights[:2], total[1:], strict=True):
@@ -181,15 +179,13 @@ class Normalization(Layer):
             raise ModelError(
                 f"`mean` and `variance` of layer {self.name!r} belong together",
                 given=f"mean={shorten(mean)}, variance={shorten(variance)}",
-                expected="both, of one shape, or neither",
-                fix="give both; without them the layer learns them: layer.adapt(data)",
+                fix="give both, of one shape; or neither, and call layer.adapt(data)",
             )
         if mean is not None and np.ndim(mean) > len(self.axis):
             raise ModelError(
                 f"`mean` and `variance` of layer {self.name!r} have more dims than `axis`",
                 given=f"shape {np.shape(mean)} for axis={self.axis}",
-                expected=f"at most {len(self.axis)} dims",
-                fix="give one number, or name in axis the dims that they belong to",
+                fix=f"give at most {len(self.axis)} dims, or name in axis the dims that they belong to",
             )
 
 
@@ -225,6 +221,5 @@ def _no_batches(data: Any, layer: str) -> DataError:
     return DataError(
         f"layer {layer!r} cannot adapt to what has no batches",
         given=f"{shorten(data)} of type {type(data).__name__}",
-        expected="an array, or an iterable of batches, each an array or a tuple that begins with one",
         fix="convert the data with np.asarray, or batch the dataset",
     )

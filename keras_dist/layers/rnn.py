@@ -39,7 +39,6 @@ class StackedRNNCells(Layer):
             raise ModelError(
                 f"`cells` of layer {self.name!r} is no list of cells",
                 given=f"cells={shorten(cells)}",
-                expected="a list of at least one cell",
                 fix="for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])",
             )
         members: dict[str, Layer] = {}

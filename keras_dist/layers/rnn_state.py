@@ -27,7 +27,6 @@ def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[
         raise ModelError(
             f"layer {layer.name!r} with `stateful=True` needs a fixed batch size",
             given=f"sequences of shape (None, {rest})",
-            expected="a known first dim",
             fix=f"Input(batch_shape=(32, {rest})), or model.build((32, {rest})) for a model without Input",
         )
     distribution = current_distribution()
@@ -66,6 +65,5 @@ def check_batch(layer: Layer, sequences: jax.Array, states: list[Any]) -> None:
         raise ModelError(
             f"layer {layer.name!r} with `stateful=True` keeps states of batches of {rows} rows",
             given=f"sequences of shape {sequences.shape}",
-            expected=f"{rows} rows in every batch",
             fix=f"batch_size={rows}, and a number of examples that it divides",
         )

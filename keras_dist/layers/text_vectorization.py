@@ -97,7 +97,6 @@ class TextVectorization(HostLayer):
             raise ModelError(
                 f"layer {self.name!r} gives vectors, which have no sequence length",
                 given=f'output_sequence_length={output_sequence_length} with output_mode="{self.output_mode}"',
-                expected='output_sequence_length with output_mode="int" alone',
                 fix="leave it out",
             )
         check_dense(sparse, ragged, self.name)
@@ -123,8 +122,7 @@ class TextVectorization(HostLayer):
             raise ModelError(
                 f"layer {self.name!r} gives a vector for each word, and texts have different numbers of words",
                 given='output_mode="one_hot" with split',
-                expected='"int", "multi_hot", "count" or "tf_idf"; or split=None for inputs that are words',
-                fix='output_mode="multi_hot"',
+                fix='output_mode="int" or "multi_hot"; or split=None for inputs that are words',
             )
         lengths = [len(document) for document in documents]
         flat = lookup.indices([word for document in documents for word in document])
@@ -258,7 +256,6 @@ class TextVectorization(HostLayer):
         raise DataError(
             f"layer {self.name!r} gets something else than text",
             given=f"an array of {rows.dtype}, {shorten(values)}",
-            expected="text, from the data and from functions for standardize and split",
             fix="convert it: array.astype(str)",
         )
 

@@ -45,7 +45,6 @@ class Wrapper(Layer):
             raise ModelError(
                 f"`layer` of layer {self.name!r} is not a layer",
                 given=f"layer={shorten(layer)} of type {type(layer).__name__}",
-                expected="a layer",
                 fix="make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer",
             )
         self._members = {layer.name: layer}
@@ -184,7 +183,6 @@ class SpectralNormalization(Wrapper):
         raise ModelError(
             f"`layer` of layer {self.name!r} has no kernel",
             given=repr(self.layer),
-            expected="a layer with a weight `kernel` or `embeddings`",
             fix="for example SpectralNormalization(Dense(10))",
         )
 

@@ -31,11 +31,10 @@ __all__ = [
     "serialize_keras_object",
 ]
 complete_docstrings(vars(), ours=("Configurable", "Vocabulary", "absent", "not_initialised"))
-__all__ += ["KerasFileEditor", "load_model", "load_weights", "save_model", "save_weights"]
+__all__ += ["load_model", "load_weights", "save_model", "save_weights"]
 # These work on models, on a floor above: the package `keras_dist` tells where they live.
 
 if TYPE_CHECKING:
-    from keras_dist.models.file_editor import KerasFileEditor as KerasFileEditor
     from keras_dist.models.loading import load_model as load_model
     from keras_dist.models.loading import load_weights as load_weights
     from keras_dist.models.loading import save_model as save_model

@@ -197,7 +197,7 @@ def trace_factory(
 
     def init(seed: ArrayLike) -> PyTree:
         with _jax.without_eager_sharding():
-            module = by_keyword(rngs=nnx.Rngs(jax.random.key(seed)))
+            module = by_keyword(rngs=_jax.rngs_for_creation(jax.random.key(seed)))
             _check_module(module, "the factory's result")
             _jax.adopt_traced_buffers(module)
             seen["module"] = module

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 
 import pytest
@@ -10,39 +11,67 @@ import keras_dist as kd
 from tests import commands, forks
 
 PROGRAM = """
+from keras_dist import dtensor
+
+print("made")
+mesh = dtensor.create_mesh([("batch", 2), ("model", 4)])
 layout_map = dtensor.keras.LayoutMap(mesh=mesh)
 layout_map["feature.*kernel"] = dtensor.Layout.batch_sharded(mesh, "batch", rank=2)
 """
 
 
-def test_the_table_goes_to_stdout_and_the_rest_to_stderr(tmp_path, capsys):
-    (tmp_path / "train.py").write_text(PROGRAM)
-    assert commands.run("migrate", tmp_path / "train.py") == 0
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Write the text of the module `their_program`, which can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "their_program", raising=False)
+    return (tmp_path / "their_program.py").write_text
+
+
+def test_the_table_goes_to_stdout_and_the_rest_to_stderr(program, capsys):
+    program(PROGRAM)
+    assert commands.run("migrate", "their_program:layout_map") == 0
     output, told = capsys.readouterr()
     assert tomllib.loads(output) == {"distribution": {"layout": {".*feature.*kernel.*": ["batch", "-"]}}}
-    assert "taken for rules of re.search" in told
-    assert commands.run("migrate", tmp_path / "train.py", "--matching", "match", "--json") == 0
+    assert told.startswith("made\n") and "taken for rules of re.search" in told
+    assert commands.run("migrate", "their_program:layout_map", "--matching", "match", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["layout"] == {"feature.*kernel.*": ["batch", None]}
 
 
-def test_what_cannot_be_read_ends_with_1_and_no_file_with_2(tmp_path, capsys):
-    (tmp_path / "train.py").write_text(PROGRAM + 'layout_map["a"] = f()')
-    assert commands.run("migrate", tmp_path / "train.py") == 1
+def test_a_rule_that_cannot_be_read_ends_with_1_and_no_map_with_2(program, capsys):
+    program(PROGRAM + 'rules = {**layout_map, "a": "model"}\ndef make(): pass')
+    assert commands.run("migrate", "their_program:rules") == 1
     output, told = capsys.readouterr()
-    assert ".*feature.*kernel.*" in output and "problem: line 4: layout_map['a'] = f()" in told
-    assert commands.run("migrate", tmp_path / "missing.py") == 2
-    assert commands.run("migrate", tmp_path / "train.py", "--matching", "exact") == 2
+    assert ".*feature.*kernel.*" in output and "problem: rule 'a': expected a list or tuple" in told
+    assert commands.run("migrate", "their_program:layuot_map") == 2
+    assert "has no 'layuot_map' (did you mean 'layout_map'?)" in capsys.readouterr().err
+    assert commands.run("migrate", "their_program:make") == 2
+    assert "must be called first" in capsys.readouterr().err
+    assert commands.run("migrate", "their_program:layout_map", "--matching", "exact") == 2
 
 
-@pytest.mark.parametrize("name", ["nofile.py", "nofile.toml", "nofile"])
+def test_an_error_in_the_program_is_not_hidden(program, capsys):
+    program('raise ValueError("of the program")')
+    assert commands.run("migrate", "their_program:layout_map") == 3
+    assert "ValueError: of the program" in capsys.readouterr().err
+
+
+def test_a_program_is_not_a_table(program, tmp_path, capsys):
+    program(PROGRAM)
+    assert commands.run("migrate", tmp_path / "their_program.py") == 2
+    told = capsys.readouterr().err
+    assert "not a layout map by its name" in told and "keras-dist migrate module:NAME" in told
+
+
+@pytest.mark.parametrize("name", ["nofile.toml", "nofile.json"])
 def test_a_file_that_is_not_there_is_told_with_those_beside_it(name, tmp_path, capsys):
-    for beside in ("rules.py", "rules.toml", "m.keras"):
+    for beside in ("rules.toml", "m.keras"):
         (tmp_path / beside).write_text("")
     assert commands.run("migrate", tmp_path / name) == 2
     output, told = capsys.readouterr()
     assert output == "" and "there is no such file" in told
-    assert "a layout map: a table of rules" in told and "beside it are: rules.py, rules.toml" in told
+    assert "a layout map: a table of rules" in told and "beside it are: rules.toml" in told
 
 
 @pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors"])
@@ -51,7 +80,7 @@ def test_a_model_is_not_taken_for_rules(name, tmp_path, capsys):
     assert commands.run("migrate", tmp_path / name) == 2
     told = capsys.readouterr().err
     assert "not a layout map by its name" in told and "of files of models and weights" in told
-    assert "name the program or the table in which the rules are" in told and "rename" not in told
+    assert "name the table with the rules" in told and "rename" not in told
 
 
 def test_a_config_of_keras_is_not_taken_for_rules(tmp_path, capsys):
@@ -59,7 +88,7 @@ def test_a_config_of_keras_is_not_taken_for_rules(tmp_path, capsys):
     assert commands.run("migrate", tmp_path / "model.json") == 2
     output, told = capsys.readouterr()
     assert output == "" and "is the config of an object of Keras" in told and 'class_name="Sequential"' in told
-    assert "name the program or the table in which the rules are" in told
+    assert "name the table with the rules" in told
 
 
 @pytest.mark.parametrize(
@@ -77,11 +106,9 @@ def test_a_config_is_not_taken_for_rules(tmp_path, capsys, distribution):
     assert "'mesh' -> '.*mesh.*'" in capsys.readouterr().err
 
 
-def test_the_documents_show_what_it_prints(tmp_path, capsys):
+def test_the_documents_show_what_it_prints(program, capsys):
     text = (forks.ROOT / "docs" / "migrating.md").read_text().partition("## Layout maps as configs")[2]
-    program, printed = re.search(
-        r"```python tensorflow\n(.*?)```.*?```console\n\$.*?\n(.*?)```", text, re.DOTALL
-    ).groups()
-    (tmp_path / "model.py").write_text(program)
-    assert commands.run("migrate", tmp_path / "model.py") == 0
+    text_of_program, printed = re.search(r"```python\n(.*?)```.*?```console\n\$.*?\n(.*?)```", text, re.DOTALL).groups()
+    program(text_of_program)
+    assert commands.run("migrate", "their_program:layout_map") == 0
     assert capsys.readouterr().out == printed

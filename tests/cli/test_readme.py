@@ -14,9 +14,12 @@ COMMANDS = re.findall(
     r"^\| `([a-z]+[^`]*)` \| \w", README.partition("## From the shell")[2].partition("\n## ")[0], re.MULTILINE
 )
 THEIRS = """
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"
 import keras
 
-layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((2, 4), ("data", "model")))
+layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 1), ("data", "model")))
 layout_map["hidden.kernel"] = (None, "model")
 layout_map["logits.kernel"] = ("model", None)
 """

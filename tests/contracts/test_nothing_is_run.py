@@ -31,7 +31,7 @@ KNOWN = {
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
     "_shardy.py": {"subprocess"},  # starts the program beside it
     "planner/compiled.py": {"subprocess"},  # starts the module beside it
-    "_gloo.py": {"ctypes"},  # the standard output of C++
+    "_gloo.py": {"ctypes"},  # what C++ calls before it aborts
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
