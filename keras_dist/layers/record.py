@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from keras_dist.layers.layer import Layer
-    from keras_dist.layers.symbolic import Node
     from keras_dist.layers.variable import Variable
     from keras_dist.layers.weights import OwnWeight
+    from keras_dist.symbolic.tensors import Node
 
 
 class Home(Protocol):

@@ -12,8 +12,8 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.shape_tracing import SIZES
 from keras_dist.layers.variable import Variable
+from keras_dist.symbolic.shape_tracing import SIZES
 
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
