@@ -22,8 +22,8 @@ from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.remat_scope import RematScope as RematScope
 from keras_dist.layers.remat_scope import checkpointed
-from keras_dist.layers.symbolic import is_keras_tensor
 from keras_dist.mixed_precision import floatx, set_floatx
+from keras_dist.symbolic.tensors import is_keras_tensor
 
 __all__ = [
     "backend",

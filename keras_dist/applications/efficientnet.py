@@ -9,8 +9,8 @@ from keras_dist import initializers, layers
 from keras_dist._types import ArrayLike, Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, padding_before
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
+from keras_dist.symbolic.tensors import KerasTensor
 
 __all__ = ["EfficientNetB0", "decode_predictions", "preprocess_input"]
 

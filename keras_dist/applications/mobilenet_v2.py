@@ -11,8 +11,8 @@ from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, divisible, padding_before
 from keras_dist.applications.network import preprocess_tf as preprocess_input
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
+from keras_dist.symbolic.tensors import KerasTensor
 
 __all__ = ["MobileNetV2", "decode_predictions", "preprocess_input"]
 

@@ -12,8 +12,8 @@ from keras_dist._types import ArrayLike, Shape
 from keras_dist.applications import imagenet_utils
 from keras_dist.config.settings import image_data_format
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.symbolic import KerasTensor, get_source_inputs
 from keras_dist.models import Model
+from keras_dist.symbolic.tensors import KerasTensor, get_source_inputs
 
 DEFAULT_SIZE = 224
 _SMALLEST = 32

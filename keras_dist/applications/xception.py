@@ -10,8 +10,8 @@ from keras_dist._types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments
 from keras_dist.applications.network import preprocess_tf as preprocess_input
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models import Model
+from keras_dist.symbolic.tensors import KerasTensor
 
 __all__ = ["Xception", "decode_predictions", "preprocess_input"]
 

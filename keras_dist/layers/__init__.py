@@ -167,7 +167,6 @@ from keras_dist.layers.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.simple_rnn import SimpleRNNCell as SimpleRNNCell
 from keras_dist.layers.stft_spectrogram import STFTSpectrogram as STFTSpectrogram
 from keras_dist.layers.string_lookup import StringLookup as StringLookup
-from keras_dist.layers.symbolic import KerasTensor as KerasTensor
 from keras_dist.layers.text_vectorization import TextVectorization as TextVectorization
 from keras_dist.layers.transposed_convolution import Conv1DTranspose as Conv1DTranspose
 from keras_dist.layers.transposed_convolution import Conv2DTranspose as Conv2DTranspose
@@ -181,6 +180,7 @@ from keras_dist.layers.up_sampling import UpSampling3D as UpSampling3D
 from keras_dist.layers.wrapper import SpectralNormalization as SpectralNormalization
 from keras_dist.layers.wrapper import TimeDistributed as TimeDistributed
 from keras_dist.layers.wrapper import Wrapper as Wrapper
+from keras_dist.symbolic.tensors import KerasTensor as KerasTensor
 from keras_dist.variables.variable import Variable as Variable
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]

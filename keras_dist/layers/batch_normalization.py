@@ -13,8 +13,9 @@ from keras_dist._arguments import check_axes_exist, check_axis, check_fraction
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.normalization import ScaledNormalization, wide
+from keras_dist.layers.normalization import ScaledNormalization
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, Layout
+from keras_dist.ops.normalization import wide
 from keras_dist.variables.variable import Variable
 
 _NO_COUNT = 1e-7

@@ -21,6 +21,7 @@ from keras_dist.layers.weight_arguments import (
     KernelAndBiasArguments,
     SeparableArguments,
 )
+from keras_dist.ops.convolving import convolve, of_each_channel
 from keras_dist.variables.variable import Variable
 
 
@@ -66,18 +67,11 @@ class BaseConvolution(SpatialLayer):
         self.identify("activation", activations.get, activation)
         self.use_bias = use_bias
 
-    @property
-    def dimension_numbers(self) -> tuple[str, str, str]:
-        """The dims of inputs, kernel and outputs for `jax.lax`, such as `("NHWC", "HWIO", "NHWC")`."""
-        spatial = "DHW"[-self.rank :]
-        data = f"N{spatial}C" if self.channels_last else f"NC{spatial}"
-        return data, f"{spatial}IO", data
-
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
         """Return the channels of inputs of this shape, and require them of all further inputs."""
-        channels = input_shape[self.channel_axis]
-        self.input_spec = InputSpec(ndim=self.rank + 2, axes={self.channel_axis: channels})
-        return channels
+        axis = self._dims.channel_axis
+        self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
+        return input_shape[axis]
 
     def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
         """Create the weight `name` as the arguments `<argument>_initializer` and so on describe it."""
@@ -92,27 +86,19 @@ class BaseConvolution(SpatialLayer):
 
     def convolve(self, inputs: jax.Array, kernel: jax.Array, groups: int = 1) -> jax.Array:
         """Convolve the inputs in groups of channels with `kernel` (window, channels of a group, outputs)."""
-        causal = [(rate * (size - 1), 0) for rate, size in zip(self.dilation_rate, self.kernel_size, strict=True)]
-        outputs = jax.lax.conv_general_dilated(
-            inputs.astype(kernel.dtype),
-            kernel,
-            self.strides,
-            causal if self.padding == "causal" else self.padding.upper(),
-            rhs_dilation=self.dilation_rate,
-            dimension_numbers=self.dimension_numbers,
-            feature_group_count=groups,
-        )
+        outputs = convolve(self._dims, inputs, kernel, self.strides, self.padding, self.dilation_rate, groups)
         return self.check_not_empty(outputs, inputs)
 
     def convolve_each_channel(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolve each channel with its part of `kernel` (window, channels, outputs of a channel)."""
-        *window, channels, multiplier = kernel.shape
-        return self.convolve(inputs, kernel.reshape(*window, 1, channels * multiplier), groups=channels)
+        return self.convolve(inputs, of_each_channel(kernel), groups=kernel.shape[-2])
 
     def activate(self, outputs: jax.Array) -> jax.Array:
         """Add the bias, and apply the activation."""
         if self.use_bias:
-            outputs = outputs + jnp.expand_dims(self.bias[...], () if self.channels_last else range(1, self.rank + 1))
+            outputs = outputs + jnp.expand_dims(
+                self.bias[...], range(1, self._dims.rank + 1) if self._dims.channel_axis == 1 else ()
+            )
         return outputs if self.activation is None else self.activation(outputs)
 
     def check_strides_or_dilation(self) -> None:
@@ -342,14 +328,8 @@ class SeparableConvolution(BaseConvolution):
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the output, in which `filters` stands for the channels of the inputs."""
         channels = self.convolve_each_channel(inputs, self.depthwise_kernel[...])
-        outputs = jax.lax.conv_general_dilated(
-            channels,
-            self.pointwise_kernel[...],
-            (1,) * self.rank,
-            "VALID",
-            dimension_numbers=self.dimension_numbers,
-        )
-        return self.activate(outputs)
+        ones = (1,) * self.rank
+        return self.activate(convolve(self._dims, channels, self.pointwise_kernel[...], ones, "valid", ones))
 
 
 class SeparableConv1D(SeparableConvolution):

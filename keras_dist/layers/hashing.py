@@ -20,7 +20,7 @@ from keras_dist.layers.host_layer import (
     encoded,
     encoded_like,
 )
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.symbolic.tensors import KerasTensor
 
 
 class Hashing(HostLayer):

@@ -14,7 +14,7 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers import symbolic
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.symbolic.tensors import KerasTensor
 
 OUTPUT_MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 

@@ -13,9 +13,9 @@ from keras_dist._arguments import argument_error, is_number
 from keras_dist._types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.layers.image_filters import filtered
-from keras_dist.layers.image_transforms import height_and_width, image_axes
 from keras_dist.layers.layer import Layer
+from keras_dist.ops.image_filters import filtered
+from keras_dist.ops.image_transforms import height_and_width, image_axes
 
 Factor = float | Sequence[float]
 """Two limits, or a number that stands for both."""

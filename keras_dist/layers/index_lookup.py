@@ -25,9 +25,9 @@ from keras_dist.layers.host_layer import (
     encoded_like,
     objects,
 )
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.vocabulary import Token, VocabularyTable, as_token, check_tokens, lines_of, tokens_of
 from keras_dist.saving.drafts import writing_to
+from keras_dist.symbolic.tensors import KerasTensor
 
 _LEFT_OUT = 2**62
 """The index of what is no part of vectors."""

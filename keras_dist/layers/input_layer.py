@@ -13,7 +13,7 @@ from keras_dist._arguments import LARGEST_SIZE, is_int
 from keras_dist._types import DTypeLike, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.symbolic import TEXT, KerasTensor, Node, is_text
+from keras_dist.symbolic.tensors import TEXT, KerasTensor, Node, is_text
 
 
 class InputLayer(Layer):

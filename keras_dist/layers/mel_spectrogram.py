@@ -13,7 +13,7 @@ from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.layers.windows import positions, window_weights
+from keras_dist.ops.windows import positions, window_weights
 
 
 class MelSpectrogram(Layer):

@@ -14,6 +14,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArguments, Layout
+from keras_dist.ops.normalization import wide
 
 _LARGEST_FACTOR = 1e12
 """The factor of zeros in `UnitNormalization`."""
@@ -55,11 +56,6 @@ class ScaledNormalization(Layer):
         if self.center:
             summand = summand + self.beta[...].astype(values.dtype).reshape(shape)
         return values * factor + summand
-
-
-def wide(inputs: jax.Array) -> jax.Array:
-    """Return the inputs in at least float32: squares of half precision overflow."""
-    return inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
 
 
 def _sizes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ import jax
 from keras_dist._types import DTypeLike, PyTree
 from keras_dist.layers import symbolic
 from keras_dist.layers.call_arguments import call_parameters, called_with_shapes, tensor_arguments
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
     from keras_dist.layers.layer import Layer

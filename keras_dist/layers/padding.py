@@ -37,7 +37,7 @@ class ZeroPadding(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs with zeros around them."""
-        return jnp.pad(inputs, self.for_all_dims(self.padding, (0, 0)))
+        return jnp.pad(inputs, self._dims.for_all(self.padding, (0, 0)))
 
 
 class Cropping(SpatialLayer):
@@ -63,11 +63,11 @@ class Cropping(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs without their borders."""
-        sizes = [inputs.shape[axis] for axis in self.spatial_axes]
+        sizes = [inputs.shape[axis] for axis in self._dims.axes]
         kept = [
             slice(before, max(before, size - after)) for (before, after), size in zip(self.cropping, sizes, strict=True)
         ]
-        return self.check_not_empty(inputs[self.for_all_dims(kept, slice(None))], inputs)
+        return self.check_not_empty(inputs[self._dims.for_all(kept, slice(None))], inputs)
 
 
 class ZeroPadding1D(ZeroPadding):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -11,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_option, check_sizes
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._types import PyTree
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import pooling
 
 
 class Pooling(SpatialLayer):
@@ -48,12 +48,9 @@ class Pooling(SpatialLayer):
         self.strides = self.pool_size if strides is None else check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
 
-    def reduce_windows(
-        self, inputs: jax.Array, initial: ArrayLike, operation: Callable[[jax.Array, jax.Array], jax.Array]
-    ) -> jax.Array:
-        """Apply `operation` over each window; steps beyond the borders are `initial`."""
-        window, strides = self.for_all_dims(self.pool_size, 1), self.for_all_dims(self.strides, 1)
-        return jax.lax.reduce_window(inputs, initial, operation, window, strides, self.padding.upper())
+    def _pooled(self, inputs: jax.Array, pool: Callable[..., jax.Array]) -> jax.Array:
+        outputs = pool(self._dims, inputs, self.pool_size, self.strides, self.padding)
+        return self.check_not_empty(outputs, inputs)
 
 
 class MaxPooling(Pooling):
@@ -74,9 +71,7 @@ class MaxPooling(Pooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest value of each window."""
-        floating = jnp.issubdtype(inputs.dtype, jnp.floating)
-        lowest = -jnp.inf if floating else jnp.iinfo(inputs.dtype).min
-        return self.check_not_empty(self.reduce_windows(inputs, lowest, jax.lax.max), inputs)
+        return self._pooled(inputs, pooling.largest)
 
 
 class AveragePooling(Pooling):
@@ -91,11 +86,7 @@ class AveragePooling(Pooling):
         """Return the mean of each window, floating."""
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(self.compute_dtype)
-        sums = self.check_not_empty(self.reduce_windows(inputs, 0.0, jax.lax.add), inputs)
-        if self.padding == "valid":
-            return sums / math.prod(self.pool_size)
-        spatial = [inputs.shape[axis] for axis in self.spatial_axes]
-        return sums / self.reduce_windows(jnp.ones(self.for_all_dims(spatial, 1), inputs.dtype), 0.0, jax.lax.add)
+        return self._pooled(inputs, pooling.means)
 
 
 class GlobalPooling(SpatialLayer):
@@ -119,7 +110,7 @@ class GlobalMaxPooling(GlobalPooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest value of each channel, (batch, channels)."""
-        return jnp.max(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+        return jnp.max(inputs, axis=self._dims.axes, keepdims=self.keepdims)
 
 
 class GlobalAveragePooling(GlobalPooling):
@@ -127,7 +118,7 @@ class GlobalAveragePooling(GlobalPooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the mean of each channel, (batch, channels)."""
-        return jnp.mean(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+        return jnp.mean(inputs, axis=self._dims.axes, keepdims=self.keepdims)
 
 
 class AdaptivePooling(SpatialLayer):
@@ -138,7 +129,12 @@ class AdaptivePooling(SpatialLayer):
             window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: as of `Layer`.
+
+    Attributes:
+        reduction: what reduces the steps of a window to one number; see `ops.pooling.adaptive`.
     """
+
+    reduction: Callable[[jax.Array, np.ndarray, int], jax.Array]
 
     def __init__(
         self, output_size: int | Sequence[int], data_format: str | None = None, **kwargs: Unpack[LayerArguments]
@@ -148,51 +144,19 @@ class AdaptivePooling(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return one number for each window, `output_size` of them."""
-        return reduce_adaptively(inputs, self.spatial_axes, self.output_size, self.reduce_window)
-
-    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
-        """Reduce the windows along one dim.
-
-        Args:
-            values: the steps of each window along `axis`; shorter windows are filled with their last one.
-            inside: whether a step belongs to its window; broadcasts against `values`.
-            axis: the dim to be reduced.
-        """
-        raise NotImplementedError
-
-
-def reduce_adaptively(
-    inputs: jax.Array,
-    axes: Sequence[int],
-    counts: Sequence[int],
-    reduce_window: Callable[[jax.Array, np.ndarray, int], jax.Array],
-) -> jax.Array:
-    """Reduce `axes` to as many windows as `counts` says, one axis after the other by `reduce_window`."""
-    for axis, count in zip(axes, counts, strict=True):
-        size = inputs.shape[axis]
-        windows = np.arange(count)
-        starts, ends = windows * size // count, -(-(windows + 1) * size // count)
-        steps = starts[:, None] + np.arange(max(ends - starts))
-        values = jnp.take(inputs, np.minimum(steps, ends[:, None] - 1), axis=axis, mode="clip")
-        inside = np.expand_dims(steps < ends[:, None], tuple(range(2, values.ndim - axis)))
-        inputs = reduce_window(values, inside, axis + 1)
-    return inputs
+        return pooling.adaptive(self._dims, inputs, self.output_size, self.reduction)
 
 
 class AdaptiveMaxPooling(AdaptivePooling):
     """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
 
-    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
-        """Return the largest value of each window."""
-        return jnp.max(values, axis=axis)
+    reduction = staticmethod(pooling.largest_of_steps)
 
 
 class AdaptiveAveragePooling(AdaptivePooling):
     """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
 
-    def reduce_window(self, values: jax.Array, inside: np.ndarray, axis: int) -> jax.Array:
-        """Return the mean of each window."""
-        return jnp.mean(values, axis=axis, where=inside)
+    reduction = staticmethod(pooling.mean_of_steps)
 
 
 class MaxPooling1D(MaxPooling):
@@ -260,10 +224,10 @@ class GlobalAveragePooling1D(GlobalPooling):
             inputs: (batch, steps, channels), or (batch, channels, steps).
             mask: true for the steps that count, (batch, steps).
         """
-        axis = self.spatial_axes
+        axis = self._dims.axes
         if mask is None:
             return jnp.mean(inputs, axis=axis, keepdims=self.keepdims)
-        counts = jnp.expand_dims(mask, self.channel_axis).astype(bool)
+        counts = jnp.expand_dims(mask, self._dims.channel_axis).astype(bool)
         total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
         return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_fraction
 from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range, check_value_range
-from keras_dist.layers.image_transforms import rgb_to_grayscale
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops.image_transforms import rgb_to_grayscale
 
 
 class ColorLayer(RandomImageLayer):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._arguments import check_number, check_option
-from keras_dist.layers import image_transforms
 from keras_dist.layers.image_layer import Factor, RandomImageLayer, check_range, check_value_range
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_transforms
 
 
 class RandomElasticTransform(RandomImageLayer):

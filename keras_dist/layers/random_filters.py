@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from keras_dist import random
 from keras_dist._arguments import argument_error
-from keras_dist.layers import image_filters
 from keras_dist.layers.image_layer import Factor, check_range
 from keras_dist.layers.random_colors import FactorLayer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_filters
 
 
 class RandomSharpness(FactorLayer):

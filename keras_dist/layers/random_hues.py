@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist.config.settings import epsilon
-from keras_dist.layers import image_filters
 from keras_dist.layers.image_layer import Factor, RandomImageLayer
 from keras_dist.layers.random_colors import FactorLayer, RandomBrightness, RandomContrast, RangeLayer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_filters
 
 
 class HueLayer(FactorLayer):

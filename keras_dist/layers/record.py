@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flax import nnx
 
     from keras_dist.layers.layer import Layer
-    from keras_dist.layers.symbolic import Node
+    from keras_dist.symbolic.tensors import Node
     from keras_dist.variables.variable import Variable
 
 

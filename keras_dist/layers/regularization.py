@@ -103,7 +103,7 @@ class _SpatialDropout(SpatialLayer, Dropout):
 
     def __init__(self, rate: float, data_format: str | None, seed: int | None, **kwargs: Any) -> None:
         super().__init__(data_format, rate=rate, seed=seed, **kwargs)
-        self.noise_shape = self.for_all_dims((1,) * self.rank, None)
+        self.noise_shape = self._dims.for_all((1,) * self.rank, None)
 
 
 class SpatialDropout1D(_SpatialDropout):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option, check_size
 from keras_dist.errors import ModelError
-from keras_dist.layers import image_transforms
 from keras_dist.layers.image_layer import ImageLayer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_transforms
 
 
 class Resizing(ImageLayer):

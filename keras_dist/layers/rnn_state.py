@@ -12,7 +12,7 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.shape_tracing import SIZES
+from keras_dist.symbolic.shape_tracing import SIZES
 from keras_dist.variables.variable import Variable
 
 

@@ -10,6 +10,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
+from keras_dist.ops.spatial_dims import SpatialDims
 
 
 class SpatialLayer(Layer):
@@ -32,29 +33,14 @@ class SpatialLayer(Layer):
         self.input_spec = InputSpec(ndim=self.rank + 2)
 
     @property
-    def channels_last(self) -> bool:
-        """Whether the channels are the last dim."""
-        return self.data_format == "channels_last"
-
-    @property
-    def channel_axis(self) -> int:
-        """The dim of the channels."""
-        return self.rank + 1 if self.channels_last else 1
-
-    @property
-    def spatial_axes(self) -> tuple[int, ...]:
-        """The spatial dims."""
-        first = 1 if self.channels_last else 2
-        return tuple(range(first, first + self.rank))
+    def _dims(self) -> SpatialDims:
+        """The dims of inputs."""
+        return SpatialDims(self.rank, self.data_format == "channels_last")
 
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments with the format that was chosen, for processes where another one is the default."""
         arguments = super()._config_arguments()
         return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
-
-    def for_all_dims(self, spatial: Any, other: Any) -> tuple[Any, ...]:
-        """Return `spatial`, one value for each spatial dim, with `other` for the batch and the channels."""
-        return (other, *spatial, other) if self.channels_last else (other, other, *spatial)
 
     def check_not_empty(self, outputs: jax.Array, inputs: jax.Array) -> jax.Array:
         """Return `outputs`, if it is not empty.

@@ -21,7 +21,7 @@ from keras_dist.layers.host_layer import (
     objects,
 )
 from keras_dist.layers.string_lookup import StringLookup
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.symbolic.tensors import KerasTensor
 
 _STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation", None)
 _SPLIT = ("whitespace", "character", None)

@@ -11,22 +11,7 @@ from keras_dist._arguments import check_size, check_sizes
 from keras_dist.errors import ModelError
 from keras_dist.layers.convolution import BaseConvolution
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
-
-
-def zeros_around(window: int, stride: int, padding: str, extra: int | None) -> tuple[int, int]:
-    """Return the numbers of zeros before and after the inputs of a transposed convolution, which lie `stride` apart.
-
-    Args:
-        window: the size of the kernel, with the gaps that dilation makes.
-        stride: how far apart.
-        padding: `"valid"` or `"same"`.
-        extra: `output_padding`; None for as many steps as `padding` says.
-    """
-    if padding == "valid":
-        return window - 1, window - 1 + (max(stride - window, 0) if extra is None else extra)
-    zeros = window - 2 + (stride if extra is None else window % 2 + extra)
-    before = min((zeros + 1) // 2, window - 1)
-    return before, zeros - before
+from keras_dist.ops.convolving import convolve_transposed
 
 
 class TransposedConvolution(BaseConvolution):
@@ -79,23 +64,9 @@ class TransposedConvolution(BaseConvolution):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the output, in which `filters` stands for the channels of the inputs."""
-        kernel = self.kernel[...]
-        outputs = jax.lax.conv_transpose(
-            inputs.astype(kernel.dtype),
-            kernel,
-            self.strides,
-            [self._zeros_around(dim) for dim in range(self.rank)],
-            rhs_dilation=self.dilation_rate,
-            dimension_numbers=self.dimension_numbers,
-            transpose_kernel=True,
-        )
+        sizes = (self.strides, self.padding, self.output_padding, self.dilation_rate)
+        outputs = convolve_transposed(self._dims, inputs, self.kernel[...], *sizes)
         return self.activate(self.check_not_empty(outputs, inputs))
-
-    def _zeros_around(self, dim: int) -> tuple[int, int]:
-        """Return the numbers of zeros before and after the inputs, which lie `strides` apart."""
-        window = (self.kernel_size[dim] - 1) * self.dilation_rate[dim] + 1
-        extra = None if self.output_padding is None else self.output_padding[dim]
-        return zeros_around(window, self.strides[dim], self.padding, extra)
 
     def _check_output_padding(self, output_padding: int | Sequence[int]) -> tuple[int, ...]:
         sizes = check_sizes("output_padding", output_padding, self.rank, self.name, least=0)

@@ -32,7 +32,7 @@ class UpSampling(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Repeat each step of the inputs."""
-        for axis, times in zip(self.spatial_axes, self.size, strict=True):
+        for axis, times in zip(self._dims.axes, self.size, strict=True):
             inputs = jnp.repeat(inputs, times, axis=axis)
         return inputs
 
@@ -80,7 +80,7 @@ class UpSampling2D(UpSampling):
         """Return the larger images."""
         if self.interpolation == "nearest":
             return super().call(inputs)
-        shape = [size * times for size, times in zip(inputs.shape, self.for_all_dims(self.size, 1), strict=True)]
+        shape = [size * times for size, times in zip(inputs.shape, self._dims.for_all(self.size, 1), strict=True)]
         return jax.image.resize(inputs, shape, self.interpolation, antialias=False)
 
 

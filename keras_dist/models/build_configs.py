@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._types import PyTree
-from keras_dist.layers.symbolic import KerasTensor
+from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable

@@ -14,7 +14,6 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.symbolic import KerasTensor, Operation
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
@@ -23,6 +22,7 @@ from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept
+from keras_dist.symbolic.tensors import KerasTensor, Operation
 
 
 def clone_model(

@@ -14,10 +14,10 @@ import jax
 from keras_dist._types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.layers.symbolic import KerasTensor, Node, Operation
 from keras_dist.models.functional import Graph, Step
 from keras_dist.ops import OPERATIONS
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable

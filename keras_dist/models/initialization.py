@@ -25,10 +25,9 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
-from keras_dist.layers import Layer, shape_tracing
+from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.shape_tracing import fresh_copy
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
@@ -39,6 +38,8 @@ from keras_dist.models.placing import distribution_now, initial_state, place_of,
 from keras_dist.models.record import ModelRecord
 from keras_dist.models.session import Session, describe
 from keras_dist.models.trainability import Trainability
+from keras_dist.symbolic import shape_tracing
+from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.graph import ModuleGraph, trace_factory
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell

@@ -10,10 +10,10 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.errors import AbsentError, ModelError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.functional import replaced
 from keras_dist.models.naming import named_layers
 from keras_dist.models.saveable import Saveable
+from keras_dist.symbolic.tensors import KerasTensor
 
 
 class Layered(Saveable):

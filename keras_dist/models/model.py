@@ -21,13 +21,13 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.keras_models import adopt
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.symbolic import KerasTensor, is_any_symbolic
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.functional import connect
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, named_layers
 from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
+from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 from keras_dist.variables import call_context

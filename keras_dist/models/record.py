@@ -10,9 +10,9 @@ from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.interop.keras_models import KerasModel
 from keras_dist.layers.record import LayerRecord
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.session import Session
+from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.choices import Choices
 from keras_dist.training.loop import Mode
 

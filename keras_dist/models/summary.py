@@ -22,9 +22,9 @@ from keras_dist.distribution.render import add_totals, layout_table, render_axes
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.layers.symbolic import Operation, infer
 from keras_dist.models.naming import by_prefix, layers_below, named_layers
 from keras_dist.models.session import Session
+from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._not_here import missing_from
-from keras_dist.layers.symbolic import OPERATIONS as OPERATIONS
 from keras_dist.ops import core, linalg, math, nn, numpy, rearranging
 from keras_dist.ops import image as image
 from keras_dist.ops.core import *
@@ -23,6 +22,7 @@ from keras_dist.ops.math import *
 from keras_dist.ops.nn import *
 from keras_dist.ops.numpy import *
 from keras_dist.ops.rearranging import *
+from keras_dist.symbolic.tensors import OPERATIONS as OPERATIONS
 
 __all__ = sorted({*core.__all__, *linalg.__all__, *math.__all__, *nn.__all__, *numpy.__all__, *rearranging.__all__})  # pyright: ignore[reportUnsupportedDunderAll]
 complete_docstrings(vars())

@@ -14,8 +14,7 @@ from keras_dist._arguments import check_option, check_sizes
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.layers import image_filters
-from keras_dist.ops import core
+from keras_dist.ops import core, image_filters
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.image_sampling import affine_transform as affine_transform
 from keras_dist.ops.image_sampling import elastic_transform as elastic_transform

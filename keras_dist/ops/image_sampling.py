@@ -16,7 +16,7 @@ from keras_dist import random
 from keras_dist._arguments import check_option
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.layers import image_transforms
+from keras_dist.ops import image_transforms
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.operation import as_array, names_in, operation
 

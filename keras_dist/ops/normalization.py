@@ -14,9 +14,13 @@ from keras_dist._arguments import check_int
 from keras_dist._types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
-from keras_dist.layers.normalization import wide
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, dims_of, names_in, operation
+
+
+def wide(inputs: jax.Array) -> jax.Array:
+    """Return the inputs in at least float32: squares of half precision overflow."""
+    return inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
 
 
 @operation

@@ -18,7 +18,7 @@ from keras_dist._operators import Operators, native, value_of
 from keras_dist._ranges import check_fits
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import KerasDistError, shorten
-from keras_dist.layers.symbolic import OPERATIONS, Operation, is_any_symbolic
+from keras_dist.symbolic.tensors import OPERATIONS, Operation, is_any_symbolic
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _GIVEN = "  given:    "

@@ -1,70 +1,25 @@
-"""Convolutions and pooling over one, two or three spatial dims, on `jax.lax`."""
+"""Convolutions and pooling over one, two or three spatial dims, as operations."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 
 from keras_dist._arguments import check_option, check_sizes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.layers.pooling import reduce_adaptively
-from keras_dist.layers.transposed_convolution import zeros_around
-from keras_dist.ops import channel_order
+from keras_dist.ops import channel_order, convolving, pooling
 from keras_dist.ops.operation import as_array, floating, named, names_in, operation
+from keras_dist.ops.spatial_dims import SpatialDims
 
 Sizes: TypeAlias = int | Sequence[int]
-_Reduce: TypeAlias = Callable[[jax.Array, Any, Any], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dims:
-    """The dims of an array with batch, channels, and spatial dims.
-
-    Attributes:
-        name: of the operation, for errors.
-        rank: the number of spatial dims.
-        is_last: whether the channels are the last dim.
-    """
-
-    name: str
-    rank: int
-    is_last: bool
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The spatial dims."""
-        first = 1 if self.is_last else 2
-        return tuple(range(first, first + self.rank))
-
-    @property
-    def channel_axis(self) -> int:
-        """The dim of the channels."""
-        return self.rank + 1 if self.is_last else 1
-
-    @property
-    def of_convolutions(self) -> tuple[str, str, str]:
-        """The names of the dims of inputs, kernel and outputs, as `jax.lax` wants them."""
-        spatial = "DHW"[-self.rank :]
-        inputs = f"N{spatial}C" if self.is_last else f"NC{spatial}"
-        return inputs, f"{spatial}IO", inputs
-
-    def sizes(self, argument: str, value: Sizes) -> tuple[int, ...]:
-        """A size for each spatial dim."""
-        return check_sizes(argument, value, self.rank, self.name)
-
-    def window(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The sizes with 1 for batch and channels."""
-        return (1, *sizes, 1) if self.is_last else (1, 1, *sizes)
-
-
-def _dims(name: str, inputs: jax.Array, data_format: str | None) -> _Dims:
+def _dims(name: str, inputs: jax.Array, data_format: str | None) -> SpatialDims:
     if not 3 <= inputs.ndim <= 5:
         raise ModelError(
             f"{name} works on one, two or three spatial dims",
@@ -72,7 +27,7 @@ def _dims(name: str, inputs: jax.Array, data_format: str | None) -> _Dims:
             expected="a batch, channels, and one to three spatial dims",
             fix="ops.expand_dims(inputs, 0) for a single example",
         )
-    return _Dims(name, inputs.ndim - 2, channel_order.is_last(data_format, name))
+    return SpatialDims(inputs.ndim - 2, channel_order.is_last(data_format, name))
 
 
 def _padding(value: str) -> str:
@@ -80,44 +35,43 @@ def _padding(value: str) -> str:
 
 
 def _convolved(
-    dims: _Dims, inputs: jax.Array, kernel: jax.Array, strides: Sizes, padding: str, dilation_rate: Sizes
+    name: str,
+    dims: SpatialDims,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    strides: Sizes,
+    padding: str,
+    dilation_rate: Sizes,
 ) -> jax.Array:
     channels, of_group = inputs.shape[dims.channel_axis], kernel.shape[-2]
     if kernel.ndim != inputs.ndim or channels % of_group:
-        raise _misfit(dims, inputs, kernel, "(*window, channels, filters), whose channels divide those of the inputs")
-    outputs = jax.lax.conv_general_dilated(
-        inputs.astype(kernel.dtype),
-        kernel,
-        dims.sizes("strides", strides),
-        _padding(padding).upper(),
-        rhs_dilation=dims.sizes("dilation_rate", dilation_rate),
-        dimension_numbers=dims.of_convolutions,
-        feature_group_count=channels // of_group,
-    )
+        raise _misfit(name, inputs, kernel, "(*window, channels, filters), whose channels divide those of the inputs")
+    steps = check_sizes("strides", strides, dims.rank, name)
+    rates = check_sizes("dilation_rate", dilation_rate, dims.rank, name)
+    outputs = convolving.convolve(dims, inputs, kernel, steps, _padding(padding), rates, channels // of_group)
     if outputs.size == 0 and inputs.size > 0:
-        raise _misfit(dims, inputs, kernel, 'a window that fits into the inputs, or padding="same"')
+        raise _misfit(name, inputs, kernel, 'a window that fits into the inputs, or padding="same"')
     return outputs
 
 
-def _misfit(dims: _Dims, inputs: jax.Array, kernel: jax.Array, expected: str) -> ModelError:
+def _misfit(name: str, inputs: jax.Array, kernel: jax.Array, expected: str) -> ModelError:
     return ModelError(
-        f"{dims.name}: the kernel does not fit the inputs",
+        f"{name}: the kernel does not fit the inputs",
         given=f"inputs of shape {inputs.shape}, kernel of shape {kernel.shape}",
         expected=expected,
         fix='see data_format: "channels_last" is the default',
     )
 
 
-def _of_each_channel(dims: _Dims, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+def _of_each_channel(name: str, dims: SpatialDims, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     """The kernel (window, channels, outputs of a channel) as one of groups of one channel."""
-    *window, channels, multiplier = kernel.shape
-    if channels != inputs.shape[dims.channel_axis]:
-        raise _misfit(dims, inputs, kernel, "(*window, channels, outputs of a channel)")
-    return kernel.reshape(*window, 1, channels * multiplier)
+    if kernel.shape[-2] != inputs.shape[dims.channel_axis]:
+        raise _misfit(name, inputs, kernel, "(*window, channels, outputs of a channel)")
+    return convolving.of_each_channel(kernel)
 
 
 def _convolution(
-    name: str, kernel_of: Callable[[_Dims, jax.Array, jax.Array], jax.Array], doc: str
+    name: str, kernel_of: Callable[[str, SpatialDims, jax.Array, jax.Array], jax.Array], doc: str
 ) -> Callable[..., jax.Array]:
     """The convolution with what `kernel_of` makes of a kernel and the inputs."""
 
@@ -131,14 +85,15 @@ def _convolution(
     ) -> jax.Array:
         array = as_array(inputs)
         dims = _dims(name, array, data_format)
-        return _convolved(dims, array, kernel_of(dims, array, as_array(kernel)), strides, padding, dilation_rate)
+        weights = kernel_of(name, dims, array, as_array(kernel))
+        return _convolved(name, dims, array, weights, strides, padding, dilation_rate)
 
     return operation(named(applied, name, doc))
 
 
 conv = _convolution(
     "conv",
-    lambda dims, inputs, kernel: kernel,
+    lambda name, dims, inputs, kernel: kernel,
     """Return the convolution of `inputs` with `kernel`, in the element type of the kernel.
 
     Args:
@@ -187,9 +142,9 @@ def separable_conv(
     """
     array = as_array(inputs)
     dims = _dims("separable_conv", array, data_format)
-    kernel = _of_each_channel(dims, array, as_array(depthwise_kernel))
-    convolved = _convolved(dims, array, kernel, strides, padding, dilation_rate)
-    return _convolved(dims, convolved, as_array(pointwise_kernel), 1, "valid", dilation_rate)
+    kernel = _of_each_channel("separable_conv", dims, array, as_array(depthwise_kernel))
+    convolved = _convolved("separable_conv", dims, array, kernel, strides, padding, dilation_rate)
+    return _convolved("separable_conv", dims, convolved, as_array(pointwise_kernel), 1, "valid", dilation_rate)
 
 
 @operation
@@ -216,28 +171,16 @@ def conv_transpose(
     array, weights = as_array(inputs), as_array(kernel)
     dims = _dims("conv_transpose", array, data_format)
     if weights.ndim != array.ndim or weights.shape[-1] != array.shape[dims.channel_axis]:
-        raise _misfit(dims, array, weights, "(*window, filters, channels)")
-    steps, rates = dims.sizes("strides", strides), dims.sizes("dilation_rate", dilation_rate)
-    extra: Any = [None] * dims.rank
+        raise _misfit("conv_transpose", array, weights, "(*window, filters, channels)")
+    steps = check_sizes("strides", strides, dims.rank, "conv_transpose")
+    rates = check_sizes("dilation_rate", dilation_rate, dims.rank, "conv_transpose")
     if output_padding is not None:
-        extra = check_sizes("output_padding", output_padding, dims.rank, dims.name, least=0)
-    zeros = [
-        zeros_around((size - 1) * rate + 1, step, _padding(padding), added)
-        for size, rate, step, added in zip(weights.shape, rates, steps, extra, strict=False)
-    ]
-    return jax.lax.conv_transpose(
-        array.astype(weights.dtype),
-        weights,
-        steps,
-        zeros,
-        rhs_dilation=rates,
-        dimension_numbers=dims.of_convolutions,
-        transpose_kernel=True,
-    )
+        output_padding = check_sizes("output_padding", output_padding, dims.rank, "conv_transpose", least=0)
+    return convolving.convolve_transposed(dims, array, weights, steps, _padding(padding), output_padding, rates)
 
 
-def _pooling(name: str, pooled: Callable[[_Dims, jax.Array, _Reduce], jax.Array], doc: str) -> Callable[..., jax.Array]:
-    """The operation `pooled` on the windows of an array, over which it gets a function that reduces them."""
+def _pooling(name: str, pool: Callable[..., jax.Array], doc: str) -> Callable[..., jax.Array]:
+    """The operation `pool`, whose arguments are checked."""
 
     def applied(
         inputs: ArrayLike,
@@ -248,31 +191,16 @@ def _pooling(name: str, pooled: Callable[[_Dims, jax.Array, _Reduce], jax.Array]
     ) -> jax.Array:
         array = as_array(inputs)
         dims = _dims(name, array, data_format)
-        sizes = dims.window(dims.sizes("pool_size", pool_size))
-        steps = sizes if strides is None else dims.window(dims.sizes("strides", strides))
-
-        def reduced(x: jax.Array, initial: Any, function: Any) -> jax.Array:
-            return jax.lax.reduce_window(x, initial, function, sizes, steps, _padding(padding).upper())
-
-        return pooled(dims, array, reduced)
+        sizes = check_sizes("pool_size", pool_size, dims.rank, name)
+        steps = sizes if strides is None else check_sizes("strides", strides, dims.rank, name)
+        return pool(dims, array, sizes, steps, _padding(padding))
 
     return operation(named(applied, name, doc))
 
 
-def _largest(dims: _Dims, inputs: jax.Array, reduced: _Reduce) -> jax.Array:
-    lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else jnp.iinfo(inputs.dtype).min
-    return reduced(inputs, lowest, jax.lax.max)
-
-
-def _means(dims: _Dims, inputs: jax.Array, reduced: _Reduce) -> jax.Array:
-    array = floating(inputs)
-    counts = jnp.ones(dims.window([array.shape[axis] for axis in dims.axes]), array.dtype)
-    return reduced(array, 0.0, jax.lax.add) / reduced(counts, 0.0, jax.lax.add)
-
-
 max_pool = _pooling(
     "max_pool",
-    _largest,
+    pooling.largest,
     """Return the largest value of each window of each channel.
 
     Args:
@@ -285,7 +213,7 @@ max_pool = _pooling(
 )
 average_pool = _pooling(
     "average_pool",
-    _means,
+    lambda dims, inputs, *options: pooling.means(dims, floating(inputs), *options),
     """Return the mean of each window of each channel; steps beyond the borders do not count.
 
     The arguments are those of `max_pool`.
@@ -297,14 +225,14 @@ def _adaptive_pooling(name: str, reduction: Any, doc: str) -> Callable[..., jax.
     def applied(inputs: ArrayLike, output_size: Sizes, data_format: str | None = None) -> jax.Array:
         array = as_array(inputs)
         dims = _dims(name, array, data_format)
-        return reduce_adaptively(array, dims.axes, dims.sizes("output_size", output_size), reduction)
+        return pooling.adaptive(dims, array, check_sizes("output_size", output_size, dims.rank, name), reduction)
 
     return operation(named(applied, name, doc))
 
 
 adaptive_max_pool = _adaptive_pooling(
     "adaptive_max_pool",
-    lambda values, inside, axis: jnp.max(values, axis),
+    pooling.largest_of_steps,
     """Return the largest values of `output_size` windows of each channel, whatever its size.
 
     Args:
@@ -315,7 +243,7 @@ adaptive_max_pool = _adaptive_pooling(
 )
 adaptive_average_pool = _adaptive_pooling(
     "adaptive_average_pool",
-    lambda values, inside, axis: jnp.mean(values, axis, where=inside),
+    pooling.mean_of_steps,
     """Return the means of `output_size` windows of each channel; arguments as of `adaptive_max_pool`.""",
 )
 

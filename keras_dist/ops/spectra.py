@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.layers.windows import positions, window_weights
 from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.windows import positions, window_weights
 
 Complex: TypeAlias = tuple[ArrayLike, ArrayLike]
 

@@ -26,7 +26,6 @@ from keras_dist.data import (
 )
 from keras_dist.data.batch import pack_x_y_sample_weight, unpack_x_y_sample_weight
 from keras_dist.datasets.local_file import get_file
-from keras_dist.layers.symbolic import get_source_inputs, is_keras_tensor
 from keras_dist.random import set_random_seed
 from keras_dist.saving import (
     CustomObjectScope,
@@ -38,6 +37,7 @@ from keras_dist.saving import (
     register_keras_serializable,
     serialize_keras_object,
 )
+from keras_dist.symbolic.tensors import get_source_inputs, is_keras_tensor
 from keras_dist.utils import bounding_boxes
 from keras_dist.visualization import model_to_dot, plot_model
 

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from keras_dist import ops
-from keras_dist.layers.symbolic import OPERATIONS
+from keras_dist.symbolic.tensors import OPERATIONS
 from tests.parity.signatures import differences
 
 SPACES = ("", "image", "linalg", "nn", "numpy")

@@ -8,8 +8,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import DataError
-from keras_dist.layers.symbolic import OPERATIONS
 from keras_dist.ops.operation import as_array, operation, unary
+from keras_dist.symbolic.tensors import OPERATIONS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import keras_dist
 from keras_dist import ops
-from keras_dist.layers.symbolic import KerasTensor
 from keras_dist.ops import numpy as names
+from keras_dist.symbolic.tensors import KerasTensor
 from tests.parity import numpy_calls
 from tests.parity.compare import compare, few_examples
 from tests.parity.numpy_calls import CALLS, KNOWN, MADE

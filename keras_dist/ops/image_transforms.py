@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._types import ArrayLike
-from keras_dist.layers.image_filters import filtered
+from keras_dist.ops.image_filters import filtered
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 AFFINE_INTERPOLATIONS = ("nearest", "bilinear")

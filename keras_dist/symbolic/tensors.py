@@ -1,0 +1,409 @@
+"""Symbolic tensors, and the graph of calls between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import _jax, random
+from keras_dist._types import DTypeLike, PyTree
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.tracing import traced_in
+from keras_dist.errors import ModelError, shorten
+from keras_dist.symbolic import shape_tracing
+
+_counter = itertools.count()
+
+TEXT = "string"
+"""The element type of text, which layers on the host alone take."""
+
+OPERATIONS: dict[str, Callable[..., PyTree]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
+    **{name: getattr(operator, name) for name in ("neg", "getitem")},
+    **{name: getattr(jnp, name) for name in ("abs", "reshape", "round", "squeeze")},
+    **{name: getattr(jnp, name) for name in ("logical_and", "logical_not", "logical_or", "logical_xor")},
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "less": operator.lt,
+    "less_equal": operator.le,
+}
+"""Functions of arrays by name: Python's operators, the methods of symbolic tensors, and what `keras_dist.ops` adds."""
+
+
+Run = Callable[[Any, Any, list[tuple[jax.Array, jax.Array]]], tuple[PyTree, list[jax.Array | None]]]
+"""Calls a step with args and kwargs, given (array, mask) for the arrays with a mask; returns outputs and the mask of
+each output, or None."""
+
+
+class Step(Protocol):
+    """A call in the graph: a layer, or an `Operation`."""
+
+    @property
+    def name(self) -> str:
+        """The name that errors show."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the result for arrays."""
+        ...
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the symbolic outputs of a call that is not added to the graph."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """A function of arrays as a step of a model.
+
+    Attributes:
+        name: one of `OPERATIONS`.
+    """
+
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the result for arrays and plain values, a symbolic one if there are symbolic tensors among them."""
+        if is_any_symbolic((args, kwargs)):
+            return connect(self, args, kwargs).outputs
+        return OPERATIONS[self.name](*args, **kwargs)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the symbolic outputs of a call that is not added to the graph."""
+
+        def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
+            outputs = self(*args, **kwargs)
+            known = {id(array): mask for array, mask in masks}
+            return outputs, [known.get(id(leaf)) for leaf in jax.tree.leaves(outputs)]
+
+        return traced_outputs(self, run, args, kwargs)
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """A call in the graph.
+
+    Attributes:
+        operation: the layer that was called, or an `Operation`.
+        args: its positional arguments, symbolic tensors among them.
+        kwargs: its arguments by name.
+        outputs: what it returned.
+        number: counts the calls of the process.
+    """
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: PyTree = None
+    number: int = dataclasses.field(default_factory=lambda: next(_counter))
+
+    @property
+    def inputs(self) -> PyTree:
+        """The first argument; the output of an `InputLayer`, which has none."""
+        return self.args[0] if self.args else self.outputs
+
+    def output(self, shape: Sequence[int | None], dtype: DTypeLike, name: str) -> KerasTensor:
+        """Make a symbolic tensor that this call computes."""
+        tensor = KerasTensor(shape, dtype, name=name)
+        tensor.node = self
+        return tensor
+
+    @property
+    def parents(self) -> list[KerasTensor]:
+        """The symbolic tensors among the arguments."""
+        return [leaf for leaf in jax.tree.leaves((self.args, self.kwargs)) if isinstance(leaf, KerasTensor)]
+
+
+class KerasTensor:
+    """The shape and element type of an array that a model will compute.
+
+    Args:
+        shape: its dims; None for any size.
+        dtype: its element type.
+        sparse: only False.
+        ragged: only False.
+        record_history: unused.
+        name: how errors call it.
+
+    Attributes:
+        name: how errors call it.
+        node: the call that computes it; None for one that was made by hand.
+        mask: the shape and element type of its mask; None where it has none.
+
+    Raises:
+        ModelError: it is to be sparse or ragged.
+
+    Source: `keras.KerasTensor`.
+    """
+
+    sparse = ragged = False
+
+    def __init__(
+        self,
+        shape: Sequence[int | None],
+        dtype: DTypeLike = "float32",
+        sparse: bool = False,
+        ragged: bool = False,
+        record_history: bool = True,
+        name: str | None = None,
+    ) -> None:
+        del record_history
+        if sparse or ragged:
+            raise ModelError(
+                "KerasTensor cannot be sparse or ragged",
+                given=f"sparse={sparse}, ragged={ragged}",
+                expected="dense arrays of one shape",
+                fix="leave these arguments out",
+            )
+        self._shape = tuple(None if size is None else int(size) for size in shape)
+        self._dtype = TEXT if is_text(dtype) else jnp.dtype(dtype).name
+        self.name = name or "keras_tensor"
+        self.node: Node | None = None
+        self.mask: KerasTensor | None = None
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The dims; None for any size."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of the element type."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def _keras_mask(self) -> KerasTensor | None:
+        """`mask`, as Keras calls it."""
+        return self.mask
+
+    def reshape(self, newshape: int | Sequence[int]) -> KerasTensor:
+        """Return the values in another shape, the batch included; one dim may be -1."""
+        return Operation("reshape")(self, newshape)
+
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> KerasTensor:
+        """Return the values without these dims of size 1; by default without all of them."""
+        return Operation("squeeze")(self, axis)
+
+    def __round__(self, ndigits: int | None = None) -> KerasTensor:
+        return Operation("round")(self, ndigits or 0)
+
+    def __repr__(self) -> str:
+        return f"<KerasTensor shape={self.shape}, dtype={self.dtype}, name={self.name}>"
+
+    def __bool__(self) -> bool:
+        raise self._no_value("a symbolic KerasTensor cannot be used as a boolean", "bool()")
+
+    def __iter__(self) -> NoReturn:
+        raise self._no_value("iterating over a symbolic KerasTensor is not supported", "iter()")
+
+    def __int__(self) -> int:
+        raise self._no_value("a KerasTensor has no value that could become an int", "int()")
+
+    def __float__(self) -> float:
+        raise self._no_value("a KerasTensor has no value that could become a float", "float()")
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
+        raise self._no_value("a KerasTensor has no values that could become a NumPy array", "numpy")
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        # JAX asks whether there is one, before it says in its own words that it cannot use this
+        raise self._no_jax_array()
+
+    def _no_jax_array(self) -> ModelError:
+        return self._no_value("a KerasTensor cannot be used as input to a JAX function", "a function of jax")
+
+    def _no_value(self, summary: str, what: str) -> ModelError:
+        return ModelError(
+            f"{summary}: it stands for an array that a model will compute",
+            given=f"{what} on {self!r}",
+            expected="layers, keras_dist.ops, and Python's operators",
+            fix="wrap the function in a layer: layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)",
+        )
+
+
+_jax.refuse_as_array(KerasTensor, KerasTensor._no_jax_array)
+
+
+def _install_operators() -> None:
+    binary = {name: name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")}
+    binary |= {"and": "logical_and", "or": "logical_or", "xor": "logical_xor"}
+    compared = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "ne": "not_equal"}
+    unary = {"neg": "neg", "abs": "abs", "invert": "logical_not", "getitem": "getitem"}
+
+    def method(name: str, swapped: bool = False) -> Callable[..., KerasTensor]:
+        def apply(*args: Any) -> KerasTensor:
+            return connect(Operation(name), args[::-1] if swapped else args, {}).outputs
+
+        return apply
+
+    for python, name in binary.items():
+        setattr(KerasTensor, f"__r{python}__", method(name, swapped=True))
+    for python, name in (binary | compared | unary).items():
+        setattr(KerasTensor, f"__{python}__", method(name))
+
+
+_install_operators()
+
+
+def is_text(dtype: Any) -> bool:
+    """Return whether an element type is that of text: `"string"`, `str`, or that of an array of text."""
+    return dtype is str or getattr(dtype, "name", dtype) == TEXT or getattr(dtype, "kind", None) in ("S", "U", "O")
+
+
+def is_keras_tensor(x: Any) -> bool:
+    """Return whether `x` is a symbolic tensor, such as `Input` gives.
+
+    Source: `keras.utils.is_keras_tensor`.
+    """
+    return isinstance(x, KerasTensor)
+
+
+def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
+    """Return the symbolic inputs that a tensor is computed from, each once; for an input itself.
+
+    Source: `keras.utils.get_source_inputs`.
+    """
+    found, seen, waiting = [], set[int](), [tensor]
+    while waiting:  # each tensor once, for every residual block would double the ways to the inputs
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            parents = [] if one.node is None else one.node.parents
+            waiting += reversed(parents)
+            found += [] if parents else [one]
+    return found
+
+
+def is_any_symbolic(tree: PyTree) -> bool:
+    """Return whether there is a symbolic tensor among the leaves."""
+    return any(isinstance(leaf, KerasTensor) for leaf in jax.tree.leaves(tree))
+
+
+def connect(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    """Return a call of a layer or operation on symbolic inputs, with its symbolic outputs.
+
+    Raises:
+        ModelError: the layer does not take such inputs.
+    """
+    node = Node(step, args, kwargs)
+    on_host = runs_on_host(step)
+    for tensor in node.parents:
+        if on_host and tensor.node is not None and tensor.node.parents and not runs_on_host(tensor.node.operation):
+            raise _after_devices(step, tensor)
+        if not on_host and tensor.dtype == TEXT:
+            raise _text_on_devices(step, tensor)
+    called: Any = step
+    node.outputs = called.output_like(*args, **kwargs) if on_host else infer(step, args, kwargs)
+    for tensor in jax.tree.leaves(node.outputs):
+        tensor.node, tensor.name = node, f"{step.name}/output"
+    return node
+
+
+def runs_on_host(step: Step) -> bool:
+    """Return whether a step of a model runs on the host, before rows go to devices."""
+    return getattr(step, "is_host_side", False) is True
+
+
+def infer(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """Return the symbolic outputs, with their masks, of a call that is not added to the graph."""
+    outputs = step.compute_output_spec(*args, **kwargs)
+    given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
+    return jax.tree.map(lambda leaf: KerasTensor(leaf.shape, leaf.dtype) if id(leaf) in given else leaf, outputs)
+
+
+def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+    """Return the symbolic outputs of a call, with their masks, by tracing `run`."""
+    call, tensors = _abstract_call(run, args, kwargs)
+    first = second = _traced(step, call, tensors, shape_tracing.SIZES[0])
+    if any(size is None for tensor in tensors for size in tensor.shape):
+        second = _traced(step, call, tensors, shape_tracing.SIZES[1])
+    if jax.tree.structure(first) != jax.tree.structure(second):
+        raise ModelError(
+            f"{step.name!r} gives as many outputs as a dim of unknown size has entries",
+            given=f"{[tensor.shape for tensor in tensors]}",
+            expected="a number of outputs that does not depend on the batch, or on what else is None",
+            fix="another axis, or an Input with batch_size=",
+        )
+    outputs, masks = jax.tree.map(_between, first, second)
+    for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
+        tensor.mask = mask
+    return outputs
+
+
+def _after_devices(operation: Any, tensor: KerasTensor) -> ModelError:
+    return ModelError(
+        f"layer {operation.name!r} runs on the host, and cannot follow a layer that runs on devices",
+        given=f"{type(operation).__name__} called on {tensor.name!r}, which a layer on devices computes",
+        expected="layers of text and vocabularies at the beginning of a model, on its inputs or on each other",
+        fix="call it on an Input, or apply it to the data: dataset.map",
+    )
+
+
+def _text_on_devices(operation: Any, tensor: KerasTensor) -> ModelError:
+    return ModelError(
+        f"{operation.name!r} gets text, and runs on devices",
+        given=f"{tensor.name!r}, of dtype {TEXT!r}",
+        expected="numbers",
+        fix="turn text into numbers first: layers.TextVectorization, StringLookup or Hashing",
+    )
+
+
+def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int) -> PyTree:
+    """Return the output shapes of a call."""
+    current = current_distribution()
+    traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
+    try:
+        return traced() if current is None else traced_in(current, None, traced)
+    except ModelError:
+        raise
+    except Exception as error:
+        error.add_note(f"in {shorten(step)} called on {[tensor.shape for tensor in tensors]}")
+        raise
+
+
+def _abstract_call(
+    run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[list[jax.Array]], PyTree], list[KerasTensor]]:
+    """Return the call as a function of arrays, which returns outputs and masks, and what the arrays stand for.
+
+    The arrays stand for the symbolic tensors among the arguments, then for the masks that these have.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    symbolic = [index for index, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
+    masked = [index for index in symbolic if mask_of(leaves[index]) is not None]
+
+    def call(values: list[jax.Array]) -> PyTree:
+        filled = list(leaves)
+        for index, value in zip(symbolic, values, strict=False):
+            filled[index] = value
+        arguments, options = treedef.unflatten(filled)
+        masks = [(filled[index], mask) for index, mask in zip(masked, values[len(symbolic) :], strict=True)]
+        with random.key_stream(jax.random.key(0)):
+            return run(arguments, options, masks)
+
+    return call, [*(leaves[index] for index in symbolic), *(leaves[index].mask for index in masked)]
+
+
+def mask_of(leaf: Any) -> KerasTensor | None:
+    """Return the mask of a symbolic tensor; None for none."""
+    return leaf.mask if isinstance(leaf, KerasTensor) else None
+
+
+def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
+    """Return the shape that two traces of a call have in common."""
+    return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)
