@@ -145,6 +145,11 @@ class Lendable(Operators, nnx.Variable):
         """The mesh of the last model that contains the variable, which may be deleted; None before there is one."""
         return self._slot("_mesh", None)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether JAX has made the variable in a trace, of one with an array."""
+        return _jax.is_traced(_jax.raw_value.__get__(self))
+
     def _slot(self, name: str, default: Any) -> Any:
         try:
             return object.__getattribute__(self, name)  # getattr would look for it in the array

@@ -87,6 +87,11 @@ class Operators:
     _lock: Any = threading.RLock()
     """Held from reading `_array` until what uses it is dispatched, or a new one stored; one for all without a model."""
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether JAX has made the object in a trace, of one with an array."""
+        raise NotImplementedError
+
     def peek(self) -> Any:
         """Return the current array for immediate use; the caller must not keep it."""
         raise NotImplementedError

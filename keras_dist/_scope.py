@@ -38,7 +38,7 @@ class Scope:
     def get(self, variable: Any, own: Callable[[], Any]) -> Any:
         """Return the value of a variable; `own` gives the one that it has outside of all scopes."""
         if id(variable) not in self._values:
-            if self._outer is None and _jax.is_traced(variable.peek()):
+            if self._outer is None and variable.is_traced:
                 return own()  # a copy that JAX has made of a variable, with the array of a trace
             with jax.ensure_compile_time_eval():  # copies that it makes are no part of the trace
                 self._values[id(variable)] = own() if self._outer is None else self._outer.get(variable, own)

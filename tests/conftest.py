@@ -75,6 +75,7 @@ hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, deran
 hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and not soak.ROUNDS) else "dev")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """As many workers as keep the cores busy: one in three waits for processes that its test has started."""
     cores = os.cpu_count() or 1

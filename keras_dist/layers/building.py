@@ -96,7 +96,7 @@ def lay_out(layer: Any) -> None:
     in_keras = keras_paths(layer).weights
     for parts, weight in walk(layer):
         spec = specs.get(_paths.join(parts))
-        if spec is None or not isinstance(weight, Variable) or weight.keepers or _jax.is_traced(weight.peek()):
+        if spec is None or not isinstance(weight, Variable) or weight.keepers or weight.is_traced:
             continue
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))

@@ -18,7 +18,7 @@ from keras_dist._scope import Scope
 from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
-from keras_dist.metrics.device_state import DeviceState
+from keras_dist.metrics.metric_state import MetricState
 from keras_dist.saving.configurable import Configurable, not_initialised
 from keras_dist.saving.vocabulary import snake_case
 from keras_dist.variables import Variable
@@ -129,9 +129,10 @@ class Metric(Configurable):
             )
         dtype = _resolved_dtype(dtype)
         with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
-            value = jnp.array(make(tuple(shape), dtype=dtype))
+            value = np.asarray(make(tuple(shape), dtype=dtype))
             name = name or f"variable_{len(self._variables)}"
-            variable = Variable.holding(value, f"{self.name}/{name}", name)
+            variable = Variable.holding(jax.ShapeDtypeStruct(value.shape, value.dtype), f"{self.name}/{name}", name)
+        variable.lend_to(MetricState(value))
         self._variables.append(variable)
         return variable
 
@@ -198,7 +199,7 @@ class Metric(Configurable):
     def hold(self, metric_variables: Sequence[jax.Array]) -> None:
         """Give the variables these values, which are fetched from the devices when they are read."""
         for variable, value in zip(self.variables, metric_variables, strict=True):
-            variable.lend_to(DeviceState(value))
+            variable.lend_to(MetricState(value))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name}>"

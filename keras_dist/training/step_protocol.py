@@ -16,7 +16,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
-from keras_dist.metrics.device_state import DeviceState
+from keras_dist.metrics.metric_state import MetricState
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
@@ -85,7 +85,7 @@ class VariablesAccumulator:
     def hold(self, state: Sequence[jax.Array]) -> None:
         """Let the metrics tell what is in this state."""
         for variable, value in zip(self.variables, state, strict=True):
-            variable.lend_to(DeviceState(value))
+            variable.lend_to(MetricState(value))
 
 
 class ProtocolStep:

@@ -1,4 +1,4 @@
-"""`DeviceState`: a metric state that a compiled step left on the devices."""
+"""`MetricState`: the state of a metric before its variable is read."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from keras_dist._lending import Borrower, Lendable
 from keras_dist._scope import trace_error
 
 
-class DeviceState(Borrower):
-    """The borrower of one metric variable: reading the variable copies the state to the host, and ends the loan.
+class MetricState(Borrower):
+    """The borrower of one metric variable: reading the variable copies the state, and ends the loan.
 
-    A step does not wait for its metrics, so that the state is fetched only when somebody reads it.
+    A step does not wait for its metrics, so that a state on the devices is fetched only when somebody reads it. An
+    initial value stays on the host until then, so that planning allocates nothing.
 
     Args:
         array: the state.
     """
 
-    def __init__(self, array: jax.Array) -> None:
+    def __init__(self, array: jax.Array | np.ndarray) -> None:
         self.array = array
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """Return the state."""
         del variable
+        with jax.ensure_compile_time_eval():
+            self.array = jnp.asarray(self.array)  # pyright: ignore[reportUnknownMemberType]
         return self.array
 
     def copy_of(self, variable: Lendable) -> jax.Array:
