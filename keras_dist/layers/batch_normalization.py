@@ -15,7 +15,7 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.normalization import ScaledNormalization
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, Identifier, Layout
-from keras_dist.ops.normalization import wide
+from keras_dist.ops.normalization import standardized_by, wide
 from keras_dist.variables.variable import Variable
 
 _NO_COUNT = 1e-7
@@ -115,9 +115,7 @@ class BatchNormalization(ScaledNormalization):
         else:
             mean = self.moving_mean[...].astype(values.dtype)
             variance = self.moving_variance[...].astype(values.dtype)
-        factor = jax.lax.rsqrt(variance + self.epsilon) * gamma
-        shape = [size if dim == self.axis % values.ndim else 1 for dim, size in enumerate(values.shape)]
-        outputs = values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
+        outputs = standardized_by(values, mean, variance, gamma, beta, self.axis % values.ndim, self.epsilon)
         return outputs.astype(self.compute_dtype)
 
     def _statistics(self, values: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -13,7 +13,7 @@ from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.ops.windows import positions, window_weights
+from keras_dist.ops.windows import spectra, window_weights
 
 
 class MelSpectrogram(Layer):
@@ -83,11 +83,10 @@ class MelSpectrogram(Layer):
                 fix="take one channel: x[..., 0]",
             )
         half = self.fft_length // 2
-        signal = jnp.pad(inputs.astype("float32"), [(0, 0)] * (inputs.ndim - 1) + [(half, half)], mode="reflect")
-        frames = signal[..., positions(signal.shape[-1], self.fft_length, self.sequence_stride)]
-        spectra = jnp.abs(jnp.fft.rfft(frames * self._weights_of_window())) ** self.mag_exp
+        found = spectra(inputs.astype("float32"), self._weights_of_window(), self.sequence_stride, center=True)
+        strengths = jnp.abs(found) ** self.mag_exp
         edges = (self.sampling_rate, self.min_freq, self.max_freq)
-        found = spectra @ self.linear_to_mel_weight_matrix(self.num_mel_bins, half + 1, *edges)
+        found = strengths @ self.linear_to_mel_weight_matrix(self.num_mel_bins, half + 1, *edges)
         if self.power_to_db:
             found = 10 * jnp.log10(jnp.maximum(found, self.min_power))
             found = found - 10 * np.log10(max(abs(self.ref_power), self.min_power))

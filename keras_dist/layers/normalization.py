@@ -14,7 +14,7 @@ from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArguments, Layout
-from keras_dist.ops.normalization import wide
+from keras_dist.ops.normalization import divided_by_norm, divided_by_rms, standardized, wide
 
 _LARGEST_FACTOR = 1e12
 """The factor of zeros in `UnitNormalization`."""
@@ -48,14 +48,9 @@ class ScaledNormalization(Layer):
 
     def normalize(self, values: jax.Array, axes: Sequence[int], shape: Sequence[int]) -> jax.Array:
         """Normalize values over the dims `axes`; `gamma` and `beta` are reshaped to `shape`."""
-        factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + self.epsilon)
-        mean = jnp.mean(values, axes, keepdims=True)
-        if self.scale:
-            factor = factor * self.gamma[...].astype(values.dtype).reshape(shape)
-        summand = -mean * factor
-        if self.center:
-            summand = summand + self.beta[...].astype(values.dtype).reshape(shape)
-        return values * factor + summand
+        gamma = self.gamma[...].astype(values.dtype).reshape(shape) if self.scale else None
+        beta = self.beta[...].astype(values.dtype).reshape(shape) if self.center else None
+        return standardized(values, axes, self.epsilon, gamma, beta)
 
 
 def _sizes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
@@ -212,8 +207,8 @@ class RMSNormalization(Layer):
         """Return the normalized inputs."""
         values = wide(x)
         axes = check_axes_exist("axis", self.axis, x.shape, self.name)
-        factor = jax.lax.rsqrt(jnp.mean(jnp.square(values), axes, keepdims=True) + self.epsilon)
-        return (values * factor * self.scale[...].astype(values.dtype).reshape(_sizes(x.shape, axes))).astype(x.dtype)
+        scale = self.scale[...].astype(values.dtype).reshape(_sizes(x.shape, axes))
+        return divided_by_rms(values, axes, self.epsilon, scale).astype(x.dtype)
 
 
 class UnitNormalization(Layer):
@@ -232,5 +227,4 @@ class UnitNormalization(Layer):
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the normalized inputs."""
         axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
-        squares = jnp.sum(jnp.square(inputs), axes, keepdims=True)
-        return inputs * jnp.minimum(jax.lax.rsqrt(squares), _LARGEST_FACTOR)
+        return divided_by_norm(inputs, axes, _LARGEST_FACTOR)

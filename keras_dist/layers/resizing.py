@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 
 from keras_dist._arguments import check_number, check_option, check_size
 from keras_dist.errors import ModelError
@@ -30,8 +29,7 @@ class Resizing(ImageLayer):
         **kwargs: as of `Layer`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
+        >>>         >>> from keras_dist import layers
         >>> layers.Resizing(8, 6)(jnp.ones((2, 16, 20, 3))).shape
         (2, 8, 6, 3)
     """
@@ -77,7 +75,7 @@ class Resizing(ImageLayer):
         return self._resized(segmentation_masks, "nearest")
 
     def _resized(self, images: jax.Array, interpolation: str) -> jax.Array:
-        resized = image_transforms.resize(
+        return image_transforms.resize(
             images,
             (self.height, self.width),
             interpolation,
@@ -86,13 +84,8 @@ class Resizing(ImageLayer):
             self.pad_to_aspect_ratio,
             self.fill_value,
             self.data_format,
+            keeps_dtype=True,
         )
-        if resized.dtype == images.dtype:
-            return resized
-        if jnp.issubdtype(images.dtype, jnp.integer):
-            limits = jnp.iinfo(images.dtype)
-            resized = jnp.clip(jnp.round(resized), limits.min, limits.max)
-        return resized.astype(images.dtype)
 
 
 class CenterCrop(ImageLayer):

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from keras_dist._arguments import check_option, check_size, check_sizes
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
-
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos3", "lanczos5")
+from keras_dist.ops import image_transforms
 
 
 class UpSampling(SpatialLayer):
@@ -74,14 +73,16 @@ class UpSampling2D(UpSampling):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(size, data_format, **kwargs)
-        self.interpolation = check_option("interpolation", interpolation, _INTERPOLATIONS, self.name)
+        self.interpolation = check_option(
+            "interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS, self.name
+        )
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the larger images."""
         if self.interpolation == "nearest":
             return super().call(inputs)
-        shape = [size * times for size, times in zip(inputs.shape, self._dims.for_all(self.size, 1), strict=True)]
-        return jax.image.resize(inputs, shape, self.interpolation, antialias=False)
+        height, width = (inputs.shape[axis] * times for axis, times in zip(self._dims.axes, self.size, strict=True))
+        return image_transforms.resize(inputs, (height, width), self.interpolation, data_format=self.data_format)
 
 
 class UpSampling3D(UpSampling):

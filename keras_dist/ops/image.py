@@ -14,7 +14,7 @@ from keras_dist._arguments import check_option, check_sizes
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.ops import core, image_filters
+from keras_dist.ops import image_filters, image_transforms
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.image_sampling import affine_transform as affine_transform
 from keras_dist.ops.image_sampling import elastic_transform as elastic_transform
@@ -98,7 +98,7 @@ def resize(
     """
     given = Images.of("resize", images, data_format)
     height, width = check_sizes("size", size, 2, "resize")
-    method = check_option("interpolation", interpolation, ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic"))
+    method = check_option("interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS)
     check_option("fill_mode", fill_mode, ("constant",))
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         raise ModelError(
@@ -107,23 +107,11 @@ def resize(
             expected="one of them",
             fix="leave one out",
         )
-    values, (rows, columns) = given.values, given.values.shape[1:3]
-    if crop_to_aspect_ratio:
-        kept = max(min(rows, columns * height // width), 1), max(min(columns, rows * width // height), 1)
-        top, left = (rows - kept[0]) // 2, (columns - kept[1]) // 2
-        values = values[:, top : top + kept[0], left : left + kept[1]]
-    if pad_to_aspect_ratio:
-        top = (max(rows, columns * height // width) - rows) // 2
-        left = 0 if top else (max(columns, rows * width // height) - columns) // 2
-        ends = [(0, 0), (top, top), (left, left), (0, 0)]
-        values = jnp.pad(floating(values), ends, constant_values=fill_value)
-    shape = (len(values), height, width, values.shape[-1])
-    resized = jax.image.resize(values, shape, method, antialias)
-    dtype = given.values.dtype
-    if resized.dtype == dtype:
-        return given.restored(resized)
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    return given.restored(core.saturate_cast(jnp.round(resized) if is_integer else resized, dtype))
+    ratio = (crop_to_aspect_ratio, pad_to_aspect_ratio)
+    resized = image_transforms.resize(
+        given.values, (height, width), method, antialias, *ratio, fill_value, keeps_dtype=True
+    )
+    return given.restored(resized)
 
 
 @operation

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from keras_dist.ops import image_transforms
 from keras_dist.ops.image_form import Images
 from keras_dist.ops.operation import as_array, names_in, operation
 
-_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 _METHODS = ("linear", "bilinear", "trilinear", "cubic", "bicubic", "tricubic", "lanczos3", "lanczos5")
 
 
@@ -52,7 +50,7 @@ def map_coordinates(
             fix="ops.stack([rows, columns])",
         )
     check_option("order", order, (0, 1))
-    mode = check_option("fill_mode", fill_mode, _MODES)
+    mode = check_option("fill_mode", fill_mode, image_transforms.FILL_MODES)
     return jax.scipy.ndimage.map_coordinates(array, list(positions), order, mode, fill_value)
 
 
@@ -87,10 +85,7 @@ def affine_transform(
             expected="(8,), or (batch, 8)",
             fix="[1, 0, columns, 0, 1, rows, 0, 0] moves images",
         )
-    a0, a1, a2, b0, b1, b2 = (number[:, None, None] for number in numbers.T[:6])
-    y, x = _grid(given.values)
-    coordinates = jnp.stack([b0 * x + b1 * y + b2, a0 * x + a1 * y + a2], 1)
-    return given.restored(_sampled(given.values, coordinates, interpolation, fill_mode, fill_value))
+    return _transformed(given, numbers, interpolation, fill_mode, fill_value)
 
 
 @operation
@@ -125,11 +120,7 @@ def perspective_transform(
             fix="the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]",
         )
     numbers = image_transforms.perspective(*(some.reshape(-1, 4, 2) for some in points))
-    y, x = _grid(given.values)
-    t = [number[:, None, None] for number in numbers.T]
-    depth = t[6] * x + t[7] * y + 1
-    coordinates = jnp.stack([(t[3] * x + t[4] * y + t[5]) / depth, (t[0] * x + t[1] * y + t[2]) / depth], 1)
-    return given.restored(_sampled(given.values, coordinates, interpolation, "constant", fill_value))
+    return _transformed(given, numbers, interpolation, "constant", fill_value, is_affine=False)
 
 
 @operation
@@ -158,9 +149,7 @@ def elastic_transform(
     given = Images.of("elastic_transform", images, data_format)
     values = given.values
     noise = random.normal(values.shape[:3], dtype=values.dtype, seed=seed)
-    check_option("interpolation", interpolation, ("bilinear", "nearest"))
-    check_option("fill_mode", fill_mode, _MODES)
-    options = (interpolation, fill_mode, fill_value)
+    options = (*_checked(interpolation, fill_mode), fill_value)
     return given.restored(image_transforms.elastic_transform(values, noise, alpha, sigma, sigma, *options))
 
 
@@ -191,21 +180,21 @@ def scale_and_translate(
     )
 
 
-def _grid(images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The row and the column of each pixel."""
-    y, x = jnp.meshgrid(*map(jnp.arange, images.shape[1:3]), indexing="ij")
-    return y, x
-
-
-def _sampled(
-    images: jax.Array, coordinates: jax.Array, interpolation: str, fill_mode: str, fill_value: float
+def _transformed(
+    given: Images, transform: jax.Array, interpolation: str, fill_mode: str, fill_value: float, is_affine: bool = True
 ) -> jax.Array:
-    """Return images (batch, height, width, channels) at coordinates (batch or 1, 2, height, width)."""
-    order = {"nearest": 0, "bilinear": 1}[check_option("interpolation", interpolation, ("bilinear", "nearest"))]
-    mode = check_option("fill_mode", fill_mode, _MODES)
-    sampled: Any = functools.partial(jax.scipy.ndimage.map_coordinates, order=order, mode=mode, cval=fill_value)
-    of_channels = jax.vmap(sampled, (-1, None), -1)
-    return jax.vmap(of_channels)(images, jnp.broadcast_to(coordinates, (len(images), *coordinates.shape[1:])))
+    """Return images, each moved by its transform, (batch or 1, 8)."""
+    of_each = jnp.broadcast_to(transform, (len(given.values), 8))
+    options = (*_checked(interpolation, fill_mode), fill_value)
+    moved = image_transforms.affine_transform(given.values, of_each, *options, is_affine=is_affine)
+    return given.restored(moved)
+
+
+def _checked(interpolation: str, fill_mode: str) -> tuple[str, str]:
+    return (
+        check_option("interpolation", interpolation, ("bilinear", "nearest")),
+        check_option("fill_mode", fill_mode, image_transforms.FILL_MODES),
+    )
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._types import ArrayLike
+from keras_dist.ops.core import saturate_cast
 from keras_dist.ops.image_filters import filtered
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
@@ -161,6 +162,7 @@ def resize(
     pad_to_aspect_ratio: bool = False,
     fill_value: float = 0.0,
     data_format: str = "channels_last",
+    keeps_dtype: bool = False,
 ) -> jax.Array:
     """Return images of another size.
 
@@ -173,10 +175,9 @@ def resize(
         pad_to_aspect_ratio: whether images are padded before, to be like `size`.
         fill_value: what they are padded with.
         data_format: the order of dims.
-
-    Returns:
-        Floating-point numbers; of integer images with antialiasing or interpolation, too.
+        keeps_dtype: whether interpolated integers are rounded; else they become floats.
     """
+    dtype = images.dtype
     height, width = height_and_width(images, data_format)
     if crop_to_aspect_ratio:
         images = crop(images, *largest_like(height, width, size), data_format)
@@ -195,7 +196,10 @@ def resize(
     shape = list(images.shape)
     for axis, new in zip(image_axes(data_format), size, strict=True):
         shape[axis] = new
-    return jax.image.resize(images, shape, interpolation, antialias=antialias)
+    resized = jax.image.resize(images, shape, interpolation, antialias=antialias)
+    if not keeps_dtype or resized.dtype == dtype:
+        return resized
+    return saturate_cast(jnp.round(resized) if jnp.issubdtype(dtype, jnp.integer) else resized, dtype)
 
 
 def largest_like(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:

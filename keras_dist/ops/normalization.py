@@ -23,6 +23,57 @@ def wide(inputs: jax.Array) -> jax.Array:
     return inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
 
 
+def standardized(
+    values: jax.Array,
+    axes: Sequence[int],
+    epsilon: float,
+    gamma: jax.Array | None = None,
+    beta: jax.Array | None = None,
+) -> jax.Array:
+    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, mean and variance over the dims `axes`.
+
+    `gamma` and `beta` broadcast against the values.
+    """
+    factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + epsilon)
+    mean = jnp.mean(values, axes, keepdims=True)
+    if gamma is not None:
+        factor = factor * gamma
+    summand = -mean * factor
+    if beta is not None:
+        summand = summand + beta
+    return values * factor + summand
+
+
+def standardized_by(
+    values: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    gamma: jax.Array | float,
+    beta: jax.Array | float,
+    axis: int,
+    epsilon: float,
+) -> jax.Array:
+    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, with numbers for each index of dim `axis`."""
+    factor = jax.lax.rsqrt(variance + epsilon) * gamma
+    shape = [-1 if dim == axis else 1 for dim in range(values.ndim)]
+    return values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
+
+
+def divided_by_rms(
+    values: jax.Array, axes: int | Sequence[int] | None, epsilon: float, scale: jax.Array | None = None
+) -> jax.Array:
+    """Return `values / sqrt(mean(values**2) + epsilon) * scale`, the mean over the dims `axes`."""
+    normalized = values * jax.lax.rsqrt(jnp.mean(jnp.square(values), axes, keepdims=True) + epsilon)
+    return normalized if scale is None else normalized * scale
+
+
+def divided_by_norm(values: jax.Array, axes: int | Sequence[int] | None, largest_factor: float) -> jax.Array:
+    """Return `values / sqrt(sum(values**2))`, the sum over the dims `axes`; no value is multiplied by more."""
+    squares = jnp.sum(jnp.square(values), axes, keepdims=True)
+    squares = squares.astype(jnp.result_type(squares, 0.0))
+    return values * jnp.minimum(jax.lax.rsqrt(squares), largest_factor)
+
+
 @operation
 def moments(
     x: ArrayLike, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
@@ -92,15 +143,12 @@ def batch_normalization(
                 expected=f"shape ({array.shape[dim]},): a number for each channel",
                 fix=f"correct {argument}, or axis",
             )
-        return found.reshape([-1 if place == dim else 1 for place in range(array.ndim)])
+        return found.reshape(-1)
 
-    factor = jax.lax.rsqrt(of_channels("variance", variance) + epsilon)
-    if scale is not None:
-        factor = factor * of_channels("scale", scale)
-    summand = -of_channels("mean", mean) * factor
-    if offset is not None:
-        summand = summand + of_channels("offset", offset)
-    return array * factor + summand
+    gamma = 1 if scale is None else of_channels("scale", scale)
+    beta = 0 if offset is None else of_channels("offset", offset)
+    statistics = of_channels("mean", mean), of_channels("variance", variance)
+    return standardized_by(array, *statistics, gamma, beta, dim, epsilon)
 
 
 @operation
@@ -131,18 +179,14 @@ def layer_normalization(
         found = as_array(weights, values.dtype)
         return found if found.ndim == values.ndim or axes == (values.ndim - 1,) else found.reshape(shape)
 
-    mean, variance = (reduce(values, axes, keepdims=True) for reduce in (jnp.mean, jnp.var))
-    factor = jax.lax.rsqrt(variance + _or_default(epsilon))
-    if gamma is not None:
-        factor = factor * of_values(gamma)
+    scale = None if gamma is None else of_values(gamma)
     if kwargs.pop("rms_scaling", False):
-        return (values * factor).astype(array.dtype)
+        factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + _or_default(epsilon))
+        return (values * (factor if scale is None else factor * scale)).astype(array.dtype)
     if kwargs:
         raise TypeError(f"layer_normalization() got an unexpected keyword argument {next(iter(kwargs))!r}")
-    summand = -mean * factor
-    if beta is not None:
-        summand = summand + of_values(beta)
-    return (values * factor + summand).astype(array.dtype)
+    offset = None if beta is None else of_values(beta)
+    return standardized(values, axes, _or_default(epsilon), scale, offset).astype(array.dtype)
 
 
 @operation
@@ -159,12 +203,8 @@ def rms_normalization(
     """
     array = as_array(x)
     values: Any = jnp.atleast_1d(wide(array))
-    axes = numpy_arguments.axes(axis)
-    squares: Any = jnp.mean(jnp.square(values), axes, keepdims=True)
-    normalized = values * jax.lax.rsqrt(squares + _or_default(epsilon))
-    if scale is not None:
-        normalized = normalized * as_array(scale, values.dtype)
-    return normalized.astype(array.dtype)
+    weights = None if scale is None else as_array(scale, values.dtype)
+    return divided_by_rms(values, numpy_arguments.axes(axis), _or_default(epsilon), weights).astype(array.dtype)
 
 
 @operation
@@ -182,9 +222,7 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
     axes = numpy_arguments.axes(axis)
     least = _or_default(epsilon)
     if order == 2:
-        squares = jnp.sum(jnp.square(values), axes, keepdims=True)
-        squares = squares.astype(jnp.result_type(squares, 0.0))
-        return values * jnp.minimum(jax.lax.rsqrt(squares), 1 / least)
+        return divided_by_norm(values, axes, 1 / least)
     floats = values.astype(jnp.result_type(values, 0.0))
     return values / jnp.maximum(jnp.linalg.norm(floats, order, axes, keepdims=True), least)
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.ops import windows
 from keras_dist.ops.operation import as_array, names_in, operation
-from keras_dist.ops.windows import positions, window_weights
 
 Complex: TypeAlias = tuple[ArrayLike, ArrayLike]
 
@@ -62,7 +62,7 @@ def irfft(x: Complex, fft_length: int | None = None) -> jax.Array:
 def extract_sequences(x: ArrayLike, sequence_length: int, sequence_stride: int) -> jax.Array:
     """Return windows (..., windows, sequence_length) of the last dim, which begin `sequence_stride` apart."""
     array = as_array(x)
-    return array[..., positions(array.shape[-1], sequence_length, sequence_stride)]
+    return array[..., windows.positions(array.shape[-1], sequence_length, sequence_stride)]
 
 
 @operation
@@ -90,12 +90,8 @@ def stft(
     array = as_array(x)
     if array.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(f"stft takes float32, not {array.dtype}: ops.cast(x, 'float32')")
-    weights = window_weights("stft", window, sequence_length, sequence_stride, fft_length)
-    if center:
-        ends = [(0, 0)] * (array.ndim - 1) + [(fft_length // 2, fft_length // 2)]
-        array = jnp.pad(array, ends, mode="reflect")
-    frames = array[..., positions(array.shape[-1], fft_length, sequence_stride)]
-    return _parts(jnp.fft.rfft(frames * weights.astype(array.dtype)))
+    weights = windows.window_weights("stft", window, sequence_length, sequence_stride, fft_length)
+    return _parts(windows.spectra(array, weights.astype(array.dtype), sequence_stride, center))
 
 
 @operation
@@ -120,11 +116,11 @@ def istft(
         center: whether the n-th window has its middle at `n * sequence_stride`.
     """
     spectra = _complex("istft", x)
-    weights = window_weights("istft", window, sequence_length, sequence_stride, fft_length)
+    weights = windows.window_weights("istft", window, sequence_length, sequence_stride, fft_length)
     frames = jnp.fft.irfft(spectra, n=fft_length)
     weights = weights.astype(frames.dtype)
     size = fft_length + sequence_stride * (frames.shape[-2] - 1)
-    places = positions(size, fft_length, sequence_stride)
+    places = windows.positions(size, fft_length, sequence_stride)
 
     def added_up(parts: jax.Array) -> jax.Array:
         return jnp.zeros((*parts.shape[:-2], size), parts.dtype).at[..., places].add(parts)

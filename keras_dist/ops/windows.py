@@ -17,6 +17,21 @@ def positions(size: int, length: int, stride: int) -> np.ndarray:
     return starts[:, None] + np.arange(length)
 
 
+def spectra(signals: jax.Array, weights: jax.Array, stride: int, center: bool) -> jax.Array:
+    """Return the Fourier transforms of windows of signals (..., time), (..., windows, len(weights) // 2 + 1).
+
+    Args:
+        signals: floats.
+        weights: what the elements of a window are multiplied by.
+        stride: the distance between the beginnings of windows.
+        center: whether the n-th window has its middle at `n * stride`. Signals are mirrored at their ends.
+    """
+    size = len(weights)
+    if center:
+        signals = jnp.pad(signals, [(0, 0)] * (signals.ndim - 1) + [(size // 2, size // 2)], mode="reflect")
+    return jnp.fft.rfft(signals[..., positions(signals.shape[-1], size, stride)] * weights)
+
+
 def window_weights(name: str, window: str | ArrayLike | None, length: int, stride: int, fft_length: int) -> jax.Array:
     """Return the weights of a window, with zeros at its ends up to `fft_length`; of none ones."""
     if not isinstance(stride, int) or stride <= 0 or fft_length < length:
