@@ -94,8 +94,8 @@ class GRU(RecurrentLayer):
     Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: the arguments of `GRUCell`, then those of `RNN`, such as `return_sequences`.
+        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        **kwargs: the arguments of `GRUCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = GRUCell

@@ -110,8 +110,8 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
         clip_limit: how often a value counts at most, as a multiple of the mean of all 256; what is above is shared
             among all. 0 for no limit.
         tile_grid_size: the number of tiles, (down, across).
-        data_format: as of `Layer`s for images.
-        **kwargs: as of `Layer`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> tuple[jax.A
 
 
 def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> Callable[..., jax.Array]:
-    """Return an initializer of the biases of four gates, which gives ones to the second, that of what is kept."""
+    """Return an initializer of the biases of four gates, which gives ones to the second, the forget gate."""
 
     def initialize(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
         return initializer(shape, dtype, key=key).at[units : 2 * units].set(1)
@@ -93,8 +93,8 @@ class LSTM(RecurrentLayer):
     Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: the arguments of `LSTMCell`, then those of `RNN`, such as `return_sequences`.
+        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        **kwargs: the arguments of `LSTMCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = LSTMCell

@@ -51,8 +51,7 @@ class RecurrentCell(Layer):
         recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, gates * units).
         recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
         recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
-        recurrent_kernel_layout: where the dims of `recurrent_kernel` lie: a `TensorLayout`, or axes; layout rules win
-            over it.
+        recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
     """

@@ -52,7 +52,7 @@ class SimpleRNN(RecurrentLayer):
     Paths of weights are `simple_rnn_cell/kernel` and so on.
 
     Args:
-        **kwargs: the arguments of `SimpleRNNCell`, then those of `RNN`, such as `return_sequences`.
+        **kwargs: the arguments of `SimpleRNNCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = SimpleRNNCell
