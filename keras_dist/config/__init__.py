@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from keras_dist.config.migration import MigratedRule as MigratedRule
     from keras_dist.config.migration import Migration as Migration
     from keras_dist.config.migration import migrate_layout_map as migrate_layout_map
-    from keras_dist.config.migration import migrate_rules as migrate_rules
     from keras_dist.config.schema import CheckpointConfig as CheckpointConfig
     from keras_dist.config.schema import ClusterConfig as ClusterConfig
     from keras_dist.config.schema import Component as Component
@@ -74,7 +73,7 @@ _SETTINGS = (
 _MODULE_OF = {
     **dict.fromkeys([*_LAYOUTS.split(), "MeshConfig", "ModelParallelConfig", "PresetConfig", "Zero1Config"], "layouts"),
     **dict.fromkeys(["CheckpointConfig", "ClusterConfig", "Component", "RunConfig", "TrainingConfig"], "schema"),
-    **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map", "migrate_rules"], "migration"),
+    **dict.fromkeys(["MigratedRule", "Migration", "migrate_layout_map"], "migration"),
     "load": "loader",
     **dict.fromkeys(_SETTINGS.split(), "settings"),
     **dict.fromkeys(["dtype_policy", "floatx", "set_dtype_policy", "set_floatx"], "keras_dist.mixed_precision"),

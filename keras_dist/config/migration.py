@@ -1,4 +1,4 @@
-"""`migrate_rules`: the rules of layout maps of Keras and DTensor as rules for whole paths."""
+"""`migrate_layout_map`: the rules of layout maps of Keras and DTensor as rules for whole paths."""
 
 from __future__ import annotations
 
@@ -89,14 +89,18 @@ def migrate_layout_map(
     weights: Mapping[str, Sequence[str]] | None = None,
     tensors: Sequence[str] = (),
 ) -> Migration:
-    """Migrate the rules of a layout map; see `migrate_rules`.
+    """Return rules for whole paths with slashes that do what the rules of a layout map do.
+
+    With the paths of a model, each old rule is applied to them as it was meant, and the new one is the shortest form of
+    it that decides for the same; where there is none, each path gets a rule. Without, the text of a rule is
+    all that is known: what it may match before and after becomes `.*`, and dots between names become slashes.
 
     Args:
         source: a `LayoutMap` of keras_dist, Keras or DTensor, a dict of layouts, or a file with a table of rules in
             TOML, YAML or JSON.
-        matching: see `migrate_rules`.
-        weights: see `migrate_rules`.
-        tensors: see `migrate_rules`.
+        matching: how the rules match; by default `match` if one names a path with dots, else `search`.
+        weights: for the path of each weight of the model all paths that rules may know it by.
+        tensors: paths of what its layers return, and of its inputs. Keras 3 has rules for them, too.
 
     Raises:
         ConfigError: `source` is neither, or the file cannot be read or has no rules.
@@ -109,6 +113,9 @@ def migrate_layout_map(
         >>> print(migrate_layout_map(layout_map).to_toml())
         [distribution.layout]
         "feature/kernel.*" = ["-", "model"] # was "feature.kernel"
+        >>> weights = {path: [path] for path in ("dense_1/kernel", "dense_1/bias")}
+        >>> migrate_layout_map({"dense.*kernel": (None, "model")}, weights=weights).layout
+        {'dense.*kernel': (None, 'model')}
     """
     if not isinstance(source, Mapping | str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -116,40 +123,8 @@ def migrate_layout_map(
             given=f"{shorten(source)} of type {type_name(source)}",
             fix="a function that makes a map must be called first",
         )
-    rules, unread = rules_of(source) if isinstance(source, Mapping) else read_layout_map(pathlib.Path(source))
-    found = migrate_rules(rules, matching, weights, tensors)
-    return dataclasses.replace(found, problems=(*unread, *found.problems))
-
-
-def migrate_rules(
-    rules: Mapping[str, Axes],
-    matching: Matching | None = None,
-    weights: Mapping[str, Sequence[str]] | None = None,
-    tensors: Sequence[str] = (),
-) -> Migration:
-    """Return rules for whole paths with slashes that do what other rules do.
-
-    With the paths of a model, each old rule is applied to them as it was meant, and the new one is the shortest form of
-    it that decides for the same; where there is none, each path gets a rule of its own. Without, the text of a rule is
-    all that is known: what it may match before and after becomes `.*`, and dots between names become slashes.
-
-    Args:
-        rules: layouts by rule, in the order in which they were added.
-        matching: how the rules match; by default `match` if one names a path with dots, else `search`.
-        weights: for the path of each weight of the model all paths that rules may know it by.
-        tensors: paths of what its layers return, and of its inputs. Keras 3 has rules for them, too.
-
-    Example:
-        >>> migrate_rules({"dense.*kernel": (None, "model")}).layout
-        {'.*dense.*kernel.*': (None, 'model')}
-        >>> migrate_rules({"feature.kernel": (None, "model")}).layout
-        {'feature/kernel.*': (None, 'model')}
-        >>> weights = {path: [path] for path in ("dense_1/kernel", "dense_1/bias")}
-        >>> migrate_rules({"dense.*kernel": (None, "model")}, weights=weights).layout
-        {'dense.*kernel': (None, 'model')}
-    """
+    rules, problems = rules_of(source) if isinstance(source, Mapping) else read_layout_map(pathlib.Path(source))
     matching = matching or _matching_of(rules)
-    problems: list[str] = []
     known: dict[str, Axes] = {}
     for rule, axes in rules.items():
         try:

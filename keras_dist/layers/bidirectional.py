@@ -28,7 +28,7 @@ class Bidirectional(Layer):
         merge_mode: `"concat"`, `"sum"`, `"mul"` or `"ave"`; None for both outputs.
         weights: only None: use `set_weights`.
         backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Bidirectional(Layer):
                 layer.reset_state()
 
     def reset_states(self) -> None:
-        """As `reset_state`."""
+        """Alias of `reset_state`."""
         self.reset_state()
 
     @property
@@ -108,13 +108,13 @@ class Bidirectional(Layer):
 
         Args:
             sequences: (batch, time, features).
-            initial_state: the states that the layers begin with, first those of the one that goes forwards.
+            initial_state: the states that the layers begin with, first the states of the forward layer.
             mask: which positions count (batch, time).
             training: passed on to the layers.
 
         Returns:
             (batch, units), with `return_sequences` (batch, time, units); twice the units for `"concat"`, two arrays for
-            None. With `return_state` a tuple that begins with them and goes on with the states of both layers.
+            None. With `return_state` a tuple of them and the states of both layers.
         """
         half = 0 if initial_state is None else len(initial_state) // 2
         states = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
@@ -182,7 +182,7 @@ def _check_sequence_layer(argument: str, value: Any, layer: str) -> None:
     if not isinstance(value, Layer) or not all(hasattr(value, option) for option in options):
         check_is_ours(f"`{argument}` of layer {layer!r}", value)
         raise ModelError(
-            f"`{argument}` of layer {layer!r} is no recurrent layer",
+            f"`{argument}` of layer {layer!r} is not a recurrent layer",
             given=f"{shorten(value)} of type {type(value).__name__}",
             expected="an RNN, or a layer with go_backwards, return_sequences and return_state",
             fix="for example Bidirectional(LSTM(32)); write a cell of your own and wrap it: Bidirectional(RNN(cell))",

@@ -23,7 +23,7 @@ class CategoryEncoding(Layer):
         output_mode: `"one_hot"`, a vector for each integer; `"multi_hot"`, one for each example, with 1 for the
             integers in it; or `"count"`, one for each example, with the number of times that each integer is in it.
         sparse: False; arrays are dense.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import numpy as np

@@ -16,7 +16,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.lstm import lstm_states, with_open_forget_gate
-from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell
+from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -68,18 +68,8 @@ class ConvLSTMCell(RecurrentCell):
         """The channels of the output."""
         return self.units
 
-    def call(
-        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Return the output for inputs (batch, spatial dims, channels), and the new states.
-
-        Args:
-            inputs: images of one step.
-            states: the output and the memory of the step before.
-            training: whether inputs and states are dropped.
-            noise: what `draw_noise` gave; by default it is drawn.
-        """
-        of_inputs, of_states = self._noise(inputs, training, noise)
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        of_inputs, of_states = noise
         strides, padding, dilation = self.strides, self.padding.upper(), self.dilation_rate
         columns = self._project(inputs, self.kernel[...], of_inputs, strides, padding, dilation)
         columns = columns + self._project(states[0], self.recurrent_kernel[...], of_states)

@@ -1,4 +1,4 @@
-"""`Discretization`: numbers as the bins that they lie in."""
+"""`Discretization`: numbers as the index of their bin."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from keras_dist.layers.layer import Layer
 
 
 class Discretization(Layer):
-    """Numbers as the index of the bin that they lie in.
+    """Numbers as the index of their bin.
 
     Args:
-        bin_boundaries: the limits between bins, in ascending order; a number that is one lies in the bin above it.
+        bin_boundaries: the limits between bins, in ascending order; a number equal to a limit belongs to the bin above.
         num_bins: the number of bins, where `adapt` finds limits with equally many examples between them.
         epsilon: how far the shares of examples may be apart from equal ones; smaller takes longer.
         output_mode: `"int"`, the index of each; `"one_hot"`, a vector for each; `"multi_hot"` or `"count"`, one vector
             for each example.
         sparse: False; arrays are dense.
-        dtype: as of `Layer`.
-        name: as of `Layer`.
+        dtype: see `Layer`.
+        name: see `Layer`.
 
     Example:
         >>> import numpy as np
@@ -71,7 +71,7 @@ class Discretization(Layer):
 
         Raises:
             ModelError: the layer was given limits.
-            DataError: there are no data.
+            DataError: the data are empty.
         """
         if self.num_bins is None:
             raise ModelError(

@@ -44,7 +44,7 @@ class EinsumDense(LoraLayer):
         >>> heads(layers.Input((10, 64))).shape
         (None, 10, 4, 16)
 
-    Differs from Keras: there are no `gptq_unpacked_column_size` and `quantization_config`.
+    Differs from Keras: without `gptq_unpacked_column_size` and `quantization_config`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
@@ -128,7 +128,7 @@ class EinsumDense(LoraLayer):
         sizes = (output_shape,) if isinstance(output_shape, int | np.integer) else output_shape
         if not isinstance(sizes, Sequence) or isinstance(sizes, str):
             raise ModelError(
-                f"`output_shape` of layer {self.name!r} is no shape",
+                f"`output_shape` of layer {self.name!r} is not a shape",
                 given=f"output_shape={shorten(output_shape)}",
                 expected="an integer, or a tuple of integers and None",
                 fix="for example output_shape=(None, 64)",

@@ -33,7 +33,7 @@ class Embedding(LoraLayer):
         **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
-    Differs from Keras: there is no `quantization_config`.
+    Differs from Keras: without `quantization_config`.
     """
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}
@@ -56,7 +56,7 @@ class Embedding(LoraLayer):
         self.mask_zero = mask_zero
         self._describe_lora(lora_rank, lora_alpha)
         self.supports_masking = bool(mask_zero)
-        self.autocast = False  # large integers are no longer themselves in bfloat16
+        self.autocast = False  # bfloat16 would round large integers
         self._arguments.pop("weights", None)  # a config holds no values of weights
         if weights is not None:
             self.embeddings = self._add_embeddings(self._as_initializer(weights))
@@ -71,12 +71,12 @@ class Embedding(LoraLayer):
         """Return the vectors (..., output_dim) for integers (...); other numbers are cut to integers.
 
         Raises:
-            DataError: an integer is no index of a row, outside of compiled steps or in those of `compile(check=True)`.
+            DataError: an index is out of range, outside of compiled steps or with `compile(check=True)`.
         """
         check_indices(
             inputs,
             self.input_dim,
-            f"layer {self.name!r}: an integer is no row of `embeddings`",
+            f"layer {self.name!r}: index out of range for `embeddings`",
             f"a larger input_dim than {self.input_dim}, or other integers: unknown ones mapped to one of the rows",
         )
         inputs = jnp.asarray(inputs)
@@ -120,7 +120,7 @@ class ReversibleEmbedding(Embedding):
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
         tie_weights: whether the projection back uses the same table, not `reverse_embeddings`.
-        reverse_dtype: element type of the projection back; by default that of the layer.
+        reverse_dtype: element type of the projection back; by default the type of the layer.
         logit_soft_cap: a positive number that limits the projection back: `cap * tanh(x / cap)`; None for no limit.
         reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
             value `embeddings_initializer` gives, too.

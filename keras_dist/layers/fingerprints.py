@@ -15,7 +15,7 @@ _CROSS_KEY = 0xDECAFCAFFE
 def farmhash64(data: bytes) -> int:
     """Return the FarmHash fingerprint of 64 bits.
 
-    Source: https://github.com/google/farmhash, `Fingerprint64`; that of `tf.strings.to_hash_bucket_fast`.
+    Source: https://github.com/google/farmhash, `Fingerprint64`, as in `tf.strings.to_hash_bucket_fast`.
     """
     size = len(data)
     if size <= 16:
@@ -37,7 +37,7 @@ def farmhash64(data: bytes) -> int:
 def siphash64(data: bytes, key: tuple[int, int]) -> int:
     """Return the SipHash-2-4 of 64 bits under a key of two numbers.
 
-    Source: https://www.aumasson.jp/siphash/siphash.pdf; that of `tf.strings.to_hash_bucket_strong`.
+    Source: https://www.aumasson.jp/siphash/siphash.pdf, as in `tf.strings.to_hash_bucket_strong`.
     """
     k0, k1 = (number & _ALL for number in key)
     state = (k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573)

@@ -8,7 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, check_no_cudnn, project
+from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, Step, check_no_cudnn, project
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -43,18 +43,8 @@ class GRUCell(GatedCell):
         super().__init__(units, activation, recurrent_activation, use_bias, **kwargs)
         self.reset_after = reset_after
 
-    def call(
-        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Return the output (batch, units) for inputs (batch, features), and the new states.
-
-        Args:
-            inputs: (batch, features).
-            states: a list of one state (batch, units).
-            training: whether inputs and states are dropped.
-            noise: what `draw_noise` gave; by default it is drawn.
-        """
-        of_inputs, of_states = self._noise(inputs, training, noise)
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        of_inputs, of_states = noise
         state, kernel, split = states[0], self.recurrent_kernel[...], 2 * self.units
         bias, recurrent_bias = self._biases()
         update, reset, new = jnp.split(project(inputs, self.kernel[...], of_inputs) + bias, 3, axis=1)
@@ -94,8 +84,8 @@ class GRU(RecurrentLayer):
     Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: the arguments of `GRUCell`, then those of `RNN`, such as `return_sequences`.
+        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        **kwargs: the arguments of `GRUCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = GRUCell

@@ -27,20 +27,20 @@ class Hashing(HostLayer):
     """Words or integers as one of `num_bins` integers, by a hash that is the same on every machine; runs on the host.
 
     Args:
-        num_bins: the number of bins, that of `mask_value` included.
+        num_bins: the number of bins, including the bin of `mask_value`.
         mask_value: a value that gets bin 0, which no other has then.
         salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
         output_mode: `"int"`, the bin of each; `"one_hot"`, a vector for each; `"multi_hot"` or `"count"`, a vector for
-            those of the last dim.
+            all of the last dim.
         sparse: False; arrays are dense.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers
         >>> layers.Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]])[:, 0].tolist()
         [1, 0, 1, 1, 2]
 
-    Source: `keras.layers.Hashing`; the same bins as those of TensorFlow.
+    Source: `keras.layers.Hashing`; the same bins as in TensorFlow.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class HashedCrossing(HostLayer):
         num_bins: the number of bins.
         output_mode: `"int"`, the bin of each example, or `"one_hot"`, a vector.
         sparse: False; arrays are dense.
-        name: as of `Layer`.
-        dtype: as of `Layer`.
-        **kwargs: as of `Layer`.
+        name: see `Layer`.
+        dtype: see `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import numpy as np

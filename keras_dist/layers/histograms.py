@@ -24,8 +24,14 @@ class _SpreadLayer(ImageLayer):
 
     moves_pixels = False
 
-    def __init__(self, value_range: Sequence[float], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        value_range: Sequence[float] = (0, 255),
+        *,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(data_format=data_format, **kwargs)
         self.value_range = check_value_range(value_range, self.name)
 
     def _to_bytes(self, images: jax.Array) -> jax.Array:
@@ -42,15 +48,6 @@ class AutoContrast(_SpreadLayer):
 
     Differs from Keras: channels are where the data format says; Keras takes them to be last.
     """
-
-    def __init__(
-        self,
-        value_range: Sequence[float] = (0, 255),
-        *,
-        data_format: str | None = None,
-        **kwargs: Unpack[LayerArguments],
-    ) -> None:
-        super().__init__(value_range, data_format=data_format, **kwargs)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return the images with the largest contrast; channels of one value as they are."""
@@ -110,8 +107,8 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
         clip_limit: how often a value counts at most, as a multiple of the mean of all 256; what is above is shared
             among all. 0 for no limit.
         tile_grid_size: the number of tiles, (down, across).
-        data_format: as of `Layer`s for images.
-        **kwargs: as of `Layer`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class HostLayer(Layer):
     `transform(inputs)` and `output_like(inputs)`. They have no weights.
 
     Args:
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     is_host_side = True
@@ -148,7 +148,7 @@ def batches_of(data: Any, steps: int | None) -> Iterator[Any]:
 
 
 def encoded(indices: np.ndarray, output_mode: str, depth: int) -> np.ndarray:
-    """Return indices as vectors of `depth` float32 numbers; those that are no index from 0 to depth - 1 are left out.
+    """Return indices as vectors of `depth` float32 numbers; others than 0 to depth - 1 are left out.
 
     Args:
         indices: integers.

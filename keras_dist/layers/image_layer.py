@@ -29,7 +29,7 @@ class ImageLayer(Layer):
 
     Args:
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
         moves_pixels: whether segmentation masks are transformed as their images; else they stay as they are.
@@ -90,7 +90,7 @@ class ImageLayer(Layer):
         Args:
             data: a batch of images, or one.
             training: whether the layer acts.
-            seed: as of `random.uniform`; by default the layer's own generator.
+            seed: see `random.uniform`; by default the layer's own generator.
         """
         return None
 
@@ -160,7 +160,7 @@ class RandomImageLayer(ImageLayer):
         Args:
             data: a batch of images, one, or a dict with them.
             training: whether the layer acts.
-            seed: as of `random.uniform`; by default the layer's own generator.
+            seed: see `random.uniform`; by default the layer's own generator.
         """
         if not training:
             return None
@@ -199,7 +199,7 @@ class RandomImageLayer(ImageLayer):
         return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
 
     def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
-        """Draw which images change, (images,), each with a probability that lies between two."""
+        """Draw which images change, (images,), each with a probability between two limits."""
         probability = self._uniform(images, probabilities, seed)
         return self._uniform(images, (0.0, 1.0), seed) < probability
 
@@ -229,7 +229,7 @@ def check_range(
     if fits and len(pair) == 1:
         return float(max(-abs(pair[0]), low)), float(abs(pair[0]))
     expected = f"a number, or two, {'above' if open_below else 'of at least'} {low} and at most {high}"
-    raise argument_error(argument, value, expected, wrong="is no range of factors", layer=layer, example=0.2)
+    raise argument_error(argument, value, expected, wrong="is not a range of factors", layer=layer, example=0.2)
 
 
 def check_value_range(value: Any, layer: str) -> tuple[float, float]:
@@ -237,5 +237,5 @@ def check_value_range(value: Any, layer: str) -> tuple[float, float]:
     if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
         return float(min(value)), float(max(value))
     raise argument_error(
-        "value_range", value, "two different numbers", wrong="is no range of values", layer=layer, example=(0, 255)
+        "value_range", value, "two different numbers", wrong="is not a range of values", layer=layer, example=(0, 255)
     )

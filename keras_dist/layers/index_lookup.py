@@ -30,7 +30,7 @@ from keras_dist.saving.drafts import writing_to
 from keras_dist.symbolic.tensors import KerasTensor
 
 _LEFT_OUT = 2**62
-"""The index of what is no part of vectors."""
+"""The index of tokens that vectors leave out."""
 
 _VOCABULARY = "vocabulary.txt"
 """Keras's name for the file of a layer that holds what it has learned."""
@@ -49,10 +49,10 @@ class IndexLookup(HostLayer):
             `"tf_idf"`, a vector for the tokens of the last dim.
         sparse: False; arrays are dense.
         pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        name: as of `Layer`.
+        name: see `Layer`.
         has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
         vocabulary_size: how many tokens a file is to bring; None for any.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class IndexLookup(HostLayer):
         """Return the index of each of some tokens.
 
         Raises:
-            DataError: one is not in the vocabulary, and there is no index for such.
+            DataError: a token is not in the vocabulary, and unknown tokens have no index.
         """
         table, start = self._table, self._oov_start
         default = start if self.num_oov_indices == 1 else -1
@@ -150,7 +150,7 @@ class IndexLookup(HostLayer):
         """Return the vocabulary: the token of each index.
 
         Args:
-            include_special_tokens: whether those of masked and unknown tokens are among them.
+            include_special_tokens: whether to include the tokens for masked and unknown ones.
         """
         return [*(self._special if include_special_tokens else ()), *self._table.tokens]
 
@@ -206,7 +206,7 @@ class IndexLookup(HostLayer):
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
-        """Count the tokens of a batch; of one dim they are those of one document."""
+        """Count the tokens of a batch; a batch of one dim is one document."""
         rows = self._rows(data)
         rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), math.prod(rows.shape[1:]))
         self.count(rows.tolist())
@@ -299,7 +299,7 @@ class IndexLookup(HostLayer):
 
     @classmethod
     def check_config(cls, config: Mapping[str, Any]) -> None:
-        """Check that the vocabulary of a config is no file."""
+        """Check that the vocabulary of a config is not a file."""
         if isinstance(config.get("vocabulary"), str):
             raise ConfigError(
                 f"a config of {cls.__name__} names a file",
@@ -337,7 +337,7 @@ class IndexLookup(HostLayer):
             return self._table.expected
         if not self._table.tokens:
             raise ModelError(
-                f"layer {self.name!r} has no vocabulary yet, which tells how long its vectors are",
+                f"layer {self.name!r} has no vocabulary yet, so that the length of its vectors is unknown",
                 given=f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)',
                 fix="layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True",
             )

@@ -19,7 +19,7 @@ from keras_dist.symbolic.tensors import TEXT, KerasTensor, Node, is_text
 class InputLayer(Layer):
     """An input of a model's graph.
 
-    The arguments are those of `Input`, which calls `input_tensor` `tensor`.
+    For the arguments see `Input`, which calls `input_tensor` `tensor`.
     """
 
     sparse = ragged = False
@@ -58,7 +58,7 @@ class InputLayer(Layer):
         self.optional = optional
         self.built = True
         node = Node(self, (), {})
-        if input_tensor is None or input_tensor.node is not None:  # what computes that goes on to do so
+        if input_tensor is None or input_tensor.node is not None:  # a tensor that layers compute keeps its node
             node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         else:
             input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
@@ -108,7 +108,7 @@ def Input(
         optional: whether the input may be left out.
 
     Raises:
-        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is no shape.
+        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is not a shape.
 
     Example:
         >>> from keras_dist import layers

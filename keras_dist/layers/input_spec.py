@@ -97,7 +97,7 @@ def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None and isinstance(specs, InputSpec) and not spec.optional:
             raise ModelError(
-                f"the input of layer {layer_name!r} is no array",
+                f"the input of layer {layer_name!r} is not an array",
                 given=f"{shorten(value)} of type {type(value).__name__}",
                 fix="np.asarray(inputs), with the batch as the first dim",
             )

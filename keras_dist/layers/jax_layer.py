@@ -35,7 +35,7 @@ class JaxLayer(Layer):
         state: the first state, a pytree of arrays.
         seed: fixes the keys.
         native_serialization_platforms: unused.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Raises:
         ModelError: a function has other parameters, or there is nothing to begin with.
@@ -109,7 +109,7 @@ class JaxLayer(Layer):
                 f"`call_fn` of layer {self.name!r} returned a state of another structure",
                 given=f"{treedef}",
                 expected=f"{self._state_tree[0]}",
-                fix="return (outputs, state) with the state as it came, but for the values",
+                fix="return (outputs, state) with the state as it came, except for the values",
             )
         for weight, value in zip(self._listed_weights("state"), values, strict=True):
             weight.assign(value)
@@ -139,7 +139,7 @@ class JaxLayer(Layer):
         label = "/".join((name, *map(str, path)))
         if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
             raise ModelError(
-                f"{label!r} of layer {self.name!r} is no array",
+                f"{label!r} of layer {self.name!r} is not an array",
                 given=shorten(value),
                 fix="keep other values in the function",
             )
@@ -190,7 +190,7 @@ class FlaxLayer(JaxLayer):
         **kwargs: `seed`, and the arguments of `Layer`.
 
     Raises:
-        ModelError: `module` is no module of Linen.
+        ModelError: `module` is not a module of Linen.
 
     Example:
         >>> import flax.linen, jax.numpy as jnp
@@ -209,7 +209,7 @@ class FlaxLayer(JaxLayer):
     ) -> None:
         if not isinstance(module, linen.Module):
             raise ModelError(
-                "FlaxLayer: `module` is no module of Linen",
+                "FlaxLayer: `module` is not a module of Linen",
                 given=f"{shorten(module)} of type {type(module).__name__}",
                 fix="a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)",
             )

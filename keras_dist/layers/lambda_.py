@@ -25,7 +25,7 @@ class Lambda(Layer):
         output_shape: as in Keras; not used, since the shape follows from the function.
         mask: the mask of the output: an array, or a function of the inputs and their mask; None for none.
         arguments: further arguments of the function, by name.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Raises:
         ModelError: `function` is not a function, or `arguments` is not a dict.
@@ -56,7 +56,7 @@ class Lambda(Layer):
                 fix='for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda',
             )
         self.function = function
-        # partials and functions hide their arrays, which are no state of the layer
+        # partials and functions hide their arrays: they are not state of the layer
         self._bound = functools.partial(function, **(arguments or {}))
         self.mask = mask if mask is None or callable(mask) else lambda inputs, previous_mask: mask
         self.supports_masking = mask is not None

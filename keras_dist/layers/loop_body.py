@@ -38,7 +38,7 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
             raise ModelError(
                 f"layer {layer.name!r} changes a variable inside of a loop over time",
                 given=str(error).splitlines()[0],
-                expected="a step without random numbers and statistics of its own",
+                expected="a step that draws no random numbers and sets no statistics",
                 fix="give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`",
             ) from error
     layer.forget_losses()  # they are of one step, and known outside as what the loop returns
@@ -46,5 +46,5 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
 
 
 def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
-    """Add the losses that a loop in the call of a layer returned to those of the layer."""
+    """Add the losses that a loop in the call of a layer returned to the losses of the layer."""
     layer.add_loss([jnp.sum(loss) for loss in losses])

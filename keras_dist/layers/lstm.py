@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import DTypeLike
-from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, check_no_cudnn, project
+from keras_dist.layers.recurrent_cell import GatedArguments, GatedCell, Noise, Step, check_no_cudnn, project
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -42,18 +42,8 @@ class LSTMCell(GatedCell):
         super().__init__(units, activation, recurrent_activation, use_bias, **kwargs)
         self.unit_forget_bias = unit_forget_bias
 
-    def call(
-        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Return the output (batch, units) for inputs (batch, features), and the new states.
-
-        Args:
-            inputs: (batch, features).
-            states: a list of the output and the memory of the step before, (batch, units) each.
-            training: whether inputs and states are dropped.
-            noise: what `draw_noise` gave; by default it is drawn.
-        """
-        of_inputs, of_states = self._noise(inputs, training, noise)
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        of_inputs, of_states = noise
         columns = project(inputs, self.kernel[...], of_inputs)
         columns = columns + project(states[0], self.recurrent_kernel[...], of_states)
         columns = columns + self.bias[...] if self.use_bias else columns
@@ -63,7 +53,7 @@ class LSTMCell(GatedCell):
         return with_open_forget_gate(self.bias_initializer, self.units) if self.unit_forget_bias else None
 
 
-def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> Step:
     """Return the output, and the new output and memory, of the columns of the four gates side by side."""
     added, kept, new, shown = jnp.split(columns, 4, axis=cell.channel_axis)
     memory = cell.recurrent_activation(kept) * memory + cell.recurrent_activation(added) * cell.activation(new)
@@ -72,7 +62,7 @@ def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> tuple[jax.A
 
 
 def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> Callable[..., jax.Array]:
-    """Return an initializer of the biases of four gates, which gives ones to the second, that of what is kept."""
+    """Return an initializer of the biases of four gates, which gives ones to the second, the forget gate."""
 
     def initialize(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
         return initializer(shape, dtype, key=key).at[units : 2 * units].set(1)
@@ -93,8 +83,8 @@ class LSTM(RecurrentLayer):
     Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused, since there is no such kernel here.
-        **kwargs: the arguments of `LSTMCell`, then those of `RNN`, such as `return_sequences`.
+        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        **kwargs: the arguments of `LSTMCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = LSTMCell

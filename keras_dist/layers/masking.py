@@ -18,7 +18,7 @@ class Masking(Layer):
 
     Args:
         mask_value: a number, or one for each feature.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, mask_value: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -27,7 +27,7 @@ class Masking(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs (batch, steps, ..., features), those of masked steps 0."""
+        """Return the inputs (batch, steps, ..., features), with zeros in masked steps."""
         return jnp.where(self.compute_mask(inputs)[..., None], inputs, 0)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:

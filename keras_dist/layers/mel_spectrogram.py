@@ -31,11 +31,11 @@ class MelSpectrogram(Layer):
         min_freq: the least frequency [1/s].
         max_freq: the largest one; by default half of `sampling_rate`.
         power_to_db: whether strengths are logarithms [dB].
-        top_db: how far below the largest one in a batch they may lie; those below are cut.
+        top_db: strengths are cut this far below the largest one in a batch [dB].
         mag_exp: the power of magnitudes: 1 for these, 2 for power.
         min_power: the least strength.
         ref_power: the strength that is 0 dB.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -27,7 +27,7 @@ class Merge(Layer):
     Arrays with fewer dims get dims of size 1 behind the batch; then dims of size 1 fit any size. The output is masked
     where every input is masked; when an input has no mask, it has none.
 
-    Subclasses define `merge`; the arguments are those of `Layer`.
+    Subclasses define `merge`. For the arguments see `Layer`.
     """
 
     supports_masking = True
@@ -129,7 +129,7 @@ class Concatenate(Layer):
 
     Args:
         axis: the dim along which they are concatenated; the others must be equal.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, axis: int = -1, **kwargs: Unpack[LayerArguments]) -> None:
@@ -142,7 +142,7 @@ class Concatenate(Layer):
         check_list(inputs, self.name)
         (axis,) = check_axes_exist("axis", (self.axis,), inputs[0].shape, self.name)
         if len({(x.ndim, *x.shape[:axis], *x.shape[axis + 1 :]) for x in inputs}) > 1:
-            raise shapes_differ(inputs, f"equal dims but for dim {axis}", self.name)
+            raise shapes_differ(inputs, f"equal dims, except dim {axis}", self.name)
         return jnp.concatenate(inputs, axis)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
@@ -167,7 +167,7 @@ class Dot(Layer):
     Args:
         axes: the dim of both, or of each; the batch is dim 0 and cannot be one.
         normalize: whether both are divided by their norms along these dims first, which gives the cosine.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -190,7 +190,7 @@ class Dot(Layer):
         self.supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array]) -> jax.Array:
-        """Return the products: the other dims of the first, then those of the second; at least one, of size 1."""
+        """Return the products, with the other dims of the first input, then of the second; at least one, of size 1."""
         check_list(inputs, self.name, 2)
         check_batches(inputs, self.name)
         pairs = zip(self.axes, inputs, strict=True)
@@ -257,7 +257,7 @@ def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
     if isinstance(inputs, list | tuple) and isinstance(masks, list | tuple) and len(inputs) == len(masks):
         return masks
     raise ModelError(
-        f"the masks of layer {layer!r} are not those of its inputs",
+        f"the masks of layer {layer!r} do not fit its inputs",
         given=" and ".join(
             f"{len(one)} {name}" if isinstance(one, list | tuple) else f"{name} of type {type(one).__name__}"
             for name, one in (("inputs", inputs), ("masks", masks))
@@ -269,7 +269,7 @@ def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
 def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
     """Check that arrays have one batch size."""
     if len({x.shape[:1] for x in inputs}) > 1:
-        raise shapes_differ(inputs, "one batch size: that of dim 0", layer)
+        raise shapes_differ(inputs, "one batch size, in dim 0", layer)
 
 
 def shapes_differ(inputs: Sequence[jax.Array], expected: str, layer: str) -> ModelError:

@@ -20,7 +20,7 @@ class MixLayer(RandomImageLayer):
     """The base of layers that mix each image of a batch with another one, and their labels in the same proportion."""
 
     def transform_labels(self, labels: Any, transformation: Any = None, training: bool = True) -> Any:
-        """Return labels, of which each row is mixed with that of the other image; they are vectors of classes."""
+        """Return labels, vectors of classes, each row mixed with the row of the other image."""
         if not training or transformation is None:
             return labels
         if labels.ndim == 1 and jnp.issubdtype(labels.dtype, jnp.integer):
@@ -64,7 +64,7 @@ class MixUp(MixLayer):
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks that are mixed as their images: numbers between those of classes."""
+        """Return masks mixed as their images, with numbers between the classes."""
         return self.transform_images(segmentation_masks, transformation, training)
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -82,7 +82,7 @@ class BoxLayer(RandomImageLayer):
         return start, start + size
 
     def _inside(self, images: jax.Array, columns: Sequence[jax.Array], rows: Sequence[jax.Array]) -> jax.Array:
-        """Return which pixels lie in a rectangle, with a dim of size 1 for channels."""
+        """Return which pixels are inside a rectangle, with a dim of size 1 for channels."""
         inside = [
             (places >= start[:, None]) & (places < end[:, None])
             for places, (start, end) in zip(map(jnp.arange, self._size(images)), (rows, columns), strict=True)
@@ -91,7 +91,7 @@ class BoxLayer(RandomImageLayer):
 
 
 class CutMix(BoxLayer, MixLayer):
-    """Replace a rectangle of each image of a batch by that of another one in training, and mix their labels.
+    """Replace a rectangle of each image of a batch by the same part of another one in training, and mix their labels.
 
     Inputs are a dict of `"images"` and `"labels"`, vectors of classes: `labels` (batch, classes). One image stays.
 

@@ -17,13 +17,13 @@ from keras_dist.saving.vocabulary import snake_case
 class NNXLayer(Layer):
     """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
 
-    Its variables keep their paths, `linear/kernel`, and are trained in place, as those of layers. Under a mixed policy
+    Its variables keep their paths, `linear/kernel`, and are trained in place, as in other layers. Under a mixed policy
     its parameters are cast while it is called, as in `Model.from_nnx`.
 
     Args:
         module: called as `module(inputs)`, in training or evaluation mode.
         name: by default the name of its class.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Raises:
         ModelError: `module` is not a module.
@@ -66,7 +66,7 @@ class NNXLayer(Layer):
         """Return the arguments of a subclass that makes its module itself.
 
         Raises:
-            ConfigError: the module was an argument: nothing tells how to make it again.
+            ConfigError: the module was an argument, which a config cannot describe.
         """
         if "module" in self._arguments:
             raise ConfigError(

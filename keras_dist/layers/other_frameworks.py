@@ -8,7 +8,7 @@ from typing import Any
 from keras_dist._signatures import takes
 from keras_dist.errors import ModelError, shorten
 
-_KERAS = "of keras, whose classes are others than those of keras_dist"
+_KERAS = "of keras, which keras_dist does not use"
 _LINEN = (
     "a module of flax.linen",
     "wrap it: Model.from_nnx(lambda rngs: flax.nnx.bridge.ToNNX(module, rngs=rngs).lazy_init(x)), where x is a batch; "

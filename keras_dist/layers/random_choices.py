@@ -133,7 +133,7 @@ class AugMix(ChoiceLayer):
     Args:
         num_chains: the number of copies.
         chain_depth: how many augmentations each goes through, at random, or none in the place of some.
-        alpha: the proportions of copies are from the distribution Dirichlet(alpha, ...), that of the images from
+        alpha: the proportions of copies are drawn from Dirichlet(alpha, ...), the proportion of the images from
             Beta(alpha, alpha).
         all_ops: whether brightness, colours, contrast and sharpness are among the augmentations.
 

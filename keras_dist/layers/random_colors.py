@@ -26,7 +26,7 @@ class ColorLayer(RandomImageLayer):
 
 
 class RangeLayer(ColorLayer):
-    """The base of those that need to know the range of values.
+    """The base of layers with a range of values.
 
     Args:
         value_range: the least and the largest value of pixels; results are cut to it.
@@ -41,7 +41,7 @@ class RangeLayer(ColorLayer):
 
 
 class FactorLayer(RangeLayer):
-    """The base of those that draw a factor. Subclasses say between which numbers it lies."""
+    """The base of layers that draw a factor between two limits."""
 
     factor_bounds: ClassVar[tuple[float, float]] = (0, 1)
 

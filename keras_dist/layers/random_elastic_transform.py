@@ -23,7 +23,7 @@ class RandomElasticTransform(RandomImageLayer):
         scale: how strongly at least and at most, from 0 to 1, the same for a whole batch; a number stands for 0 and
             itself. At 1, ways are of the order of a tenth of the larger side.
         interpolation: `"bilinear"` or `"nearest"`.
-        fill_mode: what lies around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
+        fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
         fill_value: the value around an image for `fill_mode="constant"`.
         value_range: the least and the largest value of pixels, to which images are clipped.
 

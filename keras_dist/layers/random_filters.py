@@ -39,7 +39,7 @@ class RandomGaussianBlur(FactorLayer):
 
     Args:
         factor: the least and the largest probability; a number stands for 0 and itself.
-        kernel_size: an odd number of pixels, or those of width and height.
+        kernel_size: an odd number of pixels, or one for the width and one for the height.
         sigma: the least and the largest standard deviation, from 0 to 1 [pixels]; a number stands for 0 and itself.
     """
 

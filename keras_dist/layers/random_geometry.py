@@ -48,7 +48,7 @@ class AffineLayer(RandomImageLayer):
     """The base of layers that move pixels by affine transforms. Subclasses define `_matrices`.
 
     Args:
-        fill_mode: what lies around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
+        fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
             `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
         interpolation: `"bilinear"` or `"nearest"`.
         fill_value: the value around an image for `fill_mode="constant"`.
@@ -124,7 +124,7 @@ class RandomZoom(AffineLayer):
     Args:
         height_factor: the least and the largest factor for the height: 0.2 shows 20 % more of it, -0.2 20 % less; a
             number stands for its negative and itself.
-        width_factor: the same for the width; by default that of the height, so that the ratio stays.
+        width_factor: the same for the width; by default the factor of the height, so that the ratio stays.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class RandomCrop(RandomImageLayer):
     Args:
         height: of the part [pixels].
         width: of the part [pixels].
-        name: as of `Layer`.
+        name: see `Layer`.
     """
 
     def __init__(

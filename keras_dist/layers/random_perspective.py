@@ -21,7 +21,7 @@ class RandomPerspective(RandomImageLayer):
         factor: the least and the largest probability; a number stands for 0 and itself.
         scale: how far corners are moved at most, as parts of twice their distance from the first corner, from 0 to 1.
         interpolation: `"bilinear"` or `"nearest"`.
-        fill_value: what lies around an image.
+        fill_value: the value around an image.
     """
 
     def __init__(

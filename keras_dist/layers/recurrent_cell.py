@@ -17,6 +17,9 @@ from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArgument
 Noise = tuple[list[jax.Array], list[jax.Array]]
 """Factors of the inputs and of the states: none, one array, or one for each gate."""
 
+Step = tuple[jax.Array, list[jax.Array]]
+"""The output at a position, and the states after it."""
+
 
 class RecurrentArguments(KernelAndBiasArguments, total=False):
     """The keyword arguments of every `RecurrentCell`."""
@@ -51,8 +54,7 @@ class RecurrentCell(Layer):
         recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, gates * units).
         recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
         recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
-        recurrent_kernel_layout: where the dims of `recurrent_kernel` lie: a `TensorLayout`, or axes; layout rules win
-            over it.
+        recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
     """
@@ -116,6 +118,25 @@ class RecurrentCell(Layer):
         if self.use_bias:
             self.bias = self.add_weight(self._bias_shape(), self._first_bias(), name="bias")
 
+    def call(
+        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
+    ) -> Step:
+        """Return the output for one position of a sequence, and the new states.
+
+        Args:
+            inputs: (batch, features); with convolutions (batch, spatial dims, channels).
+            states: the states after the position before; the first is the output there.
+            training: whether inputs and states are dropped.
+            noise: the result of `draw_noise`; by default it is drawn.
+        """
+        if not training:
+            noise = ([], [])
+        return self._step(inputs, states, self.draw_noise(inputs.shape) if noise is None else noise)
+
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        """Return the output and the new states, given the factors of inputs and states."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither call nor _step")
+
     def get_initial_state(self, batch_size: int | None = None) -> list[jax.Array]:
         """Return zeros (batch, units) for each state."""
         sizes = self.state_size if isinstance(self.state_size, list) else [self.state_size]
@@ -131,11 +152,6 @@ class RecurrentCell(Layer):
     def state_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of each state for inputs of this shape."""
         return (input_shape[0], self.units)
-
-    def _noise(self, inputs: jax.Array, training: bool | None, noise: Noise | None) -> Noise:
-        if not training:
-            return [], []
-        return self.draw_noise(inputs.shape) if noise is None else noise
 
     def _draw(self, rate: float, shape: tuple[int, ...]) -> jax.Array:
         return random.dropout(jnp.ones(shape, self.compute_dtype), rate, seed=self.seed_generator)

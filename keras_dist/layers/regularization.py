@@ -37,7 +37,7 @@ class NoiseLayer(Layer):
         argument: the name of the argument for the strength, which becomes an attribute.
         strength: the strength of the noise; 0 for none.
         seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     rate: float
@@ -66,9 +66,9 @@ class DropoutLayer(NoiseLayer):
     Args:
         rate: the fraction, from 0 to 1.
         noise_shape: the shape of the noise; dims of 1 are dropped together, None is the size of the input. By default
-            that of the input.
+            the shape of the input.
         seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class SpatialDropout1D(_SpatialDropout):
     Args:
         rate: the fraction, from 0 to 1.
         seed: fixes the numbers; by default they follow from the model's seed.
-        name: as of `Layer`.
-        dtype: as of `Layer`.
-        **kwargs: as of `Layer`.
+        name: see `Layer`.
+        dtype: see `Layer`.
+        **kwargs: see `Layer`.
 
     Source: `keras.layers.SpatialDropout1D`; https://arxiv.org/abs/1411.4280.
     """
@@ -139,9 +139,9 @@ class SpatialDropout2D(_SpatialDropout):
         rate: the fraction, from 0 to 1.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         seed: fixes the numbers; by default they follow from the model's seed.
-        name: as of `Layer`.
-        dtype: as of `Layer`.
-        **kwargs: as of `Layer`.
+        name: see `Layer`.
+        dtype: see `Layer`.
+        **kwargs: see `Layer`.
 
     Source: `keras.layers.SpatialDropout2D`; https://arxiv.org/abs/1411.4280.
     """
@@ -198,7 +198,7 @@ class GaussianNoise(NoiseLayer):
     Args:
         stddev: of the noise, from 0 to 1.
         seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Source: `keras.layers.GaussianNoise`; with one seed, both add the same.
     """
@@ -219,7 +219,7 @@ class GaussianDropout(NoiseLayer):
     Args:
         rate: from 0 to below 1.
         seed: fixes the numbers; by default they follow from the model's seed.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
 
@@ -243,7 +243,7 @@ class ActivityRegularization(Layer):
     Args:
         l1: 0 or more.
         l2: 0 or more.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, l1: float = 0.0, l2: float = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -267,5 +267,5 @@ def _check_noise_shape(value: Shape | None, layer: str) -> tuple[int | None, ...
     if not all(dim is None or is_int(dim, 1) for dim in dims):
         expected = "a tuple of positive integers, and None for the size of the input; or None"
         example = (None, 1, None)
-        raise argument_error("noise_shape", value, expected, wrong="is no shape", layer=layer, example=example)
+        raise argument_error("noise_shape", value, expected, wrong="is not a shape", layer=layer, example=example)
     return tuple(None if dim is None else int(dim) for dim in dims)

@@ -28,7 +28,7 @@ class Rescaling(Layer):
     Args:
         scale: a number, or one for each channel, which are where `keras_dist.config.image_data_format()` says.
         offset: a number, or one for each channel.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, scale: ArrayLike, offset: ArrayLike = 0.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -51,7 +51,7 @@ class Rescaling(Layer):
 
 
 class Normalization(Layer):
-    """`(inputs - mean) / sqrt(variance)`, with a given mean and variance, or those of data.
+    """`(inputs - mean) / sqrt(variance)`, with a given mean and variance, or the statistics of data.
 
     Without arguments it has the weights `mean`, `variance` (the dims of `axis`) and `count`, which are not trained:
     mean 0 and variance 1 until `adapt(data)` sets them.
@@ -61,7 +61,7 @@ class Normalization(Layer):
         mean: a number, or an array whose dims are the last ones of `axis`; only together with `variance`.
         variance: as `mean`.
         invert: whether to go back: `inputs * sqrt(variance) + mean`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import numpy as np
@@ -106,14 +106,14 @@ class Normalization(Layer):
         return inputs * deviation + mean if self.invert else (inputs - mean) / deviation
 
     def adapt(self, data: ArrayLike | Iterable[PyTree]) -> None:
-        """Set `mean` and `variance` to those of data.
+        """Set `mean` and `variance` to the statistics of data.
 
         Args:
             data: an array; or an iterable of batches, each an array or a tuple that begins with one.
 
         Raises:
             ModelError: the layer was given `mean` and `variance`.
-            DataError: there are no data, or their dims of `axis` are not those of the layer's inputs.
+            DataError: the data are empty, or their dims of `axis` differ from the layer's inputs.
         """
         if self.input_mean is not None:
             raise ModelError(

@@ -25,7 +25,7 @@ class Flatten(Layer):
     Args:
         data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
             (batch, channels, ...), whose channels become the innermost dim, too.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, data_format: str | None = None, **kwargs: Unpack[LayerArguments]) -> None:
@@ -50,7 +50,7 @@ class Reshape(Layer):
 
     Args:
         target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, target_shape: Sequence[int | None], **kwargs: Unpack[LayerArguments]) -> None:
@@ -77,7 +77,7 @@ class Reshape(Layer):
         dims = tuple(-1 if dim is None else dim for dim in dims)
         if not all(is_int(dim, -1) for dim in dims) or dims.count(-1) > 1:
             expected = "a tuple of integers of at least 0, without the batch; one of them may be -1"
-            wrong, example = "is no shape", (-1, 64)
+            wrong, example = "is not a shape", (-1, 64)
             raise argument_error("target_shape", value, expected, wrong=wrong, layer=self.name, example=example)
         return tuple(int(dim) for dim in dims)
 
@@ -87,7 +87,7 @@ class Permute(Layer):
 
     Args:
         dims: the dims of the input in their new order, counted from 1, without the batch.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers
@@ -100,7 +100,7 @@ class Permute(Layer):
         found = tuple(dims) if isinstance(dims, Sequence | np.ndarray) else ()
         if not found or not all(number in found for number in range(1, len(found) + 1)):
             raise ModelError(
-                f"`dims` of layer {self.name!r} are no order of dims",
+                f"`dims` of layer {self.name!r} are not an order of dims",
                 given=f"dims={shorten(dims)}",
                 expected="the numbers from 1 on, each once; the batch is not among them",
                 fix="for example dims=(2, 1)",
@@ -118,7 +118,7 @@ class RepeatVector(Layer):
 
     Args:
         n: number of repetitions.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, n: int, **kwargs: Unpack[LayerArguments]) -> None:

@@ -30,14 +30,14 @@ class StackedRNNCells(Layer):
 
     Args:
         cells: the cells, as `RNN` takes them.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(cells, list | tuple) or not cells:
             raise ModelError(
-                f"`cells` of layer {self.name!r} is no list of cells",
+                f"`cells` of layer {self.name!r} is not a list of cells",
                 given=f"cells={shorten(cells)}",
                 fix="for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])",
             )
@@ -94,10 +94,10 @@ class RNN(Layer):
     """Call a cell on one position of a sequence after the other.
 
     A cell is a layer with an attribute `state_size`, an integer or a list of them, and `call(inputs, states)`, which
-    returns the output of the step and the new states. It may have `output_size` (by default that of the first state)
-    and `get_initial_state(batch_size)` (by default zeros). It must not draw random numbers or set statistics in its
-    call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns, in
-    training, as the argument `noise` of each step.
+    returns the output of the step and the new states. It may have `output_size` (by default the size of its first
+    state) and `get_initial_state(batch_size)` (by default zeros). It must not draw random numbers or set statistics in
+    its call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns,
+    in training, as the argument `noise` of each step.
 
     Paths of weights contain the name of the cell: `lstm_cell/kernel`.
 
@@ -110,7 +110,7 @@ class RNN(Layer):
             They are weights that are not trained, `rnn_state`, so that all batches must have as many rows as the first.
         unroll: whether the compiled program repeats the step instead of looping; the numbers are the same.
         zero_output_for_mask: whether outputs of masked positions are zeros, not repetitions of the last one.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Differs from Keras: with `stateful=True`, `fit`, `evaluate` and `predict` keep the states, too; on JAX Keras forgets
     them there. They are in `weights`.
@@ -171,7 +171,7 @@ class RNN(Layer):
         rnn_state.reset(self.states)
 
     def reset_states(self) -> None:
-        """As `reset_state`."""
+        """Alias of `reset_state`."""
         self.reset_state()
 
     def get_initial_state(self, batch_size: int) -> list[PyTree]:
@@ -199,8 +199,8 @@ class RNN(Layer):
             training: whether the cell drops inputs and states.
 
         Returns:
-            (batch, units), with `return_sequences` (batch, time, units); with `return_state` a tuple that begins with
-            it and goes on with the states, (batch, size) each.
+            (batch, units), with `return_sequences` (batch, time, units); with `return_state` a tuple of it
+            and the states, (batch, size) each.
         """
         if initial_state is None:
             initial_state = self.states_before(sequences.shape)
@@ -261,7 +261,7 @@ class RNN(Layer):
 
 
 class SequenceArguments(TypedDict, total=False):
-    """The keyword arguments of `RNN` beside those of every layer."""
+    """The keyword arguments of `RNN` beside the arguments of every layer."""
 
     return_sequences: bool
     return_state: bool
@@ -282,11 +282,11 @@ class RecurrentLayer(RNN):
 
     Args:
         *args: the positional arguments of the cell.
-        **kwargs: further arguments of the cell, and those of `RNN`.
+        **kwargs: further arguments of the cell, and the arguments of `RNN`.
 
     Attributes:
         cell_class: the class of the cell.
-        cell_name: the name of the cell; by default that of its class.
+        cell_name: the name of the cell; by default the name of its class.
     """
 
     cell_class: ClassVar[type[RecurrentCell]]
@@ -328,7 +328,7 @@ def check_cell(cell: Any, layer: str) -> Layer:
 
 
 def first_states(cell: Layer, batch_size: int) -> PyTree:
-    """Return the initial states of a cell: those of its `get_initial_state`, else zeros."""
+    """Return the initial states of a cell: the result of its `get_initial_state`, else zeros."""
     if hasattr(cell, "get_initial_state"):
         return cell.get_initial_state(batch_size=batch_size)
     zeros = [jnp.zeros((batch_size, size), cell.compute_dtype) for size in jax.tree.leaves(cell.state_size)]
@@ -336,7 +336,7 @@ def first_states(cell: Layer, batch_size: int) -> PyTree:
 
 
 def output_size(cell: Layer) -> int:
-    """Return the size of the output of a cell; by default that of its first state."""
+    """Return the size of the output of a cell; by default the size of its first state."""
     size = getattr(cell, "output_size", None)
     return jax.tree.leaves(cell.state_size)[0] if size is None else size
 

@@ -17,7 +17,7 @@ from keras_dist.variables.variable import Variable
 
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
-    """Create a weight that is not trained for each state, (batch, size); its rows lie where those of the batch do.
+    """Create a weight that is not trained for each state, (batch, size); sharded as the rows of the batch.
 
     Raises:
         ModelError: the batch size is not known.

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import jax
 
-from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, project
+from keras_dist.layers.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step, project
 from keras_dist.layers.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -24,23 +24,19 @@ class SimpleRNNCell(RecurrentCell):
     ) -> None:
         super().__init__(units, activation, use_bias, **kwargs)
 
-    def call(
+    def call(  # pyright: ignore[reportIncompatibleMethodOverride]: named as in Keras
         self,
         sequence: jax.Array,
         states: Sequence[jax.Array],
         training: bool | None = False,
         noise: Noise | None = None,
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Return the output (batch, units) for one position of a sequence (batch, features), and the new states.
+    ) -> Step:
+        """Return the output for one position of a sequence (batch, features), and the new states."""
+        return super().call(sequence, states, training, noise)
 
-        Args:
-            sequence: (batch, features).
-            states: a list of one state (batch, units).
-            training: whether inputs and states are dropped.
-            noise: what `draw_noise` gave; by default it is drawn.
-        """
-        of_inputs, of_states = self._noise(sequence, training, noise)
-        outputs = project(sequence, self.kernel[...], of_inputs)
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        of_inputs, of_states = noise
+        outputs = project(inputs, self.kernel[...], of_inputs)
         outputs = outputs + project(states[0], self.recurrent_kernel[...], of_states)
         outputs = self.activation(outputs + self.bias[...] if self.use_bias else outputs)
         return outputs, [outputs]
@@ -52,7 +48,7 @@ class SimpleRNN(RecurrentLayer):
     Paths of weights are `simple_rnn_cell/kernel` and so on.
 
     Args:
-        **kwargs: the arguments of `SimpleRNNCell`, then those of `RNN`, such as `return_sequences`.
+        **kwargs: the arguments of `SimpleRNNCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = SimpleRNNCell

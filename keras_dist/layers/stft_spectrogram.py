@@ -33,14 +33,14 @@ class STFTSpectrogram(Layer):
         frame_length: the size of a frame.
         frame_step: how far apart frames begin; by default half of `frame_length`.
         fft_length: the size n of transforms, of n // 2 + 1 frequencies; by default the next power of 2.
-        window: as of `initializers.STFT`.
-        periodic: as of `initializers.STFT`.
-        scaling: as of `initializers.STFT`.
+        window: see `initializers.STFT`.
+        periodic: see `initializers.STFT`.
+        scaling: see `initializers.STFT`.
         padding: `"valid"`, or `"same"` for zeros at both ends.
         expand_dims: whether channels and frequencies are dims of their own, (batch, frames, frequencies, channels).
         data_format: `"channels_last"`, the default, or `"channels_first"` for outputs (batch, channels * frequencies,
             frames), or (batch, channels, frames, frequencies).
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,7 +73,7 @@ class STFTSpectrogram(Layer):
         if (fft_length or frame_length) < frame_length:
             raise argument_error("fft_length", fft_length, f"at least frame_length={frame_length}", layer=self.name)
         if fft_length is not None and fft_length.bit_count() != 1:
-            warnings.warn(f"fft_length={fft_length} is no power of 2, which are faster", stacklevel=2)
+            warnings.warn(f"fft_length={fft_length} is not a power of 2, for which transforms are faster", stacklevel=2)
         self.window, self.periodic, self.scaling = window, periodic, scaling
         self._initializers = {side: initializers.STFT(side, window, scaling, periodic) for side in ("real", "imag")}
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)

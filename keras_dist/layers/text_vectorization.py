@@ -54,8 +54,8 @@ class TextVectorization(HostLayer):
         sparse: False; arrays are dense.
         ragged: False.
         encoding: of bytes.
-        name: as of `Layer`.
-        **kwargs: as of `Layer`.
+        name: see `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers

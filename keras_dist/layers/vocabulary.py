@@ -1,4 +1,4 @@
-"""What layers that look up tokens have learned, how a file of tokens is read, and which tokens may be given."""
+"""The vocabulary of layers that look up tokens: what they learned, files of tokens, checks of given tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Token = str | int
 
 
 class VocabularyTable:
-    """What a layer has learned. For NNX one value, which it need not look into.
+    """The vocabulary that a layer was given or has learned. NNX takes it for one value.
 
     Attributes:
         tokens: the vocabulary without special tokens, in order.
@@ -84,7 +84,7 @@ def tokens_of(lines: Iterable[str], kind: str, path: str | pathlib.Path, layer: 
     """Return the lines of a file as tokens of a kind, `"string"` or `"int64"`.
 
     Raises:
-        DataError: one is no integer.
+        DataError: a line is not an integer.
     """
     try:
         return list(lines) if kind == "string" else [int(line) for line in lines]

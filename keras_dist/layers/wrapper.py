@@ -32,7 +32,7 @@ class Wrapper(Layer):
 
     Args:
         layer: the wrapped layer.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
         layer: the wrapped layer.
@@ -69,7 +69,7 @@ class TimeDistributed(Wrapper):
 
     Args:
         layer: any layer.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
     """
@@ -127,7 +127,7 @@ class SpectralNormalization(Wrapper):
     Args:
         layer: a layer with a weight `kernel` or `embeddings`.
         power_iterations: steps of the power method in each step of training.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Differs from Keras: the kernel is divided in each call, outside of training too, and stays as the optimizer left it.
     Keras overwrites it in training, which `fit` on JAX forgets. `vector_u` is the first of `weights`.

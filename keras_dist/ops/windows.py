@@ -1,4 +1,4 @@
-"""Windows of signals: where they lie, and by what their elements are multiplied."""
+"""Windows of signals: their positions, and the weights of their elements."""
 
 from __future__ import annotations
 

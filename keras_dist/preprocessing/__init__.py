@@ -1,4 +1,4 @@
-"""What Keras users look for under `preprocessing`; re-exports only."""
+"""Names of `keras.preprocessing`; re-exports only."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What Keras users look for under `preprocessing.image`; re-exports only."""
+"""Names of `keras.preprocessing.image`; re-exports only."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What Keras users look for under `preprocessing.sequence`; re-exports only."""
+"""Names of `keras.preprocessing.sequence`; re-exports only."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What Keras users look for under `utils`; re-exports only."""
+"""Names of `keras.utils`; re-exports only."""
 
 from typing import TYPE_CHECKING
 

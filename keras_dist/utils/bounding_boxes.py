@@ -1,4 +1,4 @@
-"""What Keras users look for under `utils.bounding_boxes`; re-exports only."""
+"""Names of `keras.utils.bounding_boxes`; re-exports only."""
 
 from typing import TYPE_CHECKING
 

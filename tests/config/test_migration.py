@@ -7,7 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from keras_dist.config import migrate_layout_map, migrate_rules
+from keras_dist.config import migrate_layout_map
 from keras_dist.config.migration import translated
 
 PATHS = ["dense/kernel", "dense_1/kernel", "dense_1/bias", "blocks/0/dense/kernel", "a.b/kernel"]
@@ -68,14 +68,14 @@ def test_dots_between_names_become_slashes():
 
 
 def test_how_rules_match_is_seen_from_them():
-    assert migrate_rules({"feature.kernel": (None,), "a.*b": (None,)}).matching == "match"
-    assert migrate_rules({"feature.*kernel": (None,)}).matching == "search"
-    assert migrate_rules({"feature.kernel": (None,), "a/b": (None,)}).matching == "search"
-    assert migrate_rules({"feature.kernel": (None,)}, "fullmatch").layout == {"feature.kernel": (None,)}
+    assert migrate_layout_map({"feature.kernel": (None,), "a.*b": (None,)}).matching == "match"
+    assert migrate_layout_map({"feature.*kernel": (None,)}).matching == "search"
+    assert migrate_layout_map({"feature.kernel": (None,), "a/b": (None,)}).matching == "search"
+    assert migrate_layout_map({"feature.kernel": (None,)}, "fullmatch").layout == {"feature.kernel": (None,)}
 
 
 def test_with_a_model_the_shortest_form_is_taken_that_decides_for_the_same():
-    found = migrate_rules({"dense_1/kernel": ("a",), "^blocks": ("b",), "dense_1/b": ("c",)}, "search", WEIGHTS)
+    found = migrate_layout_map({"dense_1/kernel": ("a",), "^blocks": ("b",), "dense_1/b": ("c",)}, "search", WEIGHTS)
     assert found.layout == {"dense_1/kernel": ("a",), "^blocks.*": ("b",), "dense_1/b.*": ("c",)}
     assert not found.problems
     assert [rule.decides for rule in found.rules] == [(PATHS[1],), (PATHS[3],), (PATHS[2],)]
@@ -84,14 +84,14 @@ def test_with_a_model_the_shortest_form_is_taken_that_decides_for_the_same():
 def test_the_first_of_dtensors_rules_decides():
     weights = {"a/kernel": ["a/kernel"], "a/bias": ["a/bias"], "ab/kernel": ["ab/kernel"]}
     rules = {"a.kernel": ("x", None), "a": ("y",)}
-    found = migrate_rules(rules, None, weights, tensors=["a/output"])
+    found = migrate_layout_map(rules, None, weights, tensors=["a/output"])
     assert found.matching == "match"
     # `a.*` would be a rule for an output and for the kernel, too
     assert found.layout == {"a/kernel": ("x", None), "a/bias": ("y",), "ab/kernel": ("y",)}
 
 
 def test_what_matches_nothing_or_twice_is_a_problem():
-    found = migrate_rules(
+    found = migrate_layout_map(
         {"dens_1/kernel": ("a",), "kernel": ("a",), "dense/k": ("b",), "(": ("c",)}, "search", WEIGHTS
     )
     assert found.problems == (
@@ -107,7 +107,7 @@ def test_what_matches_nothing_or_twice_is_a_problem():
 
 def test_the_table_is_that_of_a_config(tmp_path):
     rules = {r"a\.b": (None, ("x", "y")), 'say "hi"': ("x",), "it's\\d": (None,), "é😀\x7f": ("x",)}
-    found = migrate_rules(rules, "fullmatch")
+    found = migrate_layout_map(rules, "fullmatch")
     table = tomllib.loads(found.to_toml())["distribution"]["layout"]
     assert table == {r"a\.b": ["-", ["x", "y"]], 'say "hi"': ["x"], "it's\\d": ["-"], "é😀\x7f": ["x"]}
     (tmp_path / "map.toml").write_text(found.to_toml())
@@ -129,7 +129,7 @@ def test_a_model_never_gets_another_layout(paths, rules):
             continue
         known.setdefault(rule, (f"axis{index}",))
     weights = {path: [path] for path in paths}
-    found = migrate_rules(known, "search", weights)
+    found = migrate_layout_map(known, "search", weights)
     for path in weights:
         old = [path] if path in known else decided_rules(known, path, "search")
         new = [path] if path in found.layout else decided_rules(found.layout, path, "fullmatch")

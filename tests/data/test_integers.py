@@ -104,5 +104,5 @@ def test_variables_refuse_what_does_not_fit_too() -> None:
 def test_lists_of_integers_are_indices() -> None:
     embedding = layers.Embedding(5, 2)
     assert embedding([[3, 4]]).shape == (1, 2, 2)
-    with pytest.raises(DataError, match="no row of `embeddings`"):
+    with pytest.raises(DataError, match="out of range for `embeddings`"):
         embedding([[2**32 + 3]])

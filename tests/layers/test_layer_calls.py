@@ -132,7 +132,7 @@ def test_the_first_parameter_of_call_is_the_layer_whatever_its_name():
     ("call", "message"),
     [
         (lambda: layers.Dense(3)([kd.Input((3,)), kd.Input((3,))]), "(?s)'dense'.*2 input.*1 input.*Concatenate"),
-        (lambda: layers.Dense(3)(None), "(?s)input of layer 'dense' is no array.*None of type NoneType"),
+        (lambda: layers.Dense(3)(None), "(?s)input of layer 'dense' is not an array.*None of type NoneType"),
         (lambda: layers.Dense(3)(np.array([["a"]])), "`inputs` of layer 'dense' holds no numbers"),
         (lambda: kd.Sequential([layers.Dense(1)])(np.array(["a"])), "`inputs` of layer 'sequential' holds no numbers"),
         (

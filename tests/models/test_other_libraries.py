@@ -32,7 +32,7 @@ def apply(params, x):
     return x @ params
 
 
-KERAS_LAYER = "is a layer of keras, whose classes are others"
+KERAS_LAYER = "is a layer of keras, which keras_dist does not use"
 CASES = {
     "Linen, from_nnx": (kd.Model.from_nnx, Net, "is a module of flax.linen", "lambda rngs: flax.nnx.bridge.ToNNX"),
     "Linen class": (kd.Model.from_nnx, lambda: Net, "is a module of flax.linen", "lambda rngs: flax.nnx.bridge.ToNNX"),

@@ -59,7 +59,7 @@ def test_frames_that_do_not_fit() -> None:
     for options in ({"frame_step": 300}, {"fft_length": 64}, {"mode": "loud"}, {"padding": "causal"}, {"window": "no"}):
         with pytest.raises(ValueError, match="no such window" if "window" in options else f"`{next(iter(options))}`"):
             layers.STFTSpectrogram(**options)
-    with pytest.warns(UserWarning, match="no power of 2"):
+    with pytest.warns(UserWarning, match="not a power of 2"):
         layer = layers.STFTSpectrogram(fft_length=300)
     with pytest.raises(TypeError, match="floating-point"):
         layer(np.ones((2, 400, 1), "int32"))
