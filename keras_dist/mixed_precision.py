@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error, check_option
+from keras_dist._arguments import argument_error, check_kind, check_option
 from keras_dist._patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.optimizers import LossScaleOptimizer
@@ -194,17 +194,15 @@ def _checked_name(name: Any) -> str:
         return jnp.dtype(name).name
     except TypeError:
         expected = 'a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"'
-        wrong = "is neither an element type nor a policy"
         error = ModelError if isinstance(name, str) else ArgumentTypeError
-        raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16", error=error) from None
+        raise argument_error("dtype", name, expected, example="bfloat16", error=error) from None
 
 
 def _checked_keep(keep: Any, name: str) -> str | None:
     if keep is None:
         return None
     expected, example = "a regular expression for whole paths of parameters", ".*norm.*"
-    if not isinstance(keep, str):
-        raise argument_error("keep", keep, expected, example=example, error=ArgumentTypeError)
+    check_kind("keep", keep, str, expected, fix=f"for example keep={example!r}", error=ArgumentTypeError)
     if name not in _MIXED:
         wrong = f"is for mixed policies: parameters under {name!r} are not cast"
         raise argument_error("keep", keep, "None", wrong=wrong, example="mixed_bfloat16")
@@ -241,10 +239,7 @@ def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
     several = cast("Mapping[str, Any]", optimizer)
     optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
     if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
-        raise ModelError(
-            "several optimizers cannot find out one scale of the loss",
-            given=f'the optimizers {list(several)} under "mixed_float16"',
-            expected="one optimizer, or the same loss_scale_factor in all of them",
-            fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
-        )
+        given = f'the optimizers {list(several)} under "mixed_float16"'
+        fix = 'give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"'
+        raise ModelError("several optimizers cannot find out one scale of the loss", given=given, fix=fix)
     return several

@@ -15,7 +15,7 @@ from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import writing_to
 
@@ -184,7 +184,7 @@ class ModelCheckpoint(MonitorCallback):
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise ModelError(
                 f"ModelCheckpoint: failed to format this callback `filepath`: {self.filepath!r}",
-                given=f"{type(error).__name__}: {error}",
+                given=cause(error),
                 expected=f"fields among {', '.join([*numbers, *logs])}"
                 + ("" if "batch" in numbers else "; batch needs save_freq"),
                 fix='for example "{epoch:02d}.weights.safetensors"',

@@ -53,9 +53,8 @@ class RemoteMonitor(Callback):
         super().__init__()
         if not str(root).startswith(("http://", "https://")):  # urllib would read files, too
             raise ModelError(
-                "RemoteMonitor: `root` is not the URL of a server",
+                "RemoteMonitor: `root` must be the URL of a server, http://... or https://...",
                 given=f"root={shorten(root)}",
-                expected="http://... or https://...",
                 fix='for example root="http://localhost:9000"',
             )
         self.root = root

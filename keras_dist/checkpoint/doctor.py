@@ -220,7 +220,6 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
         raise CheckpointError(
             f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
             given=f"path={str(path)!r}",
-            expected="a directory of checkpoints, or the folder of one",
             fix="the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save",
         )
     if _is_state(path):
@@ -253,9 +252,8 @@ def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
     sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
     if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
         raise MeshError(
-            f"examine: axis {wrong[0]!r} of `mesh` has no size",
+            f"examine: axis {wrong[0]!r} of `mesh` must have a size of at least 1: no device is counted",
             given=f"mesh={shorten(mesh)}",
-            expected="an integer >= 1 for each axis: no device is counted",
             fix="write the size that the axis is to have",
         )
     return sizes

@@ -32,11 +32,10 @@ _TOO_DEEP, _HUGE = "nested too deeply", "integer string conversion"  # as Python
 def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = ()) -> dict[Any, Any]:
     """Return the table in a TOML, YAML or JSON file; an empty YAML file is an empty table; see `read_text`."""
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
+        expected = "a file .toml, .yaml (or .yml) or .json"
+        fix = "rename the file to the format that it is in"
         raise ConfigError(
-            f"{file}: not a config file by its name",
-            given=f"suffix {file.suffix!r}",
-            expected="a file .toml, .yaml (or .yml) or .json",
-            fix="rename the file to the format that it is in",
+            f"{file}: not a config file by its name", given=f"suffix {file.suffix!r}", expected=expected, fix=fix
         )
     text = read_text(file, what, also)
     try:
@@ -44,11 +43,10 @@ def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = 
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise _syntax_error(file, text, error) from error
     if not isinstance(table, dict):
+        expected = "keys with values, such as mesh and distribution, at the top level"
+        fix = "put everything under the key it belongs to"
         raise ConfigError(
-            f"{file}: the file is not a table",
-            given=show(table, with_type=True),
-            expected="keys with values, such as mesh and distribution, at the top level",
-            fix="put everything under the key it belongs to",
+            f"{file}: the file is not a table", given=show(table, with_type=True), expected=expected, fix=fix
         )
     return cast("dict[Any, Any]", table)
 
@@ -80,15 +78,12 @@ def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = (
         raise ConfigError(
             f"{file}: not text in UTF-8",
             given=f"byte {error.object[error.start]:#04x} at offset {error.start}",
-            expected="text in UTF-8",
             fix="save the file again as UTF-8",
         ) from error
     except (OSError, ValueError) as error:
+        fix = "check the path and the permissions"
         raise ConfigError(
-            f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}",
-            given=repr(str(file)),
-            expected="a file that this user may read",
-            fix="check the path and the permissions",
+            f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}", given=repr(str(file)), fix=fix
         ) from error
 
 
@@ -101,11 +96,10 @@ def _missing(file: Path, what: str, suffixes: tuple[str, ...]) -> ConfigError:
     fix = "check the path" + ("" if is_beside else f": there is no directory {str(file.parent)!r}")
     if near := nearest(file.name, beside):
         fix = f"use {str(file.with_name(near))!r}"
+    given = f"{str(file)!r}, which is {str(file.absolute())!r}"
+    expected = f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}"
     return ConfigError(
-        f"{file}: there is no such file{did_you_mean(file.name, beside)}",
-        given=f"{str(file)!r}, which is {str(file.absolute())!r}",
-        expected=f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}",
-        fix=fix,
+        f"{file}: there is no such file{did_you_mean(file.name, beside)}", given=given, expected=expected, fix=fix
     )
 
 
@@ -120,11 +114,9 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
     hint = f" ({_HINTS[style]})" if expected.endswith("once") else ""
     correct = f"correct line {line}{hint}" if line else "correct it"
+    fix = "keep one of the two" if what.startswith("the key ") else correct
     return ConfigError(
-        f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
-        given=given,
-        expected=expected,
-        fix="keep one of the two" if what.startswith("the key ") else correct,
+        f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}", given=given, expected=expected, fix=fix
     )
 
 

@@ -52,12 +52,8 @@ def read_layout_map(file: Path) -> tuple[dict[str, Axes], list[str]]:
         )
     rules, problems = _table(file) if suffix in SUFFIXES else _python(file)
     if not rules and not problems:
-        raise ConfigError(
-            f"{file}: there is no rule of a layout map",
-            given=f"{str(file)!r}",
-            expected='a table {"d1/kernel" = ["-", "model"]}, or Python with layout_map["d1/kernel"] = (None, "model")',
-            fix="name the file in which the rules are",
-        )
+        fix = 'name a file with {"d1/kernel" = ["-", "model"]}, or a program with m["d1/kernel"] = (None, "model")'
+        raise ConfigError(f"{file}: there is no rule of a layout map", given=f"{str(file)!r}", fix=fix)
     return rules, problems
 
 
@@ -73,17 +69,13 @@ def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
         except ValueError:
             problems.append(f"rule {str(rule)!r}: expected {_EXPECTED}, got {show(value)}")
     if not rules and {"class_name", "config"} <= {*table}:
-        raise ConfigError(
-            f"{file} is the config of an object of Keras, not a layout map",
-            given=f"class_name={show(table['class_name'])}",
-            expected="the rules of a layout map of Keras or DTensor",
-            fix="name the program or the table in which the rules are: configs of Keras hold none",
-        )
+        given = f"class_name={show(table['class_name'])}"
+        fix = "name the program or the table in which the rules are: configs of Keras hold none"
+        raise ConfigError(f"{file} is the config of an object of Keras, not a layout map", given=given, fix=fix)
     if not rules and {*table} & {*RunConfig.model_fields}:
         raise ConfigError(
             f"{file} is the config of a run, not a layout map",
             given=f"settings {', '.join(map(str, table))}",
-            expected="the rules of a layout map of Keras or DTensor",
             fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate "
             "older rules, move them from [distribution.layout] to a separate file",
         )
@@ -121,12 +113,9 @@ def _python(file: Path) -> tuple[dict[str, Axes], list[str]]:
         program = _Program(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         what, line = (error.msg, error.lineno) if isinstance(error, SyntaxError) else ("nested too deeply", None)
-        raise ConfigError(
-            f"{file}: {f'line {line}: ' if line else ''}{what}",
-            given=f"{str(file)!r}",
-            expected="a program in Python",
-            fix="correct it, or copy the rules into a file of their own",
-        ) from error
+        given = f"{str(file)!r}, read as a program in Python"
+        fix = "correct it, or copy the rules into a file of their own"
+        raise ConfigError(f"{file}: {f'line {line}: ' if line else ''}{what}", given=given, fix=fix) from error
     return program.rules, program.problems
 
 

@@ -164,8 +164,8 @@ def enable_unsafe_deserialization() -> NoReturn:
     raise ModelError(
         "deserialization cannot be made unsafe: nothing that is read from a file is run",
         given="enable_unsafe_deserialization()",
-        expected="functions and classes that the program knows",
-        fix="@keras_dist.saving.register_keras_serializable() on them, or load_model(..., custom_objects=...)",
+        fix="@keras_dist.saving.register_keras_serializable() on functions and classes, or "
+        "load_model(..., custom_objects=...)",
     )
 
 

@@ -78,9 +78,7 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
     """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     if "://" in chosen:
-        raise DataError(
-            f"the {builder_class.title} data set is kept on disk", given=chosen, expected="a local folder", fix=_FIX
-        )
+        raise DataError(f"the {builder_class.title} data set must be in a local folder", given=chosen, fix=_FIX)
     return Path(chosen).expanduser().absolute()
 
 

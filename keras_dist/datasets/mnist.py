@@ -60,9 +60,8 @@ class Mnist(LocalBuilder):
                 files: Any = dl_manager.download(urls)
         except (OSError, tfds.download.DownloadError, download_manager.NonMatchingChecksumError) as error:
             raise DataError(
-                "cannot download MNIST",
+                f"cannot download MNIST, the files {', '.join(urls)}",
                 given=f"{error}",
-                expected=f"the files {', '.join(urls)} at the addresses that tfds has for them",
                 fix=f"call it once with a network, or copy the files to {str(self.manual_dir)!r}; "
                 "keras_dist.datasets.digits.load_data() gives smaller digits that need neither",
             ) from error

@@ -185,19 +185,13 @@ def _seconds_until(end: float) -> int:
 
 def _check_is_first_use() -> None:
     if _jax.job_client() is not None:
-        raise ClusterError(
-            "initialize: this process has joined a job already",
-            given="process {} of {}".format(*_jax.place_in_job()),
-            expected="one call for each process",
-            fix="remove the second call; also jax.distributed.initialize joins",
-        )
+        given = "process {} of {}".format(*_jax.place_in_job())
+        fix = "remove the second call; also jax.distributed.initialize joins"
+        raise ClusterError("initialize: this process has joined a job already", given=given, fix=fix)
     if _jax.backend_started():
-        raise ClusterError(
-            "initialize: JAX has started already, as a process of its own",
-            given=f"a {jax.default_backend()} backend with {jax.local_device_count()} devices",
-            expected="a call before any computation, and before jax.devices()",
-            fix="make keras_dist.initialize() the first line of the program after the imports",
-        )
+        given = f"a {jax.default_backend()} backend with {jax.local_device_count()} devices"
+        fix = "make keras_dist.initialize() the first line of the program after the imports"
+        raise ClusterError("initialize: JAX has started already, as a process of its own", given=given, fix=fix)
 
 
 @contextlib.contextmanager
@@ -280,8 +274,8 @@ class _Attempt:
         raise ClusterError(
             f"process {process} of {processes} cannot reach the coordinator at {address}",
             given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
-            expected="process 0, started with the same address, within initialization_timeout_s",
-            fix="start process 0, on the machine with this address; look whether a firewall closes the port",
+            fix="start process 0, on the machine with this address, within initialization_timeout_s; check whether a "
+            "firewall closes the port",
         )
 
     def _given_host(self) -> str | None:
@@ -389,21 +383,15 @@ def _claim(address: str, process: int, processes: int) -> None:
 
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:
+    fix = "number the processes from 0, each once"
     return ClusterError(
-        f"process {process} of {processes} has joined already",
-        given=f"process_id={process}: {given}",
-        expected="another process_id in each process",
-        fix="number the processes from 0, each once",
+        f"process {process} of {processes} has joined already", given=f"process_id={process}: {given}", fix=fix
     )
 
 
 def _disagreement(given: str) -> ClusterError:
-    return ClusterError(
-        "initialize: the processes of the job were not given the same arguments",
-        given=given,
-        expected="the same addresses, number of processes and communication_options in each",
-        fix="start all processes with the same arguments",
-    )
+    fix = "start all with the same addresses, number of processes and communication_options"
+    return ClusterError("initialize: the processes of the job must be given the same arguments", given=given, fix=fix)
 
 
 def _answers(address: str) -> bool:
@@ -431,9 +419,6 @@ def _check_can_listen(address: str) -> str:
 
 
 def _cannot_listen(address: str, reason: Exception) -> ClusterError:
-    return ClusterError(
-        "initialize: the coordinator cannot listen on its address",
-        given=f"{address!r}: {reason}",
-        expected="an address of this machine, and a port that is free",
-        fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
-    )
+    given = f"{address!r}: {reason}"
+    fix = f"name an address of this machine and a free port; if others use another address, set {_BIND_VARIABLE}"
+    return ClusterError("initialize: the coordinator cannot listen on its address", given=given, fix=fix)

@@ -277,7 +277,7 @@ class LayoutPlan:
             missing = [path for path in planned if path not in given]
             extra = [path for path in given if path not in planned]
             raise LayoutError(
-                f"{what} does not have the structure that was planned",
+                f"{what} must have the structure that was planned",
                 given=f"{len(given)} arrays; not planned: {extra or 'none'}"
                 + ("" if missing or extra else f"; in the order {given}"),
                 expected=f"{len(planned)} arrays; missing: {missing or 'none'}"
@@ -288,9 +288,8 @@ class LayoutPlan:
             shape, dtype = shape_and_dtype(leaf, row.path)
             if shape != row.shape or dtype != row.dtype:
                 raise LayoutError(
-                    f"{row.path!r} in {what} does not have the shape and dtype that were planned",
+                    f"{row.path!r} in {what} must have the planned shape {row.shape} and dtype {row.dtype}",
                     given=f"shape {shape}, dtype {dtype}",
-                    expected=f"shape {row.shape}, dtype {row.dtype}",
                     fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
                 )
 
@@ -333,8 +332,7 @@ class LayoutPlan:
         return UnknownPathError(
             f"the plan has no array {shorten(path)}{did_you_mean(path, paths) if isinstance(path, str) else ''}",
             given=shorten(path),
-            expected=f"one of {len(paths)} paths, such as {near or paths[:3]}",
-            fix="print(plan) lists them",
+            fix=f"name one of {len(paths)} paths, such as {near or paths[:3]}; print(plan) lists them",
         )
 
     def _follower(self, parameter: Row | None, leaf: ArrayLike | jax.ShapeDtypeStruct, path: str, role: Role) -> Row:

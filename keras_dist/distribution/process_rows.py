@@ -17,7 +17,7 @@ from keras_dist._arguments import is_int
 from keras_dist._types import Device
 from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, with_type
 
 
 class LaysOutData(Protocol):
@@ -139,9 +139,8 @@ def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, p
     if not len(owned):
         return outside_of_mesh(process_index)
     return DataError(
-        f"process {process_index} hands over another number of rows than it owns of the global batch",
+        f"process {process_index} must hand over {len(owned)} of the {global_rows} rows: {_describe(owned)}",
         given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()),
-        expected=f"{len(owned)} of the {global_rows} rows: {_describe(owned)}",
         fix="hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives",
     )
 
@@ -156,9 +155,8 @@ def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return sharding
     raise DataError(
-        "this is no layout of a batch",
-        given=f"{shorten(layout)} of type {type(layout).__name__}",
-        expected="a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution",
+        "a layout of a batch must be a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution",
+        given=with_type(layout),
         fix="for example distribution().get_data_layout(shape)",
     )
 
@@ -176,21 +174,17 @@ def check_divides(global_rows: int, shards: int) -> None:
         return
     padded = -(-global_rows // shards) * shards if is_count else shards
     raise DataError(
-        "the rows of a global batch cannot be divided among its shards",
+        f"the rows of a global batch must be a positive multiple of its {shards} shards",
         given=f"{global_rows!r} rows",
-        expected=f"a positive multiple of {shards}",
         fix=f"repeat the last row until there are {padded}",
     )
 
 
 def outside_of_mesh(process_index: int) -> DataError:
     """Return the error for a process without a device in the mesh."""
-    return DataError(
-        f"process {process_index} owns no row of a batch",
-        given="a mesh without a device of this process",
-        expected="at least one device of each process that trains",
-        fix="make the mesh of list_devices(), the devices of all processes",
-    )
+    given = "a mesh without a device of this process"
+    fix = "make the mesh of list_devices(), the devices of all processes"
+    return DataError(f"process {process_index} owns no row of a batch", given=given, fix=fix)
 
 
 def _describe(rows: np.ndarray) -> str:
@@ -227,9 +221,8 @@ class ReplicaGroup:
         """
         if not is_int(count) or not is_int(index, 0, count - 1):
             raise DataError(
-                "there is no such group of processes",
+                "`num_groups` and `group_index` must be integers with 0 <= group_index < num_groups",
                 given=f"num_groups={count!r}, group_index={index!r}",
-                expected="integers with 0 <= group_index < num_groups",
                 fix="give both, or neither for the groups of the current distribution",
             )
         return cls(int(count), int(index), (int(index),), (int(index),), int(count))
@@ -283,12 +276,9 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
         shards = tuple(process_rows(sharding, count, process, process_of).tolist())
         members.setdefault(shards, []).append(process)
     if sum(map(len, members)) != count:
-        raise DataError(
-            "processes share some of their rows of a batch, but not all",
-            given="; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items()),
-            expected="processes that own either the same rows or none in common",
-            fix="order the devices of the mesh by process, or cut each batch by process_share",
-        )
+        given = "; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items())
+        fix = "order the devices of the mesh by process, or cut each batch by process_share"
+        raise DataError("processes must own either the same rows of a batch, or none in common", given=given, fix=fix)
     ordered = sorted(members.items())
     return [
         ReplicaGroup(len(ordered), index, tuple(processes), shards, count)
@@ -358,9 +348,8 @@ class Share:
         count, each = self._parts
         if rows % each:
             raise DataError(
-                "the rows that a process gives cannot be divided among its devices",
+                f"the rows that a process gives must be a multiple of {each} in every batch",
                 given=f"a batch of {rows} rows, auto_shard_dataset=False",
-                expected=f"a multiple of {each} rows in every batch of each process",
                 fix=f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere",
             )
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
@@ -381,9 +370,8 @@ class Share:
         sizes = {len(rows) for each in owned for rows in each}
         if len(sizes) > 1 or len(owned) > 1:
             raise DataError(
-                "the processes own unequal parts of the arrays of a batch, and cannot each give their own",
+                "processes that each give their own rows must have equally many shards of a batch",
                 given="auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped),
-                expected="processes with equally many shards each, in all arrays of a batch",
                 fix="auto_shard_dataset=True, and all rows in every process",
             )
         return len(next(iter(grouped))), sizes.pop()

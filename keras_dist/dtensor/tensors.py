@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +22,10 @@ from keras_dist.distribution.lint import report
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.distribution.plan import make_row
 from keras_dist.dtensor.layout import Layout, Mesh, array_of, is_dtensor, layout_of, mesh_of
-from keras_dist.errors import LayoutError, MeshError, shorten
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist.errors import LayoutError, MeshError, shorten, with_type
 
 
 def copy_to_mesh(
@@ -57,8 +58,8 @@ def copy_to_mesh(
     if layout is None:
         mesh = get_default_mesh()
         if mesh is None:
-            expected = "a layout, or a call inside of `with default_mesh(mesh):`"
-            raise argument_error("layout", layout, expected, wrong="says no mesh", error=LayoutError)
+            fix = "give a layout, or call it inside of `with default_mesh(mesh):`"
+            raise argument_error("layout", layout, "a Layout without a default mesh", fix=fix, error=LayoutError)
         layout = Layout.replicated(mesh, np.ndim(tensor))
     return _placed(tensor, checked_layout(layout))
 
@@ -92,12 +93,9 @@ def relayout(tensor: Any, layout: TensorLayout, name: str | None = None) -> jax.
     del name
     tensor, layout = as_array(tensor, "tensor"), checked_layout(layout)
     if is_dtensor(tensor) and fetch_layout(tensor).mesh != layout.mesh:
-        raise LayoutError(
-            "relayout cannot move an array to another mesh",
-            given=f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}",
-            expected="a layout on the mesh of the array",
-            fix="copy_to_mesh(tensor, layout), which goes from one mesh to another",
-        )
+        given = f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}"
+        fix = "copy_to_mesh(tensor, layout), which goes from one mesh to another"
+        raise LayoutError("relayout cannot move an array to another mesh", given=given, fix=fix)
     return _placed(tensor, layout)
 
 
@@ -123,7 +121,6 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
         raise LayoutError(
             "relayout_like needs two arrays of one shape inside of a compiled function",
             given=f"shapes {tensor.shape} and {array.shape}",
-            expected="the same shape, for which XLA then chooses one layout",
             fix="relayout(tensor, layout) with a layout that was fetched before the call",
         )
     return _jax.shard_alike(tensor, array)
@@ -248,8 +245,7 @@ def fetch_layout(tensor: Any) -> Layout:
     is_traced = _jax.is_traced(array)
     raise LayoutError(
         "a traced array has no layout yet" if is_traced else "an array without a mesh has no layout",
-        given=f"{shorten(tensor)} of type {type(tensor).__name__}",
-        expected="an array on a mesh, outside of compiled functions",
+        given=with_type(tensor),
         fix="fetch the layout before the call, or set one: relayout(tensor, layout)"
         if is_traced
         else "put it on a mesh first: copy_to_mesh(tensor, layout)",
@@ -319,7 +315,6 @@ def _placed(tensor: Any, layout: Layout) -> jax.Array:
             raise LayoutError(
                 "an array that other processes hold parts of cannot be copied to devices of this one",
                 given=f"layout {layout_of(tensor).sharding_specs} over {process_count()} processes",
-                expected="an array of which each process has all",
                 fix="in all processes relayout(tensor, Layout.replicated(mesh, rank)) first; or unpack(tensor), which "
                 "gives the components that this process has",
             )

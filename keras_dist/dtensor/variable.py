@@ -122,7 +122,6 @@ class DVariable(Variable):
             raise LayoutError(
                 f"the value of {self.path or 'a DVariable'} cannot be read here",
                 given=f"layout {self.layout.sharding_specs} over {process_count()} processes",
-                expected="a value of which each process has all",
                 fix="in all processes relayout(variable, Layout.replicated(mesh, rank)); or unpack(variable), which "
                 "gives the components that this process has",
             )

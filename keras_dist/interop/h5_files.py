@@ -174,19 +174,14 @@ class H5Reader:
 
     def damaged(self, given: str) -> ModelError:
         """Return the error for a file that cannot be used."""
-        return ModelError(
-            f"{self.caller}: {str(self.path)!r} cannot be read",
-            given=given,
-            expected="a file that Keras or keras_dist wrote",
-            fix="check that all was copied whole, or write it again; after changes on purpose with KerasFileEditor",
-        )
+        fix = "check that all was copied whole, or write it again; after changes on purpose with KerasFileEditor"
+        return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
     def _rewritten(self, name: str) -> ModelError:
         return ModelError(
             f"{self.caller}: the array {name!r} in {str(self.path)!r} has no checksum, unlike others in the file",
             given="an array that another program has put there since keras_dist wrote the file",
-            expected=f"an attribute {CHECKSUMS!r} of each array, or of none",
-            fix="write the file again with model.save_weights; or, if the array is right, delete this attribute of the "
+            fix=f"write the file again with model.save_weights; or, if the array is right, delete {CHECKSUMS!r} of the "
             "others: a file without checksums is loaded unchecked. KerasFileEditor changes arrays, and keeps checksums",
         )
 
@@ -277,12 +272,9 @@ class H5Writer:
     def write(self, name: str, value: np.ndarray) -> None:
         """Write an array under a name such as `layers/dense/vars/0`."""
         if value.dtype.kind not in "biufc" and value.dtype.name != _BFLOAT16:
-            raise ModelError(
-                f"{self._caller}: {str(self._place)!r} cannot be written",
-                given=f"{name!r} of {value.dtype}",
-                expected="element types that HDF5 knows, or bfloat16",
-                fix="build the model with another dtype, or save it in a folder",
-            )
+            given = f"{name!r} of {value.dtype}, which HDF5 does not know"
+            fix = "build the model with another dtype, or save it in a folder"
+            raise ModelError(f"{self._caller}: {str(self._place)!r} cannot be written", given=given, fix=fix)
         array = self._file.create_dataset(name, data=value)
         array.attrs[CHECKSUMS] = np.bytes_(checksum_of(np.asarray(value, order="C")))
         if value.dtype.name == _BFLOAT16:

@@ -260,14 +260,8 @@ class TensorReader:
             raise self._damaged(f"{file.name!r} is no regular file")
 
     def _damaged(self, given: str) -> ModelError:
-        return ModelError(
-            f"{self.caller}: {str(self.path)!r} cannot be read",
-            given=given,
-            expected="a file that model.save_weights, or safetensors, wrote"
-            if self.path.name.endswith(SUFFIX)
-            else "an index in Hugging Face's form, and beside it the files that it names",
-            fix="check that all was copied whole",
-        )
+        fix = "check that all was copied whole"
+        return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
 
 class TensorWriter:
@@ -360,12 +354,8 @@ def write_file(
         with writing_to(place):
             save_file(arrays, file, {**(metadata or {}), CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
-        raise ModelError(
-            f"{caller}: {str(place)!r} cannot be written",
-            given=str(error),
-            expected="element types that safetensors knows",
-            fix="build the model with another dtype",
-        ) from error
+        fix = "build the model with another dtype"
+        raise ModelError(f"{caller}: {str(place)!r} cannot be written", given=str(error), fix=fix) from error
     file.chmod(mode)  # safetensors leaves a file that only its owner may read
     return checksums
 

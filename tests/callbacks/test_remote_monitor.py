@@ -57,7 +57,7 @@ def test_it_warns_of_servers_that_fail(server):
 
 
 def test_it_sends_to_servers_only():
-    with pytest.raises(ModelError, match="not the URL of a server"):
+    with pytest.raises(ModelError, match="must be the URL of a server"):
         RemoteMonitor("file:///etc")
 
 
