@@ -315,11 +315,9 @@ def check_axes_exist(
     rank = len(shape)
     found = sorted(axis % rank for axis in axes if -rank <= axis < rank)
     if len(set(found)) < len(axes):
-        raise ModelError(
-            f"`{argument}`{_of(layer)} must be different integers from {-rank} to {rank - 1}",
-            given=f"{argument}={list(axes)} for an input of shape {tuple(shape)}",
-            fix=f"correct {argument}, or reshape the input",
-        )
+        summary = f"`{argument}`{_of(layer)} must be different integers from {-rank} to {rank - 1}"
+        given = f"{argument}={list(axes)} for an input of shape {tuple(shape)}"
+        raise ModelError(summary, given=given, fix=f"correct {argument}, or reshape the input")
     return tuple(found)
 
 
@@ -335,11 +333,9 @@ def check_numbers(argument: str, value: Any, layer: str) -> Any:
 def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], layer: str) -> None:
     """Check that an array of `shape` can be broadcast to an input of shape `to`."""
     if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)):
-        raise ModelError(
-            f"`{argument}` of layer {layer!r} does not broadcast to the shape of its input",
-            given=f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}",
-            fix=f"reshape {argument}, for example with dims of size 1 at its end",
-        )
+        summary = f"`{argument}` of layer {layer!r} does not broadcast to the shape of its input"
+        given = f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}"
+        raise ModelError(summary, given=given, fix=f"reshape {argument}, for example with dims of size 1 at its end")
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:

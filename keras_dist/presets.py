@@ -179,11 +179,9 @@ def hybrid(
         others = resolve_axes("fsdp", fsdp, mesh)
     if tensor in axis_tuple(others):
         rest = next(name for name in mesh.axis_names if name != tensor)
-        raise DistributionError(
-            f"hybrid: `fsdp` and `tensor` must be different axes, not both {tensor!r}",
-            given=f"fsdp={fsdp!r}, tensor={tensor!r} on mesh {mesh.describe()}",
-            fix=f"fsdp={rest!r}, tensor={tensor!r}",
-        )
+        summary = f"hybrid: `fsdp` and `tensor` must be different axes, not both {tensor!r}"
+        given = f"fsdp={fsdp!r}, tensor={tensor!r} on mesh {mesh.describe()}"
+        raise DistributionError(summary, given=given, fix=f"fsdp={rest!r}, tensor={tensor!r}")
     classes = dim_classes(model_or_factory, batch, optimizer, loss)
     rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, tensor), others)
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))

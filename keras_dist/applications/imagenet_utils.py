@@ -90,11 +90,9 @@ def decode_predictions(
     names = _names_of(class_index)
     scores = np.asarray(jax.device_get(preds))
     if scores.ndim != 2 or scores.shape[1] != len(names):
-        raise DataError(
-            f"decode_predictions: the scores must have the shape (images, {len(names)})",
-            given=f"scores of shape {scores.shape}, {len(names)} classes",
-            fix="scores of a network with include_top=True, and the file of its classes",
-        )
+        summary = f"decode_predictions: the scores must have the shape (images, {len(names)})"
+        fix = "scores of a network with include_top=True, and the file of its classes"
+        raise DataError(summary, given=f"scores of shape {scores.shape}, {len(names)} classes", fix=fix)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
     return [
         [(*names[number], row[number].item()) for number in numbers] for row, numbers in zip(scores, best, strict=True)
@@ -104,9 +102,8 @@ def decode_predictions(
 def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
     """The name and description of each class."""
     if class_index is None:
-        raise DataError(
-            "decode_predictions needs the names of the classes: nothing is downloaded", given="no class_index", fix=_FIX
-        )
+        summary = "decode_predictions needs the names of the classes: nothing is downloaded"
+        raise DataError(summary, given="no class_index", fix=_FIX)
     found: Any = class_index
     if not isinstance(class_index, Mapping):
         with Path(class_index).open("rb") as file:
@@ -120,9 +117,6 @@ def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
     except (KeyError, IndexError, TypeError):
         pairs = []
     if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise DataError(
-            'decode_predictions: `class_index` must be {"0": ["n01440764", "tench"], "1": [...], ...}',
-            given=shorten(class_index),
-            fix=_FIX,
-        )
+        summary = 'decode_predictions: `class_index` must be {"0": ["n01440764", "tench"], "1": [...], ...}'
+        raise DataError(summary, given=shorten(class_index), fix=_FIX)
     return pairs

@@ -56,11 +56,9 @@ class Arguments:
             fix = 'weights="mobilenet_v2.weights.h5", a file that Keras has saved; or weights=None'
             raise ModelError('weights="imagenet": nothing is downloaded', given=given, fix=fix)
         if self.weights is not None and self.classifier_activation not in (None, "softmax") and self.include_top:
-            raise ModelError(
-                'weights were trained with the activation "softmax" or None of the classifier',
-                given=f"classifier_activation={shorten(self.classifier_activation)}, weights={shorten(self.weights)}",
-                fix="classifier_activation=None for the logits",
-            )
+            summary = 'weights were trained with the activation "softmax" or None of the classifier'
+            given = f"classifier_activation={shorten(self.classifier_activation)}, weights={shorten(self.weights)}"
+            raise ModelError(summary, given=given, fix="classifier_activation=None for the logits")
         if image_data_format() != "channels_last":
             given = 'keras_dist.config.image_data_format() is "channels_first"'
             fix = 'keras_dist.config.set_image_data_format("channels_last")'

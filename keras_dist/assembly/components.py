@@ -89,11 +89,8 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     found = component.name if _is_path(component) else _named(component.name, key, ours)
     parts = _called(_imported(found, key) if isinstance(found, str) else found, component, key)
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
-        raise ConfigError(
-            f"{key}: {component.name} must return (x, y), (x_test, y_test), or a data set for each pair",
-            given=with_type(parts),
-            fix="return (x, y), None where there is nothing to test on",
-        )
+        summary = f"{key}: {component.name} must return (x, y), (x_test, y_test), or a data set for each pair"
+        raise ConfigError(summary, given=with_type(parts), fix="return (x, y), None where there is nothing to test on")
     examples, held_out = (part if isinstance(part, tuple) else (part,) for part in parts)
     return examples, None if parts[1] is None else held_out
 
@@ -196,11 +193,8 @@ def _imported(path: str, key: str) -> Any:
         raise ConfigError(f"{key}: there is no module {module_name!r}", given=f'"{path}"', fix=fix) from error
     for name in names.split("."):
         if not hasattr(found, name):
-            raise ConfigError(
-                f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}",
-                given=f'"{path}"',
-                fix="correct the name behind the colon",
-            )
+            summary = f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}"
+            raise ConfigError(summary, given=f'"{path}"', fix="correct the name behind the colon")
         found = getattr(found, name)
     return found
 

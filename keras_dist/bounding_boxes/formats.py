@@ -111,11 +111,9 @@ def as_boxes(boxes: Any, dtype: DTypeLike | None = None) -> jax.Array:
 def check_has_size(height: Any, width: Any, *formats: str) -> None:
     """Check that boxes whose formats need the size of their image come with it."""
     if height is None or width is None:
-        raise ModelError(
-            f"boxes must receive `height` and `width` where the format is {' or '.join(map(repr, formats))}",
-            given=f"height={shorten(height)}, width={shorten(width)}",
-            fix="for an image of 480 x 640 pixels add height=480, width=640",
-        )
+        summary = f"boxes must receive `height` and `width` where the format is {' or '.join(map(repr, formats))}"
+        given = f"height={shorten(height)}, width={shorten(width)}"
+        raise ModelError(summary, given=given, fix="for an image of 480 x 640 pixels add height=480, width=640")
 
 
 def image_size(image_shape: Sequence[int] | None, *formats: str) -> tuple[int, int] | tuple[None, None]:

@@ -173,11 +173,9 @@ class CallbackList(Callback):
             try:
                 callback.set_state(one)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"training.json: callback {name} cannot use the state that is noted there",
-                    given=f"{cause(error)}; state {shorten(one)}",
-                    fix="begin anew in another directory, or restore the model without `continue_training`",
-                ) from error
+                summary = f"training.json: callback {name} cannot use the state that is noted there"
+                fix = "begin anew in another directory, or restore the model without `continue_training`"
+                raise CheckpointError(summary, given=f"{cause(error)}; state {shorten(one)}", fix=fix) from error
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Call `on_epoch_end` of all callbacks. Later ones see what earlier ones add to the logs."""
@@ -217,11 +215,9 @@ def _check_hooks(callback: Callback) -> None:
         _, *names = inspect.signature(ours).parameters
         if not takes(getattr(callback, hook), *names):
             parameters = ", ".join("logs=None" if name == "logs" else name for name in ("self", *names))
-            raise ModelError(
-                f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}",
-                given=f"{shorten(getattr(callback, hook))}",
-                fix=f"change its parameters: def {hook}({parameters})",
-            )
+            summary = f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}"
+            given = f"{shorten(getattr(callback, hook))}"
+            raise ModelError(summary, given=given, fix=f"change its parameters: def {hook}({parameters})")
 
 
 def _is_in_every_process(callback: Callback) -> bool:

@@ -48,11 +48,9 @@ class LearningRateScheduler(Callback):
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         super().__init__()
         if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
-            raise ModelError(
-                "LearningRateScheduler: `schedule` cannot be called as schedule(epoch, learning_rate)",
-                given=with_type(schedule),
-                fix="for example lambda epoch, rate: rate if epoch < 10 else 0.9 * rate",
-            )
+            summary = "LearningRateScheduler: `schedule` cannot be called as schedule(epoch, learning_rate)"
+            fix = "for example lambda epoch, rate: rate if epoch < 10 else 0.9 * rate"
+            raise ModelError(summary, given=with_type(schedule), fix=fix)
         self.schedule = schedule
         self.verbose = verbose
         self._epoch = -1

@@ -52,11 +52,8 @@ class RemoteMonitor(Callback):
     ) -> None:
         super().__init__()
         if not str(root).startswith(("http://", "https://")):  # urllib would read files, too
-            raise ModelError(
-                "RemoteMonitor: `root` must be the URL of a server, http://... or https://...",
-                given=f"root={shorten(root)}",
-                fix='for example root="http://localhost:9000"',
-            )
+            summary = "RemoteMonitor: `root` must be the URL of a server, http://... or https://..."
+            raise ModelError(summary, given=f"root={shorten(root)}", fix='for example root="http://localhost:9000"')
         self.root = root
         self.path = path
         self.field = field

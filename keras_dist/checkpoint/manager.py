@@ -304,10 +304,9 @@ class CheckpointManager:
                 )
         if tried:
             given = "; ".join(tried)
+            summary = f"no checkpoint in {str(self.directory)!r} can be restored"
             fix = "to begin anew, choose another directory or move these away; nothing was deleted"
-            raise CheckpointError(
-                f"no checkpoint in {str(self.directory)!r} can be restored", given=given, fix=fix, problems=tuple(tried)
-            )
+            raise CheckpointError(summary, given=given, fix=fix, problems=tuple(tried))
         return None
 
     def restore_or_initialize(self) -> str | None:

@@ -233,10 +233,9 @@ class Stored:
     def _without_base(self, name: str, problems: Sequence[str]) -> CheckpointError:
         told = tuple(f"{name}: {problem}" for problem in problems)
         given = "; ".join(told)
+        summary = f"{str(self.folder)!r} is damaged: some of its arrays are in {name}"
         fix = "restore another one, or copy the whole directory again"
-        return CheckpointError(
-            f"{str(self.folder)!r} is damaged: some of its arrays are in {name}", given=given, fix=fix, problems=told
-        )
+        return CheckpointError(summary, given=given, fix=fix, problems=told)
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
@@ -388,9 +387,8 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
         parts = [*problems, *[held] * is_folder]
         expected = "a folder that save, save_weights or a CheckpointManager has written"
         fix = "load it again when the save has ended" if is_being_written(folder) else "correct the path"
-    return CheckpointError(
-        f"{str(folder)!r} is {what}", given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems)
-    )
+    summary = f"{str(folder)!r} is {what}"
+    return CheckpointError(summary, given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems))
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

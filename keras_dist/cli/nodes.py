@@ -62,10 +62,9 @@ class Place:
                 fix=f"number the nodes, 0 <= --node-rank < {nodes}; under srun, Open MPI and in indexed jobs they are",
             )
         if coordinator is None:
+            summary = f"launch: node {rank} of {nodes} does not know the coordinator"
             fix = "--coordinator host:port, a free port of the first node, on every node; under srun it is found"
-            raise ClusterError(
-                f"launch: node {rank} of {nodes} does not know the coordinator", given="no --coordinator", fix=fix
-            )
+            raise ClusterError(summary, given="no --coordinator", fix=fix)
         return cls(nodes, rank, coordinator)
 
 
@@ -85,11 +84,9 @@ def _detected(environ: Mapping[str, str]) -> tuple[int, int] | None:
         nodes = _integer(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
         tasks = _integer(environ, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in environ else nodes
         if tasks != nodes:
-            raise ClusterError(
-                "launch: a node must have one launcher, which starts its processes",
-                given=f"{tasks} tasks on {nodes} nodes",
-                fix="srun --ntasks-per-node=1 keras-dist launch --processes ...",
-            )
+            summary = "launch: a node must have one launcher, which starts its processes"
+            given = f"{tasks} tasks on {nodes} nodes"
+            raise ClusterError(summary, given=given, fix="srun --ntasks-per-node=1 keras-dist launch --processes ...")
         return nodes, _integer(environ, "SLURM_NODEID")
     if _OPEN_MPI in environ:
         return _integer(environ, _OPEN_MPI), _integer(environ, "OMPI_COMM_WORLD_RANK")

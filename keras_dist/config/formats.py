@@ -34,9 +34,8 @@ def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = 
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
         expected = "a file .toml, .yaml (or .yml) or .json"
         fix = "rename the file to the format that it is in"
-        raise ConfigError(
-            f"{file}: not a config file by its name", given=f"suffix {file.suffix!r}", expected=expected, fix=fix
-        )
+        given = f"suffix {file.suffix!r}"
+        raise ConfigError(f"{file}: not a config file by its name", given=given, expected=expected, fix=fix)
     text = read_text(file, what, also)
     try:
         table = _PARSERS[file.suffix.lower()](text)
@@ -45,9 +44,8 @@ def read_table(file: Path, what: str = "a config file", also: tuple[str, ...] = 
     if not isinstance(table, dict):
         expected = "keys with values, such as mesh and distribution, at the top level"
         fix = "put everything under the key it belongs to"
-        raise ConfigError(
-            f"{file}: the file is not a table", given=show(table, with_type=True), expected=expected, fix=fix
-        )
+        given = show(table, with_type=True)
+        raise ConfigError(f"{file}: the file is not a table", given=given, expected=expected, fix=fix)
     return cast("dict[Any, Any]", table)
 
 
@@ -81,10 +79,9 @@ def read_text(file: Path, what: str = "a config file", also: tuple[str, ...] = (
             fix="save the file again as UTF-8",
         ) from error
     except (OSError, ValueError) as error:
+        summary = f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
         fix = "check the path and the permissions"
-        raise ConfigError(
-            f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}", given=repr(str(file)), fix=fix
-        ) from error
+        raise ConfigError(summary, given=repr(str(file)), fix=fix) from error
 
 
 def _missing(file: Path, what: str, suffixes: tuple[str, ...]) -> ConfigError:
@@ -97,10 +94,9 @@ def _missing(file: Path, what: str, suffixes: tuple[str, ...]) -> ConfigError:
     if near := nearest(file.name, beside):
         fix = f"use {str(file.with_name(near))!r}"
     given = f"{str(file)!r}, which is {str(file.absolute())!r}"
+    summary = f"{file}: there is no such file{did_you_mean(file.name, beside)}"
     expected = f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}"
-    return ConfigError(
-        f"{file}: there is no such file{did_you_mean(file.name, beside)}", given=given, expected=expected, fix=fix
-    )
+    return ConfigError(summary, given=given, expected=expected, fix=fix)
 
 
 def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
@@ -114,10 +110,9 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
     hint = f" ({_HINTS[style]})" if expected.endswith("once") else ""
     correct = f"correct line {line}{hint}" if line else "correct it"
+    summary = f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}"
     fix = "keep one of the two" if what.startswith("the key ") else correct
-    return ConfigError(
-        f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}", given=given, expected=expected, fix=fix
-    )
+    return ConfigError(summary, given=given, expected=expected, fix=fix)
 
 
 _HINTS = {

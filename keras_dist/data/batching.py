@@ -242,11 +242,9 @@ class Streaming:
             )
 
     def _needs_steps(self, given: str, otherwise: str = "") -> DataError:
-        return DataError(
-            f"`{self.steps_argument}` is missing: the number of batches of an epoch",
-            given=f"{self.source.title}: {given}",
-            fix=f"for example {self.steps_argument}=100{otherwise}",
-        )
+        summary = f"`{self.steps_argument}` is missing: the number of batches of an epoch"
+        fix = f"for example {self.steps_argument}=100{otherwise}"
+        return DataError(summary, given=f"{self.source.title}: {given}", fix=fix)
 
 
 class _Taken:

@@ -30,11 +30,9 @@ def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weig
     check_exclusive(DataError, fix, class_weight=class_weight, sample_weight=sample_weight)
     _check_weights(class_weight)
     if not hasattr(y, "shape") or len(y.shape) not in (1, 2):
-        raise DataError(
-            "`class_weight` needs one output, with y of shape (examples,), (examples, 1) or (examples, classes)",
-            given="y=None" if y is None else f"y: {_shape(y)}",
-            fix="pass weights for each output by sample_weight",
-        )
+        summary = "`class_weight` needs one output, with y of shape (examples,), (examples, 1) or (examples, classes)"
+        given = "y=None" if y is None else f"y: {_shape(y)}"
+        raise DataError(summary, given=given, fix="pass weights for each output by sample_weight")
     y = np.asarray(dense(y))
     if y.ndim == 2:
         y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]

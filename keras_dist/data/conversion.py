@@ -93,18 +93,14 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     """Convert an array of any library to a numpy array or `SparseRows`."""
     array = to_host(leaf)
     if not isinstance(array, np.ndarray | SparseRows):
-        raise DataError(
-            f"{name} must be an array, a tensor or a table of numbers, or dicts, lists and tuples of them",
-            given=with_type(leaf),
-            fix=f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array",
-        )
+        summary = f"{name} must be an array, a tensor or a table of numbers, or dicts, lists and tuples of them"
+        fix = f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array"
+        raise DataError(summary, given=with_type(leaf), fix=fix)
     is_numeric = array.dtype == np.bool_ or jax.numpy.issubdtype(array.dtype, jax.numpy.number)
     if array.ndim == 0 or not is_numeric:
-        raise DataError(
-            f"{name} must hold numbers or booleans, with the examples along the first dim",
-            given=f"shape {array.shape}, dtype {array.dtype}",
-            fix=f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]",
-        )
+        summary = f"{name} must hold numbers or booleans, with the examples along the first dim"
+        fix = f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]"
+        raise DataError(summary, given=f"shape {array.shape}, dtype {array.dtype}", fix=fix)
     if not isinstance(array, np.memmap):  # a file may be larger than memory: its rows are checked when they are taken
         check_fits(array, name)
     return array

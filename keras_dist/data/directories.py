@@ -82,9 +82,8 @@ def image_dataset_from_directory(
     check_option("interpolation", interpolation, INTERPOLATIONS, error=DataError)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         fix, given = "leave one of them out", "both are True"
-        raise DataError(
-            "`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot be used together", given=given, fix=fix
-        )
+        summary = "`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot be used together"
+        raise DataError(summary, given=given, fix=fix)
     size = check_sizes("image_size", image_size, 2)
     read_file = functools.partial(
         read_image,

@@ -109,9 +109,8 @@ class LookupSource(RowSource):
             with noting(self._place(number)):
                 given = describe(checked)
                 fix = "bring all examples to one structure, shape and dtype where they are read"
-                raise DataError(
-                    "an example differs from the first", given=given, expected=describe(self._first), fix=fix
-                )
+                expected = describe(self._first)
+                raise DataError("an example differs from the first", given=given, expected=expected, fix=fix)
         return [leaf.copy() for leaf in leaves]
 
     def _checked(self, example: PyTree, number: int) -> Arrays:
@@ -144,10 +143,9 @@ def list_as_array(item: PyTree, name: str) -> PyTree:
     try:
         return np.array(item)
     except ValueError as error:
+        summary = f"the lists in {name} must have one length, the same in all examples"
         fix = f"pad or cut {name}, or let the data set give it as an array"
-        raise DataError(
-            f"the lists in {name} must have one length, the same in all examples", given=shorten(item), fix=fix
-        ) from error
+        raise DataError(summary, given=shorten(item), fix=fix) from error
 
 
 def _lifted(leaf: PyTree) -> PyTree:

@@ -129,11 +129,9 @@ def pad_batch(
         weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
         shape = *leaf.shape[: dim + 1], *weight.shape[dim + 1 :]
         if any(given not in (1, size) for given, size in zip(weight.shape, shape, strict=True)):
-            raise DataError(
-                f"pad_batch: `sample_weight` must be a weight for each row, or of shape {leaf.shape[: dim + 1]}",
-                given=shapes(weights=weight, targets=leaf),
-                fix="give the weights before the padding, of the shape of the targets",
-            )
+            summary = f"pad_batch: `sample_weight` must be a weight for each row, or of shape {leaf.shape[: dim + 1]}"
+            fix = "give the weights before the padding, of the shape of the targets"
+            raise DataError(summary, given=shapes(weights=weight, targets=leaf), fix=fix)
         return weighted(np.broadcast_to(weight, shape), to_length(leaf.shape[dim], "y"))
 
     if pads_targets:

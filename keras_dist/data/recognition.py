@@ -129,8 +129,6 @@ def _recognises(kind: type[DataSource], x: PyTree) -> bool:
     try:
         return bool(kind.recognises(x))
     except Exception as error:
-        raise DataError(
-            f"{kind.__name__}.recognises(x) must return True or False for any x",
-            given=f"x={with_type(x)}: {cause(error)}",
-            fix=f"let {kind.__name__}.recognises look at the type of x first",
-        ) from error
+        summary = f"{kind.__name__}.recognises(x) must return True or False for any x"
+        fix = f"let {kind.__name__}.recognises look at the type of x first"
+        raise DataError(summary, given=f"x={with_type(x)}: {cause(error)}", fix=fix) from error

@@ -212,11 +212,9 @@ def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
     """Return the files of a data set, if they are known, and what makes a data set of some of them."""
     if files is not None:
         if dataset is not None and not callable(dataset):
-            raise DataError(
-                "with `files`, the data set must be a function that opens them, or None",
-                given=f"a {type(dataset).__name__} and files",
-                fix="auto_shard_dataset(open_files, files=files), or leave files out",
-            )
+            summary = "with `files`, the data set must be a function that opens them, or None"
+            given = f"a {type(dataset).__name__} and files"
+            raise DataError(summary, given=given, fix="auto_shard_dataset(open_files, files=files), or leave files out")
         return _Files(_in_order(files), list if dataset is None else dataset)
     names, with_files = getattr(dataset, "files", None), getattr(dataset, "with_files", None)
     return _Files(_in_order(names), with_files) if names is not None and callable(with_files) else None
@@ -259,11 +257,8 @@ def _share_of_rows(dataset: Any, reader: ReplicaGroup, batch_size: int | None) -
             return _SequenceShare(dataset, share_rows(len(dataset), reader, batch_size).numbers)
         if hasattr(dataset, "__iter__"):
             return _IterableShare(dataset, reader, check_batch_size(batch_size, default=reader.multiple_of))
-    raise DataError(
-        "the data set must have rows in a fixed order: arrays, __len__ and __getitem__, or an iterable",
-        given=with_type(dataset),
-        fix="cut it yourself and pass policy='off'",
-    )
+    summary = "the data set must have rows in a fixed order: arrays, __len__ and __getitem__, or an iterable"
+    raise DataError(summary, given=with_type(dataset), fix="cut it yourself and pass policy='off'")
 
 
 class _SequenceShare(Sequence[Any]):

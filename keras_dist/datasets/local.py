@@ -96,12 +96,9 @@ def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
     try:
         prepare(builder_class, root)
     except OSError as error:
-        raise DataError(
-            f"cannot write the {builder_class.title} data set to {str(root)!r}",
-            given=str(error),
-            expected=f"a folder that can be written to, with about {builder_class.size_mb} MB free",
-            fix=_FIX,
-        ) from error
+        summary = f"cannot write the {builder_class.title} data set to {str(root)!r}"
+        expected = f"a folder that can be written to, with about {builder_class.size_mb} MB free"
+        raise DataError(summary, given=str(error), expected=expected, fix=_FIX) from error
     return _read(builder_class, root)
 
 

@@ -52,11 +52,9 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.implementation, str) or self.implementation not in _IMPLEMENTATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ClusterError(
-                f"CommunicationOptions: `implementation` must be {one_of(_IMPLEMENTATIONS)}",
-                given=f"implementation={shorten(self.implementation)}",
-                fix=_WAYS_OUT_OF_TENSORFLOW.get(_name(self.implementation), 'CommunicationOptions("auto")'),
-            )
+            summary = f"CommunicationOptions: `implementation` must be {one_of(_IMPLEMENTATIONS)}"
+            fix = _WAYS_OUT_OF_TENSORFLOW.get(_name(self.implementation), 'CommunicationOptions("auto")')
+            raise ClusterError(summary, given=f"implementation={shorten(self.implementation)}", fix=fix)
 
 
 def _name(implementation: Any) -> str:
@@ -84,19 +82,15 @@ def apply_communication_options(options: Any) -> None:
 
 def _check_gpus() -> None:
     if not _jax.looks_for_gpus():
-        raise ClusterError(
-            "CommunicationOptions: NCCL connects GPUs, and JAX will not run on any",
-            given='implementation="nccl"',
-            fix='pip install "jax[cuda12]" on machines with GPUs, or CommunicationOptions("gloo") for CPU devices',
-        )
+        summary = "CommunicationOptions: NCCL connects GPUs, and JAX will not run on any"
+        fix = 'pip install "jax[cuda12]" on machines with GPUs, or CommunicationOptions("gloo") for CPU devices'
+        raise ClusterError(summary, given='implementation="nccl"', fix=fix)
 
 
 def _check_mpi() -> None:
     """Check for the library of MPI, without which its calls end the process."""
     library = os.environ.get(_MPI_VARIABLE, "")
     if not os.path.isfile(library):
-        raise ClusterError(
-            "CommunicationOptions: JAX finds no library of MPI, wrapped by MPIwrapper",
-            given=f'implementation="mpi", {_MPI_VARIABLE}={library!r}',
-            fix=f'build MPIwrapper and set {_MPI_VARIABLE} to its file, or CommunicationOptions("gloo")',
-        )
+        summary = "CommunicationOptions: JAX finds no library of MPI, wrapped by MPIwrapper"
+        fix = f'build MPIwrapper and set {_MPI_VARIABLE} to its file, or CommunicationOptions("gloo")'
+        raise ClusterError(summary, given=f'implementation="mpi", {_MPI_VARIABLE}={library!r}', fix=fix)

@@ -106,11 +106,9 @@ def check_not_forked() -> None:
 def _confirm_cpu_devices(count: int) -> None:
     existing = [device_name(device) for device in jax.devices()]
     if len(existing) != count or not all(name.startswith("cpu:") for name in existing):
-        raise DeviceError(
-            f"use_cpu_devices({count}): JAX has already started, and its devices can no longer be changed",
-            given=f"{len(existing)} running device(s), {_span(existing)}",
-            fix=f"restart the process (notebook: the kernel) and put `kd.use_cpu_devices({count})` first",
-        )
+        summary = f"use_cpu_devices({count}): JAX has already started, and its devices can no longer be changed"
+        fix = f"restart the process (notebook: the kernel) and put `kd.use_cpu_devices({count})` first"
+        raise DeviceError(summary, given=f"{len(existing)} running device(s), {_span(existing)}", fix=fix)
 
 
 def _devices_of(device_type: str | None) -> list[Device]:

@@ -129,9 +129,7 @@ def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMa
         return LayoutMap(mesh)
     layout_map = LayoutMap.of(layout_map)
     if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DistributionError(
-            f"FullySharded: `layout_map` must be a LayoutMap on mesh {mesh.describe()}",
-            given=f"layout_map={layout_map!r} of type {type_name(layout_map)}",
-            fix="LayoutMap(mesh) with the mesh that FullySharded gets",
-        )
+        summary = f"FullySharded: `layout_map` must be a LayoutMap on mesh {mesh.describe()}"
+        given = f"layout_map={layout_map!r} of type {type_name(layout_map)}"
+        raise DistributionError(summary, given=given, fix="LayoutMap(mesh) with the mesh that FullySharded gets")
     return layout_map

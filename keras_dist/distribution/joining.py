@@ -299,11 +299,10 @@ class _Attempt:
                 "the call out, or write initialize(required=False), which joins a job where there is one"
             )
             sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
+            summary = f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job"
+            fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
             return ClusterError(
-                f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job",
-                given=f"{known or 'nothing'}; {shorten(error)}",
-                expected=f"arguments, {sources}",
-                fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone,
+                summary, given=f"{known or 'nothing'}; {shorten(error)}", expected=f"arguments, {sources}", fix=fix
             )
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
@@ -383,10 +382,9 @@ def _claim(address: str, process: int, processes: int) -> None:
 
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:
+    summary = f"process {process} of {processes} has joined already"
     fix = "number the processes from 0, each once"
-    return ClusterError(
-        f"process {process} of {processes} has joined already", given=f"process_id={process}: {given}", fix=fix
-    )
+    return ClusterError(summary, given=f"process_id={process}: {given}", fix=fix)
 
 
 def _disagreement(given: str) -> ClusterError:

@@ -83,11 +83,9 @@ class TensorLayout:
             DeviceError: a device of the mesh does not exist.
         """
         if self._device_mesh is None:
-            raise LayoutError(
-                "Cannot create sharding when device mesh is not set for TensorLayout.",
-                given=f"layout {self._axes} without a mesh",
-                fix="pass `device_mesh=`, or insert the layout into a LayoutMap",
-            )
+            summary = "Cannot create sharding when device mesh is not set for TensorLayout."
+            given = f"layout {self._axes} without a mesh"
+            raise LayoutError(summary, given=given, fix="pass `device_mesh=`, or insert the layout into a LayoutMap")
         return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
 
     def on(self, device_mesh: DeviceMesh) -> TensorLayout:
@@ -143,11 +141,9 @@ class TensorLayout:
         names = [name for axis in self._axes for name in axis_tuple(axis)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise LayoutError(
-                f"Invalid layout: mesh axis {', '.join(map(repr, twice))} is used for more than one dim",
-                given=f"axes={self._axes}",
-                fix="keep it on one dim and write None for the other",
-            )
+            summary = f"Invalid layout: mesh axis {', '.join(map(repr, twice))} is used for more than one dim"
+            given = f"axes={self._axes}"
+            raise LayoutError(summary, given=given, fix="keep it on one dim and write None for the other")
         if self._device_mesh is None:
             return
         valid = list(self._device_mesh.axis_names)
@@ -188,8 +184,5 @@ def _normal_axis(axis: Any, axes: Any) -> Axis:
     if all(isinstance(name, str) and name for name in entries):
         names = tuple(map(str, entries))
         return names if len(names) > 1 else (names[0] if names else None)
-    raise LayoutError(
-        f"an entry of a layout must be None, an axis of the mesh, or a tuple of axes, not {shorten(axis)}",
-        given=f"axes={shorten(axes)}",
-        fix='for example (None, "model")',
-    )
+    summary = f"an entry of a layout must be None, an axis of the mesh, or a tuple of axes, not {shorten(axis)}"
+    raise LayoutError(summary, given=f"axes={shorten(axes)}", fix='for example (None, "model")')

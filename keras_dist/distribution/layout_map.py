@@ -100,11 +100,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         self._check_key(key)
         layout = TensorLayout(layout) if isinstance(layout, tuple | list) else from_keras(layout)
         if not isinstance(layout, TensorLayout):
-            raise LayoutError(
-                f"rule {key!r}: {shorten(layout)} should be a TensorLayout, or a tuple or list of its axes",
-                given=with_type(layout),
-                fix='for example rules["dense/kernel"] = (None, "model")',
-            )
+            summary = f"rule {key!r}: {shorten(layout)} should be a TensorLayout, or a tuple or list of its axes"
+            given = with_type(layout)
+            raise LayoutError(summary, given=given, fix='for example rules["dense/kernel"] = (None, "model")')
         self._bind(key, layout)
         self._layout_map[key] = layout
         self._changed()
@@ -182,11 +180,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         found = {name: self.matching_rules(name) for name in (path, *aliases)}
         for name, rules in found.items():
             if len(rules) > 1:
-                raise LayoutError(
-                    f"Path {name!r} matches multiple layout specification keys: {rules}",
-                    given=f"path {name!r}, rules {rules}",
-                    fix=f"make the regular expressions more specific, or add an exact rule {name!r}",
-                )
+                summary = f"Path {name!r} matches multiple layout specification keys: {rules}"
+                fix = f"make the regular expressions more specific, or add an exact rule {name!r}"
+                raise LayoutError(summary, given=f"path {name!r}, rules {rules}", fix=fix)
         exact = {name: rules for name, rules in found.items() if rules == [name]}
         decided = {rules[0]: name for name, rules in (exact or found).items() if rules}
         if len({self._layout_map[rule].axes for rule in decided}) > 1:
@@ -206,11 +202,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         expected = "a string: a path such as 'd1/kernel', or a regular expression for whole paths"
         check_kind("rule", key, str, expected, error=LayoutError)
         if key in self._layout_map:
-            raise LayoutError(
-                f"{key} already exist in the LayoutMap with value {self._layout_map[key]}",
-                given=f"a second rule {key!r}",
-                fix=f"`del rules[{key!r}]` first",
-            )
+            summary = f"{key} already exist in the LayoutMap with value {self._layout_map[key]}"
+            raise LayoutError(summary, given=f"a second rule {key!r}", fix=f"`del rules[{key!r}]` first")
         try:
             pattern(key)
         except re.error as error:

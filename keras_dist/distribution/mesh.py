@@ -274,11 +274,8 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
 def _device_array(devices: PyTree) -> np.ndarray:
     """Return the devices in their order, as a flat array that is not the caller's."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
-        raise MeshError(
-            "DeviceMesh: `devices` must be a sequence of jax devices, or of names such as 'cpu:0'",
-            given=with_type(devices),
-            fix="devices=list_devices()",
-        )
+        summary = "DeviceMesh: `devices` must be a sequence of jax devices, or of names such as 'cpu:0'"
+        raise MeshError(summary, given=with_type(devices), fix="devices=list_devices()")
     flat = list(_flattened(devices))
     if not flat:
         fix = "devices=list_devices(), or leave it out for all"
@@ -363,8 +360,5 @@ def _hybrid(sizes: tuple[int, ...], spans: tuple[int, ...], devices: np.ndarray)
 def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:
     twice = sorted({str(item) for item in items if list(items).count(item) > 1})
     if twice:
-        raise MeshError(
-            f"DeviceMesh: {what} {', '.join(map(repr, twice))} appears more than once",
-            given=f"{argument}={list(items)}",
-            fix="remove or rename the repeated ones",
-        )
+        summary = f"DeviceMesh: {what} {', '.join(map(repr, twice))} appears more than once"
+        raise MeshError(summary, given=f"{argument}={list(items)}", fix="remove or rename the repeated ones")

@@ -76,11 +76,9 @@ class ModelParallel(RuleBased):
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
         if device_mesh is not None and check_mesh(device_mesh, DistributionError) != mesh:
-            raise DistributionError(
-                "ModelParallel: `device_mesh` must be the mesh of the layout map",
-                given=f"device_mesh={device_mesh}, layout_map on {mesh}",
-                fix="leave `device_mesh` out: the layout map has one",
-            )
+            summary = "ModelParallel: `device_mesh` must be the mesh of the layout map"
+            given = f"device_mesh={device_mesh}, layout_map on {mesh}"
+            raise DistributionError(summary, given=given, fix="leave `device_mesh` out: the layout map has one")
         batch = None if batch_dim_name == () else batch_dim_name or mesh.axis_names[0]
         super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names)
 

@@ -138,11 +138,9 @@ def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, p
     """Return the error for numbers of rows, by name, of a process that owns the rows `owned`."""
     if not len(owned):
         return outside_of_mesh(process_index)
-    return DataError(
-        f"process {process_index} must hand over {len(owned)} of the {global_rows} rows: {_describe(owned)}",
-        given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()),
-        fix="hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives",
-    )
+    summary = f"process {process_index} must hand over {len(owned)} of the {global_rows} rows: {_describe(owned)}"
+    fix = "hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives"
+    return DataError(summary, given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()), fix=fix)
 
 
 def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
@@ -154,11 +152,8 @@ def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
         return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*tuple(sharding.spec)[:1]))
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return sharding
-    raise DataError(
-        "a layout of a batch must be a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution",
-        given=with_type(layout),
-        fix="for example distribution().get_data_layout(shape)",
-    )
+    summary = "a layout of a batch must be a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution"
+    raise DataError(summary, given=with_type(layout), fix="for example distribution().get_data_layout(shape)")
 
 
 def shards_of(sharding: jax.sharding.Sharding) -> int:
@@ -173,11 +168,8 @@ def check_divides(global_rows: int, shards: int) -> None:
     if is_count and global_rows % shards == 0:
         return
     padded = -(-global_rows // shards) * shards if is_count else shards
-    raise DataError(
-        f"the rows of a global batch must be a positive multiple of its {shards} shards",
-        given=f"{global_rows!r} rows",
-        fix=f"repeat the last row until there are {padded}",
-    )
+    summary = f"the rows of a global batch must be a positive multiple of its {shards} shards"
+    raise DataError(summary, given=f"{global_rows!r} rows", fix=f"repeat the last row until there are {padded}")
 
 
 def outside_of_mesh(process_index: int) -> DataError:
@@ -220,11 +212,9 @@ class ReplicaGroup:
             DataError: they are not integers with `0 <= index < count`.
         """
         if not is_int(count) or not is_int(index, 0, count - 1):
-            raise DataError(
-                "`num_groups` and `group_index` must be integers with 0 <= group_index < num_groups",
-                given=f"num_groups={count!r}, group_index={index!r}",
-                fix="give both, or neither for the groups of the current distribution",
-            )
+            summary = "`num_groups` and `group_index` must be integers with 0 <= group_index < num_groups"
+            fix = "give both, or neither for the groups of the current distribution"
+            raise DataError(summary, given=f"num_groups={count!r}, group_index={index!r}", fix=fix)
         return cls(int(count), int(index), (int(index),), (int(index),), int(count))
 
     def rows(self, padded_rows: int) -> np.ndarray:
@@ -347,11 +337,9 @@ class Share:
             return Portion(np.minimum(positions, rows - 1), positions, padded, rows)
         count, each = self._parts
         if rows % each:
-            raise DataError(
-                f"the rows that a process gives must be a multiple of {each} in every batch",
-                given=f"a batch of {rows} rows, auto_shard_dataset=False",
-                fix=f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere",
-            )
+            summary = f"the rows that a process gives must be a multiple of {each} in every batch"
+            fix = f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere"
+            raise DataError(summary, given=f"a batch of {rows} rows, auto_shard_dataset=False", fix=fix)
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
     @functools.cached_property
@@ -369,11 +357,9 @@ class Share:
         owned = {tuple(tuple(group.rows(self.multiple_of)) for group in groups) for groups in grouped}
         sizes = {len(rows) for each in owned for rows in each}
         if len(sizes) > 1 or len(owned) > 1:
-            raise DataError(
-                "processes that each give their own rows must have equally many shards of a batch",
-                given="auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped),
-                fix="auto_shard_dataset=True, and all rows in every process",
-            )
+            summary = "processes that each give their own rows must have equally many shards of a batch"
+            given = "auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped)
+            raise DataError(summary, given=given, fix="auto_shard_dataset=True, and all rows in every process")
         return len(next(iter(grouped))), sizes.pop()
 
 

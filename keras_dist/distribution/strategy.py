@@ -323,11 +323,9 @@ def register_strategy(name: str) -> Callable[[K], K]:
     def register(kind: K) -> K:
         taken = _by_name.get(name, kind)
         if (taken.__module__, taken.__qualname__) != (kind.__module__, kind.__qualname__):
-            raise ConfigError(
-                f"register_strategy: {name!r} is the name of {taken.__module__}.{taken.__qualname__}",
-                given=f"{kind.__module__}.{kind.__qualname__}",
-                fix=f"for example @register_strategy({'my_' + name!r})",
-            )
+            summary = f"register_strategy: {name!r} is the name of {taken.__module__}.{taken.__qualname__}"
+            given = f"{kind.__module__}.{kind.__qualname__}"
+            raise ConfigError(summary, given=given, fix=f"for example @register_strategy({'my_' + name!r})")
         _by_name[name] = kind
         return kind
 

@@ -19,11 +19,9 @@ def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGr
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(dataset, tensorflow.data.Dataset):
-        raise DataError(
-            f"The dataset type {type(dataset)} is not supported for auto-sharding in multi-process setting.",
-            given=f"{type(dataset).__name__}, not a batched tf.data.Dataset",
-            fix="shard the data yourself and pass auto_shard_dataset=False to the distribution",
-        )
+        summary = f"The dataset type {type(dataset)} is not supported for auto-sharding in multi-process setting."
+        fix = "shard the data yourself and pass auto_shard_dataset=False to the distribution"
+        raise DataError(summary, given=f"{type(dataset).__name__}, not a batched tf.data.Dataset", fix=fix)
     batch_size = _batch_size(dataset, tensorflow)
     if group.count == 1:
         return dataset.prefetch(tensorflow.data.AUTOTUNE)

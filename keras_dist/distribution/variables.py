@@ -158,11 +158,9 @@ def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:
     paths = Counter(spec.path for spec in specs)
     twice = [path for path, count in paths.items() if count > 1]
     if twice:
-        raise LayoutError(
-            f"plan: {len(twice)} path(s) lead to more than one array: {', '.join(map(repr, twice[:5]))}",
-            given="names that contain '/', or equal numbers and strings, such as {'a/b': x, 'a': {'b': y}}",
-            fix="rename one of them",
-        )
+        summary = f"plan: {len(twice)} path(s) lead to more than one array: {', '.join(map(repr, twice[:5]))}"
+        given = "names that contain '/', or equal numbers and strings, such as {'a/b': x, 'a': {'b': y}}"
+        raise LayoutError(summary, given=given, fix="rename one of them")
 
 
 def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: str, in_nnx: bool) -> Role:

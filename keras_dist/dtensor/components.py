@@ -116,11 +116,9 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
             "give copy_to_mesh(array, layout) the whole array",
         )
     if _jax.is_tracing() and count < layout.mesh.size:
-        raise LayoutError(
-            "pack cannot put the components of several processes together inside of a compiled function",
-            given=f"{count} of {layout.mesh.size} components",
-            fix="pack before the call, and give the function the array",
-        )
+        summary = "pack cannot put the components of several processes together inside of a compiled function"
+        fix = "pack before the call, and give the function the array"
+        raise LayoutError(summary, given=f"{count} of {layout.mesh.size} components", fix=fix)
     tensors = list(tensors)
     unique = {id(tensor): as_array(tensor, f"component {number} of pack") for number, tensor in enumerate(tensors)}
     components = [unique[id(tensor)] for tensor in tensors]
@@ -138,17 +136,13 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
 
 def _check_component(component: jax.Array | np.ndarray, number: int, layout: Layout) -> None:
     if component.ndim != layout.rank:
-        raise LayoutError(
-            f"component {number} of pack must have {layout.rank} dims, one for each entry of the layout",
-            given=f"shape {component.shape} for layout {layout.sharding_specs}",
-            fix=f"a layout with {component.ndim} entries, or components with {layout.rank} dims",
-        )
+        summary = f"component {number} of pack must have {layout.rank} dims, one for each entry of the layout"
+        fix = f"a layout with {component.ndim} entries, or components with {layout.rank} dims"
+        raise LayoutError(summary, given=f"shape {component.shape} for layout {layout.sharding_specs}", fix=fix)
     if isinstance(component, jax.Array) and is_dtensor(component) and len(component.sharding.device_set) > 1:
-        raise LayoutError(
-            f"component {number} of pack must be an array of one device, or of numpy",
-            given=f"an array on {shown(fetch_layout(component).mesh)}",
-            fix="relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one",
-        )
+        summary = f"component {number} of pack must be an array of one device, or of numpy"
+        fix = "relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one"
+        raise LayoutError(summary, given=f"an array on {shown(fetch_layout(component).mesh)}", fix=fix)
 
 
 def _is_same(one: Any, other: Any) -> bool:

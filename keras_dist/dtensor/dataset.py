@@ -125,11 +125,10 @@ class DTensorDataset:
         try:
             arrays = [np.asarray(to_host(leaf)) for leaf in self._structure.flatten_up_to(example)]
         except (ValueError, TypeError) as error:
+            summary = "the examples of the data set must have the structure of the layouts"
+            fix = "give layouts=... in the structure of an example"
             raise DataError(
-                "the examples of the data set must have the structure of the layouts",
-                given=f"example {number}: {shorten(example)}",
-                expected=shorten(self._structure),
-                fix="give layouts=... in the structure of an example",
+                summary, given=f"example {number}: {shorten(example)}", expected=shorten(self._structure), fix=fix
             ) from error
         if number == 0:
             self._like = [self._kind(array) for array in arrays]
@@ -158,21 +157,15 @@ class DTensorDataset:
     def _check_layout(self, name: str, layout: Layout, mesh: Mesh, batch_dim: str | None) -> None:
         given = f"{layout.sharding_specs} for {name}"
         if layout.mesh != mesh:
-            raise LayoutError(
-                f"the layout of {name} is on another mesh",
-                given=f"{given}, on {shown(layout.mesh)}, not {shown(mesh)}",
-                fix="make all layouts on the mesh of the data set",
-            )
+            summary = f"the layout of {name} is on another mesh"
+            fix = "make all layouts on the mesh of the data set"
+            raise LayoutError(summary, given=f"{given}, on {shown(layout.mesh)}, not {shown(mesh)}", fix=fix)
         entry = axis_tuple(layout.axes[0]) if layout.rank else ()
         if not layout.rank or (batch_dim is not None and batch_dim not in entry):
-            raise LayoutError(
-                f"the layout of {name} must begin with {batch_dim or 'an entry'!r} for the rows of the batch",
-                given=given,
-                fix="Layout.batch_sharded(mesh, batch_dim, rank), whose rank counts the dim of the rows, too",
-            )
+            summary = f"the layout of {name} must begin with {batch_dim or 'an entry'!r} for the rows of the batch"
+            fix = "Layout.batch_sharded(mesh, batch_dim, rank), whose rank counts the dim of the rows, too"
+            raise LayoutError(summary, given=given, fix=fix)
         if self._rows % layout.num_shards(0):
-            raise LayoutError(
-                f"`global_batch_size` must be a multiple of {layout.num_shards(0)}, the shards of the rows",
-                given=f"{self._rows} rows, {given}",
-                fix=f"global_batch_size={-(-self._rows // layout.num_shards(0)) * layout.num_shards(0)}",
-            )
+            summary = f"`global_batch_size` must be a multiple of {layout.num_shards(0)}, the shards of the rows"
+            fix = f"global_batch_size={-(-self._rows // layout.num_shards(0)) * layout.num_shards(0)}"
+            raise LayoutError(summary, given=f"{self._rows} rows, {given}", fix=fix)

@@ -280,10 +280,9 @@ def _explained(step: str) -> Iterator[None]:
     try:
         yield
     except _jax.TraceError as error:
+        summary = f"{step} sets an attribute of an object that was made outside of it"
         fix = "make it a dtensor.DVariable(value, trainable=False), and assign to that"
-        raise ModelError(
-            f"{step} sets an attribute of an object that was made outside of it", given=str(error), fix=fix
-        ) from error
+        raise ModelError(summary, given=str(error), fix=fix) from error
 
 
 def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:

@@ -249,10 +249,9 @@ def _read(
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         given = "; ".join(problems[:_SHOWN]) + more
+        summary = f"{str(stored.folder)!r} does not hold these variables"
         fix = "make the objects as those that were saved, and name them alike; build optimizers first"
-        raise CheckpointError(
-            f"{str(stored.folder)!r} does not hold these variables", given=given, fix=fix, problems=tuple(problems)
-        )
+        raise CheckpointError(summary, given=given, fix=fix, problems=tuple(problems))
     on_mesh = {name: _has_mesh(like) for name, like in likes.items()}
     found = stored.arrays(
         {

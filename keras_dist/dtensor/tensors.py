@@ -118,11 +118,9 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
         return relayout(tensor, fetch_layout(layout_tensor), name)
     tensor = jnp.asarray(as_array(tensor, "tensor"))
     if tensor.shape != array.shape:
-        raise LayoutError(
-            "relayout_like needs two arrays of one shape inside of a compiled function",
-            given=f"shapes {tensor.shape} and {array.shape}",
-            fix="relayout(tensor, layout) with a layout that was fetched before the call",
-        )
+        summary = "relayout_like needs two arrays of one shape inside of a compiled function"
+        fix = "relayout(tensor, layout) with a layout that was fetched before the call"
+        raise LayoutError(summary, given=f"shapes {tensor.shape} and {array.shape}", fix=fix)
     return _jax.shard_alike(tensor, array)
 
 

@@ -106,11 +106,9 @@ class Lowered:
         except KerasDistError:
             raise
         except Exception as other:
-            raise ModelError(
-                f"export: the model cannot be lowered for {', '.join(platforms)}",
-                given=f"{type(other).__name__}: {_first_line(other)}",
-                fix="leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for",
-            ) from other
+            summary = f"export: the model cannot be lowered for {', '.join(platforms)}"
+            fix = "leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for"
+            raise ModelError(summary, given=f"{type(other).__name__}: {_first_line(other)}", fix=fix) from other
         given = f"inputs of shapes {shorten(shapes)}; {type(error).__name__}: {_first_line(error)}"
         fix = "model.export(..., batch_size=32) for one size of batches; for other dims input_signature with sizes"
         raise ModelError("export: the model cannot be lowered for batches of any size", given=given, fix=fix) from error

@@ -46,11 +46,9 @@ class Constant(Initializer):
         try:
             return jnp.broadcast_to(value, tuple(shape))
         except ValueError:
-            raise ModelError(
-                "Constant: `value` does not broadcast to the shape of the weight",
-                given=f"value of shape {value.shape} for shape {tuple(shape)}",
-                fix="for example one value for each entry of the last dim",
-            ) from None
+            summary = "Constant: `value` does not broadcast to the shape of the weight"
+            given = f"value of shape {value.shape} for shape {tuple(shape)}"
+            raise ModelError(summary, given=given, fix="for example one value for each entry of the last dim") from None
 
 
 class Zeros(Initializer):

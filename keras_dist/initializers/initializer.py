@@ -139,11 +139,9 @@ class FromArray(Initializer):
             ModelError: it has another shape.
         """
         if tuple(shape) != self.value.shape:
-            raise ModelError(
-                f"the array of an initializer must have the shape of the weight, {tuple(shape)}",
-                given=f"an array of shape {self.value.shape}",
-                fix="reshape it; one number for a whole weight is initializers.Constant(number)",
-            )
+            summary = f"the array of an initializer must have the shape of the weight, {tuple(shape)}"
+            fix = "reshape it; one number for a whole weight is initializers.Constant(number)"
+            raise ModelError(summary, given=f"an array of shape {self.value.shape}", fix=fix)
         return jnp.asarray(self.value, dtype or "float32")
 
 
@@ -161,11 +159,9 @@ def _wants_key(function: Callable[..., Any]) -> bool:
         return False
     if first != "shape" and takes(function, None, (), "float32"):
         return True
-    raise ModelError(
-        "an initializer must be f(shape, dtype), f(key, shape, dtype) or f(shape, dtype, key)",
-        given=f"{shorten(function)} with parameters ({', '.join(_parameters(function))})",
-        fix="change its parameters, or wrap it: lambda shape, dtype: ...",
-    )
+    summary = "an initializer must be f(shape, dtype), f(key, shape, dtype) or f(shape, dtype, key)"
+    given = f"{shorten(function)} with parameters ({', '.join(_parameters(function))})"
+    raise ModelError(summary, given=given, fix="change its parameters, or wrap it: lambda shape, dtype: ...")
 
 
 def _takes_dtype_by_name(function: Callable[..., Any]) -> bool:

@@ -148,11 +148,9 @@ class VarianceScaling(RandomInitializer):
         axes = (*self.input_axes, *self.output_axes)
         counted = {axis % rank for axis in axes if -rank <= axis < rank}
         if len(counted) < len(axes):
-            raise ModelError(
-                f"`input_axes` and `output_axes` must be distinct axes of {rank} dims",
-                given=f"input_axes={self.input_axes}, output_axes={self.output_axes}, shape {tuple(shape)}",
-                fix="correct the axes, or leave both out",
-            )
+            summary = f"`input_axes` and `output_axes` must be distinct axes of {rank} dims"
+            given = f"input_axes={self.input_axes}, output_axes={self.output_axes}, shape {tuple(shape)}"
+            raise ModelError(summary, given=given, fix="correct the axes, or leave both out")
         return tuple(self.input_axes), tuple(self.output_axes), tuple(set(range(rank)) - counted)
 
 

@@ -111,10 +111,9 @@ class KerasModel:
             config = self.model.get_compile_config()
             found = {name: deserialize_keras_object(value) for name, value in config.items() if name in _COMPILED}
         except (ConfigError, UnknownNameError, ValueError, TypeError) as error:
+            summary = "compile: what the Keras model was compiled with is not known here"
             fix = 'pass them: model.compile(optimizer, loss="mse")'
-            raise ModelError(
-                "compile: what the Keras model was compiled with is not known here", given=shorten(error), fix=fix
-            ) from error
+            raise ModelError(summary, given=shorten(error), fix=fix) from error
         if not found:
             given = f"compile() of a model that was made of the keras model {self.model.name!r}"
             fix = 'for example model.compile("adam", loss="mse")'

@@ -148,11 +148,9 @@ def _distributions(
     rows = (y_pred.shape[:at] + y_pred.shape[at + 1 :], (*y_pred.shape[:at], 1, *y_pred.shape[at + 1 :]))
     if y_true.shape in rows and y_true.shape != y_pred.shape and y_pred.shape[axis] > 1:
         one_hot = f"utils.to_categorical(y, {y_pred.shape[axis]})"
-        raise ModelError(
-            f"{name}: the targets must be one-hot, of shape {y_pred.shape}, and seem to be class indices",
-            given=shapes(y_true=y_true, y_pred=y_pred),
-            fix=f"loss='sparse_categorical_crossentropy', or {one_hot}" if name == _PLAIN else one_hot,
-        )
+        summary = f"{name}: the targets must be one-hot, of shape {y_pred.shape}, and seem to be class indices"
+        fix = f"loss='sparse_categorical_crossentropy', or {one_hot}" if name == _PLAIN else one_hot
+        raise ModelError(summary, given=shapes(y_true=y_true, y_pred=y_pred), fix=fix)
     y_true, y_pred = matched(name, y_true, y_pred)
     if y_pred.shape[axis] == 1:
         warnings.warn(
@@ -192,11 +190,9 @@ def _class_indices(
 
 def _check_axis(name: str, axis: object, y_pred: jax.Array) -> None:
     if not is_int(axis, -y_pred.ndim, y_pred.ndim - 1):
-        raise ModelError(
-            f"{name}: `axis` must be an integer from {-y_pred.ndim} to {y_pred.ndim - 1}",
-            given=f"axis={axis!r}, y_pred of shape {y_pred.shape}",
-            fix="leave it out when the classes are the last dim",
-        )
+        summary = f"{name}: `axis` must be an integer from {-y_pred.ndim} to {y_pred.ndim - 1}"
+        given = f"axis={axis!r}, y_pred of shape {y_pred.shape}"
+        raise ModelError(summary, given=given, fix="leave it out when the classes are the last dim")
 
 
 def _probabilities(y_pred: jax.Array, axis: int) -> jax.Array:

@@ -32,11 +32,9 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """
     y_true, y_pred = as_arrays("ctc", y_true, y_pred)
     if y_true.ndim != 2 or y_pred.ndim != 3 or len(y_true) != len(y_pred):
-        raise ModelError(
-            "ctc: `y_true` must be class indices (batch, length), `y_pred` logits (batch, steps, classes)",
-            given=shapes(y_true=y_true, y_pred=y_pred),
-            fix="pad the sequences of a batch with 0 to one length",
-        )
+        summary = "ctc: `y_true` must be class indices (batch, length), `y_pred` logits (batch, steps, classes)"
+        given = shapes(y_true=y_true, y_pred=y_pred)
+        raise ModelError(summary, given=given, fix="pad the sequences of a batch with 0 to one length")
     check_indices(
         y_true,
         y_pred.shape[-1],

@@ -206,10 +206,9 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            summary = f"compiling for {target.name!r} took too long"
             fix = "a larger `timeout_seconds`; the process was killed"
-            raise CompilationTimeoutError(
-                f"compiling for {target.name!r} took too long", given=f"timeout_seconds={timeout}", fix=fix
-            ) from None
+            raise CompilationTimeoutError(summary, given=f"timeout_seconds={timeout}", fix=fix) from None
         answer = folder / "answer.json"
         if not answer.exists() or answer.stat().st_size > _LARGEST_ANSWER:
             lines = done.stderr.decode(errors="replace").strip().splitlines()

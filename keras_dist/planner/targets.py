@@ -247,8 +247,6 @@ def _no_target(name: Any, expected: str) -> KerasDistError:
 
 
 def _wrong_size(target: Target, shape: Sequence[int]) -> MeshError:
-    return MeshError(
-        f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices",
-        given=f"a mesh of shape {tuple(shape)}",
-        fix="another target, or a mesh of another shape: a program runs on all devices of its target",
-    )
+    summary = f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices"
+    fix = "another target, or a mesh of another shape: a program runs on all devices of its target"
+    return MeshError(summary, given=f"a mesh of shape {tuple(shape)}", fix=fix)

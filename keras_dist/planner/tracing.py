@@ -132,11 +132,9 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
     elif callable(given) and takes(given):
         return forward_of(given(), x, distribution)
     else:
-        raise ModelError(
-            "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)",
-            given=with_type(given),
-            fix="for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)",
-        )
+        summary = "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)"
+        fix = "for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)"
+        raise ModelError(summary, given=with_type(given), fix=fix)
     return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), Choices()
 
 

@@ -95,10 +95,9 @@ def _locked(path: pathlib.Path) -> TextIO:
             file.seek(0)
             owner = file.read()
             file.close()
+            summary = f"{str(path.parent)!r} is busy: another job writes checkpoints there"
             fix = "another directory for this job, or wait until the other one has ended"
-            raise CheckpointError(
-                f"{str(path.parent)!r} is busy: another job writes checkpoints there", given=_described(owner), fix=fix
-            ) from None
+            raise CheckpointError(summary, given=_described(owner), fix=fix) from None
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in _WITHOUT_LOCKS:
                 return file

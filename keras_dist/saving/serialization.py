@@ -99,11 +99,9 @@ def serialize_keras_object(obj: Any) -> Any:
         return _description(type(obj), config) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
-    raise ConfigError(
-        "an object cannot be written down in a config: it has no get_config(), and is no value or named function",
-        given=with_type(obj),
-        fix="give its class get_config() and from_config(), or override get_config() where it is used",
-    )
+    summary = "an object cannot be written down in a config: it has no get_config(), and is no value or named function"
+    fix = "give its class get_config() and from_config(), or override get_config() where it is used"
+    raise ConfigError(summary, given=with_type(obj), fix=fix)
 
 
 def _written(config: Any) -> Any:
@@ -306,19 +304,16 @@ def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
 
 
 def _without_from_config(cls: type) -> ConfigTypeError:
+    summary = f"{cls.__name__} cannot be made from its config: it has no from_config"
     fix = "@classmethod def from_config(cls, config): return cls(**config)"
-    return ConfigTypeError(
-        f"{cls.__name__} cannot be made from its config: it has no from_config", given=shorten(cls), fix=fix
-    )
+    return ConfigTypeError(summary, given=shorten(cls), fix=fix)
 
 
 def _imitated(name: str, config: Mapping[str, Any]) -> ConfigError:
     registered = config["registered_name"]
-    return ConfigError(
-        f"the config gives {name!r}, which is of keras_dist, a name of something else",
-        given=f"registered_name={shorten(registered)}, which is not registered",
-        fix="import the module that registers it; or pass custom_objects={...}; or take the name out of the config",
-    )
+    summary = f"the config gives {name!r}, which is of keras_dist, a name of something else"
+    fix = "import the module that registers it; or pass custom_objects={...}; or take the name out of the config"
+    return ConfigError(summary, given=f"registered_name={shorten(registered)}, which is not registered", fix=fix)
 
 
 def _damaged(config: Mapping[str, Any]) -> ConfigTypeError:
