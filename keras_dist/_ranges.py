@@ -41,8 +41,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         raise DataError(
             f"{name} holds an integer that does not fit {kept.name}: JAX would drop its upper 32 bits",
             given=f"{value} in row {row if rows is None else np.ravel(rows)[row]} of {name}, {array.dtype.name}",
-            fix="ids % buckets for ids, floats for other numbers; "
-            'or jax.config.update("jax_enable_x64", True) before all else',
+            fix='ids % buckets for ids, floats for others; or jax.config.update("jax_enable_x64", True) before all',
         )
 
 

@@ -232,8 +232,8 @@ class Stored:
 
     def _without_base(self, name: str, problems: Sequence[str]) -> CheckpointError:
         told = tuple(f"{name}: {problem}" for problem in problems)
-        given = "; ".join(told)
         summary = f"{str(self.folder)!r} is damaged: some of its arrays are in {name}"
+        given = "; ".join(told)
         fix = "restore another one, or copy the whole directory again"
         return CheckpointError(summary, given=given, fix=fix, problems=told)
 
@@ -278,7 +278,7 @@ class Stored:
             try:
                 return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
             except (ValueError, RecursionError) as error:
-                raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+                raise self.unreadable(name, cause(error)) from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
         """Return the error for a document that cannot be used.
@@ -287,12 +287,8 @@ class Stored:
             name: of the document.
             given: what is wrong with it.
         """
-        return CheckpointError(
-            f"{name}.json in {str(self.folder)!r} cannot be read",
-            given=given,
-            fix="restore another checkpoint, or write it again; its manifest fits, so that it was changed on purpose, "
-            "or written by another version",
-        )
+        fix = "restore another checkpoint, or write it again: another version, or someone on purpose, wrote it"
+        return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
         """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`.

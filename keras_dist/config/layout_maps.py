@@ -73,12 +73,9 @@ def _table(file: Path) -> tuple[dict[str, Axes], list[str]]:
         fix = "name the program or the table in which the rules are: configs of Keras hold none"
         raise ConfigError(f"{file} is the config of an object of Keras, not a layout map", given=given, fix=fix)
     if not rules and {*table} & {*RunConfig.model_fields}:
-        raise ConfigError(
-            f"{file} is the config of a run, not a layout map",
-            given=f"settings {', '.join(map(str, table))}",
-            fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate "
-            "older rules, move them from [distribution.layout] to a separate file",
-        )
+        given = f"settings {', '.join(map(str, table))}"
+        fix = f"`keras-dist check {file}` tries its rules; older rules migrate from a file of their own"
+        raise ConfigError(f"{file} is the config of a run, not a layout map", given=given, fix=fix)
     return rules, problems
 
 

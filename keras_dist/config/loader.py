@@ -128,11 +128,10 @@ class _Settings:
         self._files += 1
         chain = " -> ".join(str(one) for one in (*within, file))
         if self._files > _LIMIT_FILES or any(file.samefile(one) for one in within if file.exists()):
+            summary = f"{file}: {'includes itself' if self._files <= _LIMIT_FILES else 'too many files are included'}"
+            expected = f"at most {_LIMIT_FILES} files that do not include each other"
             raise ConfigError(
-                f"{file}: includes itself" if self._files <= _LIMIT_FILES else f"{file}: too many files are included",
-                given=chain,
-                expected=f"at most {_LIMIT_FILES} files that do not include each other",
-                fix=f"remove {file.name} from include in {within[-1]}",
+                summary, given=chain, expected=expected, fix=f"remove {file.name} from include in {within[-1]}"
             )
         try:
             table = self._filled(read_table(file), (), str(file), ())

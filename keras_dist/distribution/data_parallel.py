@@ -74,11 +74,9 @@ class DataParallel(Distribution):
         """
         first = mesh.axis_names[0]
         if config.batch_axis not in (None, first, (first,)):
-            raise ConfigError(
-                f"distribution.batch_axis must be {first!r}, the first axis of the mesh, with strategy 'data_parallel'",
-                given=f"{config.batch_axis!r}, mesh {mesh.describe()}",
-                fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'",
-            )
+            summary = f"distribution.batch_axis must be {first!r}, the first axis of the mesh"
+            given = f"{config.batch_axis!r}, mesh {mesh.describe()}"
+            raise ConfigError(summary, given=given, fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'")
         return cls(mesh, shard_optimizer=config.shard_optimizer)
 
     @property

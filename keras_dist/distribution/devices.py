@@ -96,11 +96,9 @@ def use_cpu_devices(count: int) -> None:
 def check_not_forked() -> None:
     """Check that JAX can run in this process; in a forked process it would hang."""
     if _jax.is_forked():
-        raise DeviceError(
-            "JAX cannot run in a process that was forked from one in which JAX had started",
-            given="os.fork, or multiprocessing with the start method 'fork', after the first JAX computation",
-            fix='multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device',
-        )
+        given = "os.fork, or multiprocessing with the start method 'fork', after the first JAX computation"
+        fix = 'multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device'
+        raise DeviceError("JAX cannot run in a process that was forked after JAX had started", given=given, fix=fix)
 
 
 def _confirm_cpu_devices(count: int) -> None:
@@ -121,7 +119,7 @@ def _devices_of(device_type: str | None) -> list[Device]:
         raise DeviceError(
             f"Device not found: this machine has no {device_type!r} devices",
             given=f"devices {_span([device_name(d) for d in jax.devices()])}",
-            fix=f"install the JAX plugin for it, or use another type (JAX said: {error})",
+            fix=f"install the JAX plugin, or use another type (JAX said: {error})",
         ) from error
 
 

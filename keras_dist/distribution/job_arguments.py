@@ -127,7 +127,7 @@ def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[st
     if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
         raise ClusterError(
             f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
-            fix="list every process once, or drop all addresses but the first, which is the coordinator's",
+            fix="list every process once, or only the coordinator's address",
         )
     host, _, port = addresses[0].rpartition(":")
     if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):

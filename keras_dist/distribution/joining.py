@@ -271,12 +271,9 @@ class _Attempt:
                     self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
                     return self._given_host() or own_address
         unknown = isinstance(reason, socket.gaierror | UnicodeError)
-        raise ClusterError(
-            f"process {process} of {processes} cannot reach the coordinator at {address}",
-            given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
-            fix="start process 0, on the machine with this address, within initialization_timeout_s; check whether a "
-            "firewall closes the port",
-        )
+        summary = f"process {process} of {processes} cannot reach the coordinator at {address}"
+        fix = "start process 0 on the machine with this address, in time; check whether a firewall closes the port"
+        raise ClusterError(summary, given=f"{'unknown host' if unknown else 'no answer'}: {reason}", fix=fix)
 
     def _given_host(self) -> str | None:
         """The host on which this process was told to listen, if it is one of this machine."""
@@ -301,9 +298,8 @@ class _Attempt:
             sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
             summary = f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job"
             fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
-            return ClusterError(
-                summary, given=f"{known or 'nothing'}; {shorten(error)}", expected=f"arguments, {sources}", fix=fix
-            )
+            expected = f"arguments, {sources}"
+            return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", expected=expected, fix=fix)
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
         missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
@@ -318,9 +314,8 @@ class _Attempt:
         return ClusterError(
             f"process {process} of {processes}: {what}",
             given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
-            expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, within "
-            "initialization_timeout_s",
-            fix="look how the missing process ended or what it was given, and start all again",
+            expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, in time",
+            fix="check the logs of the missing process and its arguments, and start all again",
         )
 
 

@@ -217,9 +217,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if layout.device_mesh is None:
             layout.device_mesh = self._device_mesh
         elif layout.device_mesh != self._device_mesh:
-            raise LayoutError(
-                f"rule {key!r}: the layout belongs to a different mesh",
-                given=f"layout {layout.axes} of mesh {layout.device_mesh.describe()}, "
-                f"in a LayoutMap for mesh {self._device_mesh.describe()}",
-                fix=f"insert the axes themselves: rules[{key!r}] = {layout.axes}",
-            )
+            given = f"layout {layout.axes} of mesh {layout.device_mesh.describe()}, not {self._device_mesh.describe()}"
+            fix = f"insert the axes themselves: rules[{key!r}] = {layout.axes}"
+            raise LayoutError(f"rule {key!r}: the layout belongs to a different mesh", given=given, fix=fix)

@@ -258,9 +258,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
             raise MeshError(summary, given=given, fix="give each axis the number of devices along it")
     for name in axis_names:
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            summary = (
-                f"DeviceMesh: axis names must be printable strings without blanks around them, not {shorten(name)}"
-            )
+            summary = f"DeviceMesh: axis names must be printable strings without outer blanks, not {shorten(name)}"
             raise MeshError(summary, given=given, fix='for example "data" and "model"')
     _refuse_duplicates(axis_names, "axis name", "axis_names")
     if len(shape) > LIMIT_AXES:
@@ -329,11 +327,9 @@ def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
     wrong = [] if not isinstance(given, Mapping) else [name for name in given if name not in axis_names]
     sizes = [given.get(name, 1) for name in axis_names] if isinstance(given, Mapping) else given
     if wrong or not isinstance(sizes, list | tuple | np.ndarray) or len(sizes) != len(axis_names):
-        raise MeshError(
-            f"DeviceMesh: `dcn_shape` must have a size for each axis of {shorten(list(axis_names))}, or sizes by name",
-            given=f"dcn_shape={shorten(dcn_shape)}",
-            fix=f'for example dcn_shape="{axis_names[0]}=2"',
-        )
+        summary = f"DeviceMesh: `dcn_shape` must have a size for each axis of {list(axis_names)}"
+        fix = f'for example dcn_shape="{axis_names[0]}=2"'
+        raise MeshError(summary, given=f"dcn_shape={shorten(dcn_shape)}", fix=fix)
     for size in sizes:
         if not is_int(size, -1) or size == 0:
             expected, example = "integers of at least 1, or one -1", f"{axis_names[0]}=2"

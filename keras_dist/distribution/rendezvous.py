@@ -91,10 +91,10 @@ class Rendezvous:
             outcomes = self._gathered(number, _packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
+            given = ", ".join(f"process {process}: {about!r}" for process, about in enumerate(abouts))
+            fix = "call fit, evaluate, predict, save and restore in every process, in the same order and thread"
             raise ClusterError(
-                "the processes of the job are not at the same point of the program",
-                given=", ".join(f"process {process}: {about!r}" for process, about in enumerate(abouts)),
-                fix="call fit, evaluate, predict, save and restore in every process, in the same order and thread",
+                "the processes of the job are not at the same point of the program", given=given, fix=fix
             )
         for process, (_, _, raised) in enumerate(outcomes):
             if raised is not None:

@@ -284,11 +284,8 @@ class Distribution:
         if layout is None:
             return TensorLayout.replicated(len(spec.shape), self.device_mesh)
         if not isinstance(layout, TensorLayout):
-            raise DistributionError(
-                f"{type(self).__name__}: the layout of {spec.path!r} must be a TensorLayout, or None for replicated",
-                given=with_type(layout),
-                fix="return TensorLayout(axes, self.device_mesh)",
-            )
+            summary = f"{type(self).__name__}: the layout of {spec.path!r} must be a TensorLayout or None"
+            raise DistributionError(summary, given=with_type(layout), fix="return TensorLayout(axes, self.device_mesh)")
         return layout
 
     def _replica_group(self) -> ReplicaGroup:

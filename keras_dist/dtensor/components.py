@@ -60,7 +60,7 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
         earlier = shards.setdefault(offset, number)
         if not _is_same(components[earlier], components[number]):
             raise LayoutError(
-                f"components {earlier} and {number} of pack are one shard, and differ",
+                f"components {earlier} and {number} of pack are one shard, but differ",
                 given=f"{shorten(components[earlier])} and {shorten(components[number])} for shard {offset}",
                 fix="give both devices the same component, or shard a dim over the axis along which they lie",
             )
@@ -109,12 +109,9 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
     count = layout.mesh.num_local_devices()
     if isinstance(tensors, str | dict) or not hasattr(tensors, "__len__") or not 0 < len(tensors) == count:
         given = f"{len(tensors)} components" if hasattr(tensors, "__len__") else f"{shorten(tensors)}"
-        raise LayoutError(
-            "pack needs a component for each device of this process",
-            given=f"{given} for the {count} local devices of mesh {layout.mesh.describe()}",
-            fix=f"split the array in {layout.shape} along its dims, in the order of mesh.local_device_locations(); or "
-            "give copy_to_mesh(array, layout) the whole array",
-        )
+        given = f"{given} for the {count} local devices of mesh {layout.mesh.describe()}"
+        fix = f"split the array in {layout.shape} along its dims, or copy_to_mesh(array, layout)"
+        raise LayoutError("pack needs a component for each device of this process", given=given, fix=fix)
     if _jax.is_tracing() and count < layout.mesh.size:
         summary = "pack cannot put the components of several processes together inside of a compiled function"
         fix = "pack before the call, and give the function the array"
@@ -126,11 +123,9 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
     for number, component in enumerate(components):
         _check_component(component, number, layout)
         if (component.shape, component.dtype) != (first.shape, first.dtype):
-            raise LayoutError(
-                f"component {number} of pack must have shape {first.shape} and dtype {first.dtype}, as component 0",
-                given=f"shape {component.shape}, dtype {component.dtype}",
-                fix=f"split dims into parts of one size: they are cut in {layout.shape}",
-            )
+            summary = f"component {number} of pack must have shape {first.shape} and dtype {first.dtype}"
+            fix = f"split dims into parts of one size: they are cut in {layout.shape}"
+            raise LayoutError(summary, given=f"shape {component.shape}, dtype {component.dtype}", fix=fix)
     return components
 
 

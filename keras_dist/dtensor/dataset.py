@@ -107,7 +107,7 @@ class DTensorDataset:
             parts.append(leaves)
             if rows > self._rows:
                 raise DataError(
-                    f"the batches of the data set must make up `global_batch_size`, {self._rows} rows",
+                    f"the batches must make up `global_batch_size`, {self._rows} rows",
                     given=f"batches of {[len(part[0]) for part in parts]} rows, up to number {number}",
                     fix="choose another global_batch_size, or give the examples one by one",
                 )
@@ -127,9 +127,8 @@ class DTensorDataset:
         except (ValueError, TypeError) as error:
             summary = "the examples of the data set must have the structure of the layouts"
             fix = "give layouts=... in the structure of an example"
-            raise DataError(
-                summary, given=f"example {number}: {shorten(example)}", expected=shorten(self._structure), fix=fix
-            ) from error
+            given = f"example {number}: {shorten(example)}"
+            raise DataError(summary, given=given, expected=shorten(self._structure), fix=fix) from error
         if number == 0:
             self._like = [self._kind(array) for array in arrays]
         for name, array, like in zip(self._names, arrays, self._like, strict=True):

@@ -310,12 +310,8 @@ def _placed(tensor: Any, layout: Layout) -> jax.Array:
         if tensor.is_fully_addressable != sharding.is_fully_addressable and is_known:
             tensor = np.asarray(tensor)
         elif sharding.is_fully_addressable and not is_known:
-            raise LayoutError(
-                "an array that other processes hold parts of cannot be copied to devices of this one",
-                given=f"layout {layout_of(tensor).sharding_specs} over {process_count()} processes",
-                fix="in all processes relayout(tensor, Layout.replicated(mesh, rank)) first; or unpack(tensor), which "
-                "gives the components that this process has",
-            )
+            summary = "an array that other processes hold parts of cannot be copied to devices of this one"
+            raise not_addressable(summary, layout_of(tensor), "tensor")
     return distribute_tensor(tensor, layout)
 
 
@@ -329,3 +325,12 @@ def _operand(leaf: jax.Array | np.ndarray, mesh: Mesh) -> jax.Array | np.ndarray
 def shown(mesh: DeviceMesh) -> str:
     """How errors tell meshes apart."""
     return f"mesh {mesh.describe()} of {shorten(list(map(device_name, mesh.backend_mesh.devices.flat)))}"
+
+
+def not_addressable(summary: str, layout: Layout, name: str) -> LayoutError:
+    """Return the error for an array of which this process has only a part."""
+    given = f"layout {layout.sharding_specs} over {process_count()} processes"
+    fix = (
+        f"in all processes relayout({name}, Layout.replicated(mesh, rank)) first; or unpack({name}) for own components"
+    )
+    return LayoutError(summary, given=given, fix=fix)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._extras import import_extra
-from keras_dist.errors import KerasDistError, ModelError, shorten
+from keras_dist.errors import KerasDistError, ModelError, cause, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
 from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_of
 
@@ -80,7 +80,7 @@ class H5Reader:
             raise
         except Exception as error:  # h5py raises many kinds of errors for damaged files
             self.close()
-            raise self.damaged(f"{type(error).__name__}: {error}") from error
+            raise self.damaged(cause(error)) from error
         self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
 
     def __enter__(self) -> H5Reader:
@@ -320,7 +320,7 @@ def _files_in(reader: H5Reader, path: pathlib.Path) -> list[str]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise reader.damaged(f"{type(error).__name__}: {error}") from error
+        raise reader.damaged(cause(error)) from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise reader.damaged("no 'weight_map' from names of groups to names of files")

@@ -251,8 +251,7 @@ class AutoParallel(Distribution):
         raise DistributionError(
             "AutoParallel has no layout yet: it is found in the train step of a model",
             given="a model that is made under AutoParallel, whose weights are created",
-            fix="call `fit` on arrays first, or found = distribution.search(factory, (x, y), optimizer, loss) and "
-            "with found.distribution.scope(): ...",
+            fix="`fit` on arrays, or with distribution.search(factory, (x, y), optimizer, loss).distribution.scope()",
         )
 
     def _meshes(self) -> list[dict[str, int]]:

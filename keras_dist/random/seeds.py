@@ -94,12 +94,9 @@ def unseeded_key() -> jax.Array:
     """
     key = next_key()
     if _stream.get() is None and _jax.is_traced(key):
-        raise ModelError(
-            "random numbers without a seed inside a compiled function would be the same in each call",
-            given="seed=None while JAX traces, as it does with `call` of every layer",
-            fix="use a SeedGenerator that the layer owns: self.seed_generator = SeedGenerator() in __init__, and "
-            "seed=self.seed_generator in call",
-        )
+        summary = "random numbers without a seed inside a compiled function would be the same in each call"
+        fix = "seed=self.seed_generator in call, a SeedGenerator that the layer owns and makes in __init__"
+        raise ModelError(summary, given="seed=None while JAX traces, as it does with `call` of every layer", fix=fix)
     return key
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.regular_files import identity_of, overwritten, read_regular
@@ -216,7 +216,7 @@ class TensorReader:
         try:
             index = json.loads(read_regular(self.path, follow_links=True))
         except (OSError, ValueError, RecursionError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
+            raise self._damaged(cause(error)) from error
         weight_map = _mapping(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise self._damaged("no 'weight_map' from names of weights to names of files")

@@ -125,7 +125,7 @@ class TestPack:
         layout = Layout(["batch"], mesh)
         parts = components(np.arange(4.0), layout)
         parts[6] = parts[6] + 1
-        with pytest.raises(LayoutError, match="components 4 and 6 of pack are one shard, and differ"):
+        with pytest.raises(LayoutError, match="components 4 and 6 of pack are one shard, but differ"):
             dtensor.pack(parts, layout)
 
     def test_components_of_this_process_alone(self, mesh, monkeypatch):

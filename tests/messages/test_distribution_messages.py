@@ -100,7 +100,7 @@ rule 'd1/kernal' matched nothing
         lambda: planned({"kernel": kd.TensorLayout(("model",), kd.DeviceMesh("data=4,model=2"))}, {}),
         """\
 rule 'kernel': the layout belongs to a different mesh
-  given:    layout ('model',) of mesh {data: 4, model: 2}, in a LayoutMap for mesh {data: 2, model: 4}
+  given:    layout ('model',) of mesh {data: 4, model: 2}, not {data: 2, model: 4}
   fix:      insert the axes themselves: rules['kernel'] = ('model',)""",
     ),
     "JAX has started": (
