@@ -9,12 +9,22 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
 from typing import Any, Concatenate, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 
 from keras_dist._signatures import takes
-from keras_dist.errors import ArgumentTypeError, KerasDistError, ModelError, did_you_mean, shorten, type_name
+from keras_dist.errors import (
+    ArgumentTypeError,
+    KerasDistError,
+    ModelError,
+    did_you_mean,
+    one_of,
+    shorten,
+    type_name,
+    with_type,
+)
 
 Arguments = ParamSpec("Arguments")
 Checked = TypeVar("Checked")
@@ -36,39 +46,60 @@ def argument_error(
     wrong: str = "",
     layer: str = "",
     example: object = None,
+    fix: str = "",
     error: type[KerasDistError] = ModelError,
 ) -> KerasDistError:
-    """Return the error for a wrong value of an argument.
+    """Return the error for a wrong value of an argument: "`units` must be a positive integer".
 
     Args:
         argument: the name of the argument.
         value: what was given.
-        expected: what would have been accepted.
-        wrong: what is wrong with it, as "is not a size"; by default that it is not `expected`.
+        expected: what would have been accepted, as "a positive integer".
+        wrong: what is wrong with it where "must be" does not fit, as "does not broadcast".
         layer: the name of the layer whose argument it is.
-        example: a value that would have been accepted.
+        example: a value that would have been accepted, for the way out.
+        fix: the way out in words.
         error: the class of the error.
     """
     kind = type_name(value)  # which tells of classes of Keras
+    if not fix:
+        fix = f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}"
     return error(
-        f"`{argument}`{f' of layer {layer!r}' if layer else ''} {wrong or f'is not {expected}'}",
+        f"`{argument}`{_of(layer)} {wrong or f'must be {expected}'}",
         given=f"{argument}={shorten(value)}" + (f" of type {kind}" if kind != type(value).__name__ else ""),
-        expected=expected,
-        fix=f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}",
+        expected=expected if wrong else "",
+        fix=fix,
     )
+
+
+def check_exclusive(error: type[KerasDistError] = ModelError, fix: str = "", **arguments: Any) -> None:
+    """Check that at most one of these arguments is not None."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if len(given) > 1:
+        raise error(
+            f"{' and '.join(f'`{name}`' for name in given)} cannot be used together",
+            given=", ".join(f"{name}={shorten(value)}" for name, value in given.items()),
+            fix=fix or "leave one of them out",
+        )
+
+
+def shapes(**arrays: Any) -> str:
+    """Return the shapes of arrays by name, for `given`: "y_true of shape (8,), y_pred of shape (8, 3)"."""
+    return ", ".join(f"{name} of shape {tuple(np.shape(array))}" for name, array in arrays.items())
 
 
 def check_kind(
     argument: str,
     value: object,
-    kinds: type | tuple[type, ...],
+    kinds: type | UnionType | tuple[type, ...],
     expected: str,
     *,
+    fix: str = "",
     error: type[KerasDistError] = ModelError,
 ) -> None:
     """Check that `value` is of one of these classes."""
     if not isinstance(value, kinds):
-        raise argument_error(argument, value, expected, error=error)
+        raise argument_error(argument, value, expected, fix=fix, error=error)
 
 
 def check_flag(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> bool:
@@ -175,7 +206,6 @@ def check_number(
     if all(fits) and (above is None or above < value) and (below is None or value < below):
         return float(value)
     expected = "a finite number" + _range_text(low, high, above, below)
-    wrong = wrong or "is out of range"
     raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
 
 
@@ -200,7 +230,7 @@ def check_optional(
 
 def check_fraction(argument: str, value: Any, layer: str = "") -> float:
     """Return `value` as a float, if it is a number from 0 to 1."""
-    return check_number(argument, value, 0, 1, wrong="is not a fraction", layer=layer, example=0.5)
+    return check_number(argument, value, 0, 1, layer=layer, example=0.5)
 
 
 def check_option(
@@ -214,21 +244,15 @@ def check_option(
                 return option
     near = did_you_mean(value, [str(option) for option in options]) if isinstance(value, str) else ""
     example = next(option for option in options if option is not None)
-    expected = f"one of {', '.join(map(repr, options))}"
-    wrong = f"is none of its options{near}"
-    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+    raise argument_error(argument, value, f"{one_of(options)}{near}", layer=layer, example=example, error=error)
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
     """Return `value`, if it can be called with these parameters: names that are separated by commas."""
     if callable(value) and takes(value, *parameters.split(", ")):
         return value
-    raise ModelError(
-        f"`{argument}` cannot be called as {argument}({parameters})",
-        given=f"{shorten(value)} of type {type(value).__name__}",
-        expected=f"a callable ({parameters})",
-        fix=f"change its parameters: def {argument}({parameters})",
-    )
+    fix = f"change its parameters: def {argument}({parameters})"
+    raise ModelError(f"`{argument}` cannot be called as {argument}({parameters})", given=with_type(value), fix=fix)
 
 
 def check_path(argument: str, value: object, example: str, error: type[KerasDistError] = ModelError) -> str:
@@ -239,9 +263,7 @@ def check_path(argument: str, value: object, example: str, error: type[KerasDist
         path = None
     if isinstance(path, str) and path and "\0" not in path:
         return path
-    raise argument_error(
-        argument, value, "a string, or a pathlib.Path", wrong="is no path", example=example, error=error
-    )
+    raise argument_error(argument, value, "a path: a string, or a pathlib.Path", example=example, error=error)
 
 
 def check_size(argument: str, value: object, layer: str = "") -> int:
@@ -249,7 +271,7 @@ def check_size(argument: str, value: object, layer: str = "") -> int:
     if is_int(value, 1, LARGEST_SIZE):
         return operator.index(value)
     expected, error = f"an integer of at least 1 and at most {LARGEST_SIZE}", _kind_of_error(value)
-    raise argument_error(argument, value, expected, wrong="is not a size", layer=layer, example=32, error=error)
+    raise argument_error(argument, value, expected, layer=layer, example=32, error=error)
 
 
 def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: int = 1) -> tuple[int, ...]:
@@ -259,8 +281,8 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: in
         return tuple(map(operator.index, sizes))
     expected = f"an integer of at least {least} and at most {LARGEST_SIZE}, or {rank} of them"
     example = (3,) * rank if rank > 1 else 3
-    wrong, error = f"does not have {rank} sizes", ModelError if all(map(is_int, sizes)) else ArgumentTypeError
-    raise argument_error(argument, value, expected, wrong=wrong, layer=layer, example=example, error=error)
+    error = ModelError if all(map(is_int, sizes)) else ArgumentTypeError
+    raise argument_error(argument, value, expected, layer=layer, example=example, error=error)
 
 
 def check_shape(argument: str, value: Any) -> tuple[int, ...]:
@@ -268,13 +290,12 @@ def check_shape(argument: str, value: Any) -> tuple[int, ...]:
     dims = _items(value)
     if dims is not None and all(is_int(dim, 0) for dim in dims):
         return tuple(map(operator.index, dims))
-    expected = "a tuple of integers of at least 0"
-    raise argument_error(argument, value, expected, wrong="is not the shape of an array", example=(2, 3))
+    raise argument_error(argument, value, "a shape: a tuple of integers of at least 0", example=(2, 3))
 
 
 def check_axis(argument: str, value: object, layer: str = "") -> int:
     """Return `value` as an int."""
-    return check_int(argument, value, wrong="names no dim of the input", layer=layer, example=-1)
+    return check_int(argument, value, layer=layer, example=-1)
 
 
 def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
@@ -282,15 +303,9 @@ def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
     axes = (value,) if is_int(value) else _items(value)
     if axes and all(map(is_int, axes)) and len(set(axes)) == len(axes):
         return tuple(map(operator.index, axes))
-    raise argument_error(
-        argument,
-        value,
-        "an integer, or a list of different ones",
-        wrong="names no dims of the input",
-        layer=layer,
-        example=-1,
-        error=ModelError if axes and all(map(is_int, axes)) else ArgumentTypeError,
-    )
+    expected = "an integer, or a list of different integers"
+    error = ModelError if axes and all(map(is_int, axes)) else ArgumentTypeError
+    raise argument_error(argument, value, expected, layer=layer, example=-1, error=error)
 
 
 def check_axes_exist(
@@ -300,12 +315,9 @@ def check_axes_exist(
     rank = len(shape)
     found = sorted(axis % rank for axis in axes if -rank <= axis < rank)
     if len(set(found)) < len(axes):
-        raise ModelError(
-            f"`{argument}`{_of(layer)} names dims that the input does not have, or one twice",
-            given=f"{argument}={list(axes)} for an input of shape {tuple(shape)}",
-            expected=f"different integers from {-rank} to {rank - 1}",
-            fix=f"correct {argument}, or reshape the input",
-        )
+        summary = f"`{argument}`{_of(layer)} must be different integers from {-rank} to {rank - 1}"
+        given = f"{argument}={list(axes)} for an input of shape {tuple(shape)}"
+        raise ModelError(summary, given=given, fix=f"correct {argument}, or reshape the input")
     return tuple(found)
 
 
@@ -321,12 +333,9 @@ def check_numbers(argument: str, value: Any, layer: str) -> Any:
 def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], layer: str) -> None:
     """Check that an array of `shape` can be broadcast to an input of shape `to`."""
     if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)):
-        raise ModelError(
-            f"`{argument}` of layer {layer!r} does not fit its input",
-            given=f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}",
-            expected="at most as many dims, and each, counted from the last, of size 1 or that of the input",
-            fix=f"reshape {argument}, for example with dims of size 1 at its end",
-        )
+        summary = f"`{argument}` of layer {layer!r} does not broadcast to the shape of its input"
+        given = f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}"
+        raise ModelError(summary, given=given, fix=f"reshape {argument}, for example with dims of size 1 at its end")
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:

@@ -32,9 +32,6 @@ def import_extra(module: str, extra: str, needed_for: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(
-            f"{needed_for} needs the package {package}",
-            given=f"an environment in which it cannot be imported: {error}",
-            expected=f"the packages of the extra {extra!r}",
-            fix=f"pip install {PACKAGES[extra]}",
-        ) from error
+        given = f"an environment in which it cannot be imported: {error}"
+        fix = f"pip install {PACKAGES[extra]}"
+        raise MissingExtraError(f"{needed_for} needs the package {package}", given=given, fix=fix) from error

@@ -47,12 +47,8 @@ def _computed(function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     except ValueError as error:
         if "incompatible devices" not in str(error):
             raise
-        raise LayoutError(
-            "arrays of different meshes cannot be combined",
-            given=str(error),
-            expected="arrays on the devices of one mesh, or of numpy",
-            fix="keras_dist.dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout",
-        ) from error
+        fix = "keras_dist.dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout"
+        raise LayoutError("arrays of different meshes cannot be combined", given=str(error), fix=fix) from error
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -125,12 +121,8 @@ class Operators:
 
     @value.setter
     def value(self, value: Any) -> NoReturn:
-        raise ModelError(
-            f"cannot set `value` of {self.path!r}",
-            given=f"variable.value = {shorten(value)}",
-            expected="`value` to be read only",
-            fix="variable.assign(value)",
-        )
+        given = f"variable.value = {shorten(value)}"
+        raise ModelError(f"cannot set `value` of {self.path!r}", given=given, fix="variable.assign(value)")
 
     @property
     def ndim(self) -> int:

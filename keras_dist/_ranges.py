@@ -39,11 +39,9 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
     if found is not None:
         row, value = found
         raise DataError(
-            f"{name} holds an integer that does not fit {kept.name}",
+            f"{name} holds an integer that does not fit {kept.name}: JAX would drop its upper 32 bits",
             given=f"{value} in row {row if rows is None else np.ravel(rows)[row]} of {name}, {array.dtype.name}",
-            expected=f"integers from {limits.min} to {limits.max}: JAX would drop the upper 32 bits of others",
-            fix="ids % buckets for ids, floats for other numbers; "
-            'or jax.config.update("jax_enable_x64", True) before all else',
+            fix='ids % buckets for ids, floats for others; or jax.config.update("jax_enable_x64", True) before all',
         )
 
 

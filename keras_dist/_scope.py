@@ -94,8 +94,7 @@ def trace_error(path: str) -> ModelError:
     return ModelError(
         f"variable {path!r} is assigned inside of a function that JAX traces on its own",
         given="an assignment inside of the function of a jax.lax.scan, cond, jax.jit, vmap, grad or checkpoint",
-        expected="assignments outside of it, or inside of keras_dist.dtensor.value_and_grad",
-        fix="let the function return the new value, and assign that outside",
+        fix="let the function return the new value, and assign that outside, or in keras_dist.dtensor.value_and_grad",
     )
 
 

@@ -248,12 +248,8 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
     """
     x = jnp.asarray(x)
     if x.shape[axis] % 2:
-        raise ModelError(
-            "glu cannot halve its input",
-            given=f"shape {x.shape}, axis {axis}",
-            expected="an even dim at that axis",
-            fix="double the units of the layer before, or choose another axis",
-        )
+        fix = "double the units of the layer before, or choose another axis"
+        raise ModelError("glu needs an even dim to halve", given=f"shape {x.shape}, axis {axis}", fix=fix)
     return jax.nn.glu(x, axis)
 
 

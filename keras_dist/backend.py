@@ -18,7 +18,6 @@ from keras_dist._scope import named
 from keras_dist._types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device
-from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.remat_scope import RematScope as RematScope
 from keras_dist.layers.remat_scope import checkpointed
@@ -209,12 +208,7 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
     Source: `keras.remat`.
     """
     if not callable(f):
-        raise ModelError(
-            "`f` cannot be computed again: it is no function",
-            given=f"f={f!r}",
-            expected="a function of arrays, or a layer",
-            fix="remat(function)(inputs)",
-        )
+        raise argument_error("f", f, "a function of arrays, or a layer", fix="remat(function)(inputs)")
     if not isinstance(f, Layer):
         return jax.checkpoint(f)
 

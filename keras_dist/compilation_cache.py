@@ -54,9 +54,7 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
         raise WriteError(
             "use_compilation_cache: programs cannot be kept there",
             given=f"path={path!r}: {error}",
-            expected="a folder that can be written to, or one that can be made",
-            fix='for example kd.use_compilation_cache("/tmp/programs"), or leave the path out; mount a bucket as a '
-            'folder, or give its URL to JAX: jax.config.update("jax_compilation_cache_dir", "gs://...")',
+            fix='leave the path out, or name a folder; a bucket: jax.config.update("jax_compilation_cache_dir", "gs://...")',
         ) from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_enable_compilation_cache", True)

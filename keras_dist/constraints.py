@@ -121,12 +121,9 @@ def _with_norms(w: ArrayLike, axis: int | Sequence[int]) -> tuple[jax.Array, jax
 
 def _check_bounds(min_value: float, max_value: float) -> None:
     if not 0 <= min_value <= max_value:
-        raise ModelError(
-            "no weight can have such a norm",
-            given=f"min_value={min_value}, max_value={max_value}",
-            expected="0 <= min_value <= max_value",
-            fix="exchange them, or correct the sign",
-        )
+        given = f"min_value={min_value}, max_value={max_value}"
+        fix = "exchange them, or correct the sign"
+        raise ModelError("`min_value` and `max_value` must be 0 <= min_value <= max_value", given=given, fix=fix)
 
 
 # Keras knows the classes under these names, too

@@ -1,6 +1,7 @@
 """The exception tree, and the one form in which keras_dist reports a mistake.
 
-Every error says four things: what is wrong, what was given, what was expected, and the way out::
+Every error has up to four parts: what is wrong, what was given, what was expected, and the way out. Each part adds
+something: `expected` is left out where the summary or `fix` shows it, `given` where the summary shows it::
 
     LayoutError: cannot shard dim 1 of 'decoder/dense/kernel'
       given:    shape (1024, 30), layout (None, 'model'), rule 'decoder/.*kernel'
@@ -195,6 +196,46 @@ def shorten(value: object) -> str:
     except Exception as error:  # the user's own __repr__
         text = f"<{type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def with_type(value: object) -> str:
+    """Return the repr of a value, as `shorten` does, and the name of its class."""
+    return f"{shorten(value)} of type {type_name(value)}"
+
+
+def cause(error: BaseException) -> str:
+    """Return the class and the text of an exception, for `given`."""
+    return f"{type(error).__name__}: {error}"
+
+
+def one_of(options: Iterable[object]) -> str:
+    """Return `` one of 'a', 'b' ``."""
+    return f"one of {', '.join(map(repr, options))}"
+
+
+def unknown_name_error(
+    summary: str,
+    name: object,
+    options: Iterable[str],
+    *,
+    given: str = "",
+    fix: str = "",
+    error: type[KerasDistError] = UnknownNameError,
+) -> KerasDistError:
+    """Return the error for a name that is not among `options`.
+
+    Args:
+        summary: what does not have the name, such as "the mesh has no axis"; the name follows it.
+        name: what was given.
+        options: all names, in the order in which the error lists them.
+        given: where the name was given; by default the name.
+        fix: another way out than one of `options`.
+        error: the class of the error.
+    """
+    known = list(options)
+    near = did_you_mean(name, known) if isinstance(name, str) else ""
+    fix = f"correct the name, {one_of(known)}" + (f"; or {fix}" if fix else "")
+    return error(f"{summary} {shorten(name)}{near}", given=given or shorten(name), fix=fix)
 
 
 def unreadable(error: Exception) -> type[DataError]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error, check_option
+from keras_dist._arguments import argument_error, check_kind, check_option
 from keras_dist._not_here import missing_from
 from keras_dist._patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
@@ -192,17 +192,15 @@ def _checked_name(name: Any) -> str:
         return jnp.dtype(name).name
     except TypeError:
         expected = 'a name or numpy dtype, "mixed_bfloat16" or "mixed_float16"'
-        wrong = "is neither an element type nor a policy"
         error = ModelError if isinstance(name, str) else ArgumentTypeError
-        raise argument_error("dtype", name, expected, wrong=wrong, example="bfloat16", error=error) from None
+        raise argument_error("dtype", name, expected, example="bfloat16", error=error) from None
 
 
 def _checked_keep(keep: Any, name: str) -> str | None:
     if keep is None:
         return None
     expected, example = "a regular expression for whole paths of parameters", ".*norm.*"
-    if not isinstance(keep, str):
-        raise argument_error("keep", keep, expected, example=example, error=ArgumentTypeError)
+    check_kind("keep", keep, str, expected, fix=f"for example keep={example!r}", error=ArgumentTypeError)
     if name not in _MIXED:
         wrong = f"is for mixed policies: parameters under {name!r} are not cast"
         raise argument_error("keep", keep, "None", wrong=wrong, example="mixed_bfloat16")

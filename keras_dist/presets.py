@@ -61,12 +61,8 @@ def zero1(mesh: DeviceMesh) -> DataParallel:
     """
     mesh = check_mesh(mesh, DistributionError)
     if len(mesh.shape) > 1:
-        raise DistributionError(
-            "zero1 takes a mesh of one axis",
-            given=f"mesh {mesh.describe()}",
-            expected="one axis, over which the batch and the slots are split",
-            fix=f'DeviceMesh("data={mesh.size}"), or presets.fully_sharded(mesh)',
-        )
+        fix = f'DeviceMesh("data={mesh.size}"), or presets.fully_sharded(mesh)'
+        raise DistributionError("zero1 takes a mesh of one axis", given=f"mesh {mesh.describe()}", fix=fix)
     return DataParallel(mesh, shard_optimizer=True)
 
 
@@ -183,12 +179,9 @@ def hybrid(
         others = resolve_axes("fsdp", fsdp, mesh)
     if tensor in axis_tuple(others):
         rest = next(name for name in mesh.axis_names if name != tensor)
-        raise DistributionError(
-            f"hybrid: axis {tensor!r} is given twice, for `fsdp` and `tensor`",
-            given=f"fsdp={fsdp!r}, tensor={tensor!r} on mesh {mesh.describe()}",
-            expected="different axes: weights are fully sharded over one, heads and MLPs split over another",
-            fix=f"fsdp={rest!r}, tensor={tensor!r}",
-        )
+        summary = f"hybrid: `fsdp` and `tensor` must be different axes, not both {tensor!r}"
+        given = f"fsdp={fsdp!r}, tensor={tensor!r} on mesh {mesh.describe()}"
+        raise DistributionError(summary, given=given, fix=f"fsdp={rest!r}, tensor={tensor!r}")
     classes = dim_classes(model_or_factory, batch, optimizer, loss)
     rules, layout_map = _applied(classes, mesh, _tensor_rules(classes, mesh, tensor), others)
     return FullySharded(mesh, others, layout_map, others, axis_names=axis_names_of(rules, classes))
@@ -283,12 +276,9 @@ def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
     axis = names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
     others = tuple(name for name in names if name != axis)
     if not others:
-        raise DistributionError(
-            "the mesh has no axis for the batch",
-            given=f"mesh {mesh.describe()}, with {axis!r} for the model",
-            expected="two axes or more",
-            fix=f'DeviceMesh("{_OTHER[axis == _OTHER[0]]}=1,{axis}={mesh.size}") for one replica of the model',
-        )
+        given = f"mesh {mesh.describe()}, with {axis!r} for the model"
+        fix = f'DeviceMesh("{_OTHER[axis == _OTHER[0]]}=1,{axis}={mesh.size}") for one replica of the model'
+        raise DistributionError("the mesh has no axis for the batch", given=given, fix=fix)
     return axis, others[0] if len(others) == 1 else others
 
 
@@ -303,12 +293,9 @@ def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str,
             chosen.append(each.name)
             taken |= weights
     if not chosen:
-        raise LayoutError(
-            "the model has no dims for tensor parallelism",
-            given=f"classes of dims {[each.name for each in classes]}",
-            expected=f"one of {', '.join(_TENSOR_PARALLEL)}",
-            fix="presets.fully_sharded(mesh), or LogicalRules for one of its classes",
-        )
+        given = f"classes of dims {[each.name for each in classes]}"
+        fix = "presets.fully_sharded(mesh), or LogicalRules for one of its classes"
+        raise LayoutError(f"tensor parallelism needs dims of class {', '.join(_TENSOR_PARALLEL)}", given=given, fix=fix)
     return dict.fromkeys(chosen, axis)
 
 

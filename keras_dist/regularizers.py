@@ -41,7 +41,7 @@ class Regularizer(Configurable):
 
 def _check_factor(argument: str, value: Any) -> float:
     """Return `value` as a float, if it is finite and not negative."""
-    return check_number(argument, value, 0, wrong="is not a factor of a penalty", example=0.01)
+    return check_number(argument, value, 0, example=0.01)
 
 
 class L1L2(Regularizer):
@@ -138,12 +138,9 @@ class OrthogonalRegularizer(Regularizer):
         """
         x = jnp.asarray(x)
         if x.ndim != 2:
-            raise ModelError(
-                "OrthogonalRegularizer compares the rows or columns of a matrix",
-                given=f"an array of shape {x.shape}",
-                expected="shape (rows, columns)",
-                fix="choose another regularizer for this weight, or reshape it in one of your own",
-            )
+            given = f"an array of shape {x.shape}"
+            fix = "choose another regularizer for this weight, or reshape it in one of your own"
+            raise ModelError("OrthogonalRegularizer compares the rows or columns of a matrix", given=given, fix=fix)
         rows = x if self.mode == "rows" else x.T
         lengths = jax.lax.rsqrt(jnp.sum(jnp.square(rows), axis=1, keepdims=True))
         rows = rows * jnp.minimum(lengths, 1.0 / _EPSILON)

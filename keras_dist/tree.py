@@ -242,22 +242,15 @@ def _or_none(found: Any) -> Any:
 
 def _first_of(structures: tuple[PyTree, ...]) -> PyTree:
     if not structures:
-        raise ModelError(
-            "a function cannot be mapped over no structure",
-            given="no structures",
-            expected="at least one",
-            fix="map_structure(func, structure)",
-        )
+        fix = "map_structure(func, structure)"
+        raise ModelError("map_structure needs at least one structure", given="no structures", fix=fix)
     return structures[0]
 
 
 def _differ(a: Any, b: Any) -> ModelError:
-    return ModelError(
-        "the structures don't have the same nested structure",
-        given=f"{shorten(a)} and {shorten(b)}",
-        expected="lists, tuples and dicts with leaves in the same places",
-        fix="tree.map_structure_up_to takes one that is deeper than the other",
-    )
+    given = f"{shorten(a)} and {shorten(b)}"
+    fix = "tree.map_structure_up_to takes one that is deeper than the other"
+    return ModelError("the structures don't have the same nested structure", given=given, fix=fix)
 
 
 complete_docstrings(vars())

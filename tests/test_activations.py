@@ -76,6 +76,6 @@ def test_sparsemax_is_exact_about_zeros() -> None:
 
 
 def test_glu_needs_two_halves() -> None:
-    with pytest.raises(ModelError, match="glu cannot halve its input") as caught:
+    with pytest.raises(ModelError, match="glu needs an even dim") as caught:
         activations.glu(jnp.ones((2, 3)))
     assert "(2, 3)" in caught.value.given

@@ -19,8 +19,11 @@ NOT_THREE = np.float32([0.1, 0.1, 0.2])
             lambda: bounding_boxes.convert_format(BOXES, "centre_xywh", "xyxy"),
             r"`source` .*did you mean 'center_xywh'.*\n.*centre",
         ),
-        (lambda: bounding_boxes.convert_format(BOXES, "xyxy", None), r"`target` .*\n.*None[\s\S]*'rel_center_xywh'"),
-        (lambda: bounding_boxes.convert_format(BOXES[:, :3], "xyxy", "xywh"), r"last dim of `boxes`.*\n.*\(2, 3\)"),
+        (lambda: bounding_boxes.convert_format(BOXES, "xyxy", None), r"`target` .*'rel_center_xywh'.*\n.*None"),
+        (
+            lambda: bounding_boxes.convert_format(BOXES[:, :3], "xyxy", "xywh"),
+            r"`boxes` must have the shape .*\n.*\(2, 3\)",
+        ),
         (lambda: bounding_boxes.convert_format(BOXES, "xyxy", "rel_xyxy", height=4), r"`width`.*\n.*height=4, width=N"),
         (lambda: bounding_boxes.clip_to_image_size({"boxes": BOXES}), r"`height` and `width`.* 'xyxy'"),
         (
@@ -38,15 +41,15 @@ NOT_THREE = np.float32([0.1, 0.1, 0.2])
         (lambda: bounding_boxes.compute_iou(BOXES, BOXES[0], "xyxy"), r"`boxes2`.*\(batch, N, 4\)"),
         (
             lambda: bounding_boxes.encode_box_to_deltas(BOXES, BOXES, "xyxy", "xyxy", "xywh"),
-            "`encoding_format`.*\n.*'xywh'\n.*'center_xywh', 'center_yxhw'",
+            "`encoding_format` .*'center_xywh', 'center_yxhw'.*\n.*'xywh'\n",
         ),
         (
             lambda: bounding_boxes.decode_deltas_to_boxes(BOXES, BOXES, "xyxy", "xyxy", "xywh"),
-            "`encoded_format`.*\n.*'xywh'\n.*'center_xywh', 'center_yxhw'",
+            "`encoded_format` .*'center_xywh', 'center_yxhw'.*\n.*'xywh'\n",
         ),
         (
             lambda: bounding_boxes.encode_box_to_deltas(BOXES, BOXES, "xyxy", "xyxy", variance=NOT_THREE),
-            "`variance` is not four numbers",
+            "`variance` must be four numbers",
         ),
         (
             lambda: bounding_boxes.decode_deltas_to_boxes(BOXES, BOXES, "xyxy", "rel_xyxy"),
@@ -59,7 +62,6 @@ def test_errors(call, message):
         call()
     assert isinstance(caught.value, ValueError)
     assert caught.value.given
-    assert caught.value.expected
     assert caught.value.fix
 
 

@@ -83,7 +83,7 @@ class TestPolicy:
         assert "mixed_bfloat16" in str(caught.value) and "'d1'" in "".join(caught.value.__notes__)
         with pytest.raises(TypeError, match="dtype=64"):
             mixed_precision.DTypePolicy(64)
-        with pytest.raises(errors.ModelError, match="`policy` is not a `DTypePolicy`"):
+        with pytest.raises(errors.ModelError, match="`policy` must be a `DTypePolicy`"):
             mixed_precision.set_dtype_policy(None)
         with pytest.raises(errors.ModelError, match="mixed_float64"):
             mixed_precision.set_dtype_policy("mixed_float64")

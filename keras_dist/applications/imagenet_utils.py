@@ -55,12 +55,9 @@ def preprocess_input(
         return images / 127.5 - 1.0
     rank = len(images.shape)
     if rank < 3 or images.shape[-1 if last else -3] not in (3, None):
-        raise DataError(
-            "preprocess_input: these are no images of red, green and blue",
-            given=f"shape {tuple(images.shape)} with data_format={'channels_last' if last else 'channels_first'!r}",
-            expected="(batch, height, width, 3), or (batch, 3, height, width) with channels_first",
-            fix="images[..., :3], or np.repeat(images, 3, axis=-1) for gray ones",
-        )
+        given = f"shape {tuple(images.shape)} with data_format={'channels_last' if last else 'channels_first'!r}"
+        fix = "images[..., :3], or np.repeat(images, 3, axis=-1) for gray ones"
+        raise DataError("preprocess_input: these are no images of red, green and blue", given=given, fix=fix)
     if mode == "caffe":
         images = images[..., ::-1] if last else images[(slice(None),) * (rank - 3) + (slice(None, None, -1),)]
     shape = (3,) if last else (3, 1, 1)
@@ -89,16 +86,13 @@ def decode_predictions(
 
     Differs from Keras: `class_index`, which Keras downloads; and any number of classes.
     """
-    top = check_int("top", top, 1, wrong="is not a number of classes", example=5)
+    top = check_int("top", top, 1, example=5)
     names = _names_of(class_index)
     scores = np.asarray(jax.device_get(preds))
     if scores.ndim != 2 or scores.shape[1] != len(names):
-        raise DataError(
-            "decode_predictions: the scores do not fit the classes",
-            given=f"scores of shape {scores.shape}, {len(names)} classes",
-            expected=f"shape (images, {len(names)})",
-            fix="scores of a network with include_top=True, and the file of its classes",
-        )
+        summary = f"decode_predictions: the scores must have the shape (images, {len(names)})"
+        fix = "scores of a network with include_top=True, and the file of its classes"
+        raise DataError(summary, given=f"scores of shape {scores.shape}, {len(names)} classes", fix=fix)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
     return [
         [(*names[number], row[number].item()) for number in numbers] for row, numbers in zip(scores, best, strict=True)
@@ -108,12 +102,8 @@ def decode_predictions(
 def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
     """The name and description of each class."""
     if class_index is None:
-        raise DataError(
-            "decode_predictions needs the names of the classes",
-            given="no class_index",
-            expected="a local JSON file, or a dict: nothing is downloaded",
-            fix=_FIX,
-        )
+        summary = "decode_predictions needs the names of the classes: nothing is downloaded"
+        raise DataError(summary, given="no class_index", fix=_FIX)
     found: Any = class_index
     if not isinstance(class_index, Mapping):
         with Path(class_index).open("rb") as file:
@@ -127,10 +117,6 @@ def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
     except (KeyError, IndexError, TypeError):
         pairs = []
     if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise DataError(
-            "decode_predictions: `class_index` holds no names of classes",
-            given=shorten(class_index),
-            expected='{"0": ["n01440764", "tench"], "1": [...], ...}, with a number for each class',
-            fix=_FIX,
-        )
+        summary = 'decode_predictions: `class_index` must be {"0": ["n01440764", "tench"], "1": [...], ...}'
+        raise DataError(summary, given=shorten(class_index), fix=_FIX)
     return pairs

@@ -52,26 +52,17 @@ class Arguments:
 
     def __post_init__(self) -> None:
         if self.weights == "imagenet":
-            raise ModelError(
-                'weights="imagenet": nothing is downloaded',
-                given='weights="imagenet", which is the default, as in Keras',
-                expected="weights=None for random values, or the path of a local file",
-                fix='weights="mobilenet_v2.weights.h5", a file that Keras has saved; or weights=None',
-            )
+            given = 'weights="imagenet", which is the default, as in Keras'
+            fix = 'weights="mobilenet_v2.weights.h5", a file that Keras has saved; or weights=None'
+            raise ModelError('weights="imagenet": nothing is downloaded', given=given, fix=fix)
         if self.weights is not None and self.classifier_activation not in (None, "softmax") and self.include_top:
-            raise ModelError(
-                "weights were trained with another activation of the classifier",
-                given=f"classifier_activation={shorten(self.classifier_activation)}, weights={shorten(self.weights)}",
-                expected='"softmax" or None',
-                fix="classifier_activation=None for the logits",
-            )
+            summary = 'weights were trained with the activation "softmax" or None of the classifier'
+            given = f"classifier_activation={shorten(self.classifier_activation)}, weights={shorten(self.weights)}"
+            raise ModelError(summary, given=given, fix="classifier_activation=None for the logits")
         if image_data_format() != "channels_last":
-            raise ModelError(
-                "the networks take images with channels last",
-                given='keras_dist.config.image_data_format() is "channels_first"',
-                expected='"channels_last", (batch, height, width, channels)',
-                fix='keras_dist.config.set_image_data_format("channels_last")',
-            )
+            given = 'keras_dist.config.image_data_format() is "channels_first"'
+            fix = 'keras_dist.config.set_image_data_format("channels_last")'
+            raise ModelError("the networks take images with channels last", given=given, fix=fix)
         check_option("pooling", self.pooling, (None, "avg", "max"), "")
 
     def start(self, size: int = DEFAULT_SIZE, smallest: int = _SMALLEST) -> KerasTensor:
@@ -89,9 +80,8 @@ class Arguments:
         sizes = [size for size in shape[:2] if size is not None] if is_shape else []
         if not is_shape or not all(is_int(size, smallest) for size in sizes) or (self.include_top and len(sizes) < 2):
             raise ModelError(
-                "`input_shape` is no shape of images that the network takes",
+                f"`input_shape` must be (height, width, channels), at least {smallest}, known with include_top=True",
                 given=f"input_shape={shape}",
-                expected=f"(height, width, channels), both sizes at least {smallest}, and known with include_top=True",
                 fix=f"for example input_shape=({size}, {size}, 3)",
             )
         return layers.Input(tuple(shape))
@@ -144,12 +134,8 @@ def channels_of(x: KerasTensor) -> int:
     """The channels of images, which must be known."""
     channels = x.shape[-1]
     if channels is None:
-        raise ModelError(
-            "the images have an unknown number of channels",
-            given=f"images of shape {x.shape}",
-            expected="channels in the last dim",
-            fix="for example input_shape=(224, 224, 3)",
-        )
+        fix = "for example input_shape=(224, 224, 3)"
+        raise ModelError("the images have an unknown number of channels", given=f"images of shape {x.shape}", fix=fix)
     return channels
 
 

@@ -29,7 +29,7 @@ from keras_dist import (
 from keras_dist._signatures import takes
 from keras_dist.callbacks import Callback
 from keras_dist.config import Component, RunConfig
-from keras_dist.errors import ConfigError, KerasDistError, did_you_mean, shorten
+from keras_dist.errors import ConfigError, KerasDistError, did_you_mean, shorten, unknown_name_error, with_type
 from keras_dist.metrics.identifiers import as_metric
 from keras_dist.models import Model
 from keras_dist.optimizers import schedules
@@ -89,12 +89,8 @@ def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     found = component.name if _is_path(component) else _named(component.name, key, ours)
     parts = _called(imported(found, key) if isinstance(found, str) else found, component, key)
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
-        raise ConfigError(
-            f"{key}: {component.name} does not return two parts",
-            given=f"{shorten(parts)} of type {type(parts).__name__}",
-            expected="(x, y), (x_test, y_test); a data set in the place of each pair, or None for the second",
-            fix="return (x, y), None where there is nothing to test on",
-        )
+        summary = f"{key}: {component.name} must return (x, y), (x_test, y_test), or a data set for each pair"
+        raise ConfigError(summary, given=with_type(parts), fix="return (x, y), None where there is nothing to test on")
     examples, held_out = (part if isinstance(part, tuple) else (part,) for part in parts)
     return examples, None if parts[1] is None else held_out
 
@@ -120,23 +116,15 @@ def callback_of(component: Component, number: int) -> Callback:
         made = _called(found, component, key)
     if isinstance(made, Callback):
         return made
-    raise ConfigError(
-        f"{key}: {component.name} is no callback",
-        given=f"{shorten(made)} of type {type(made).__name__}",
-        expected="a keras_dist.callbacks.Callback, or a function that returns one",
-        fix="for example EarlyStopping",
-    )
+    fix = "name a keras_dist.callbacks.Callback, or a function that returns one, for example EarlyStopping"
+    raise ConfigError(f"{key}: {component.name} is no callback", given=with_type(made), fix=fix)
 
 
 def check_run(run: Any) -> None:
     """Check that `run` is a config that was read."""
     if not isinstance(run, RunConfig):
-        raise ConfigError(
-            "`run` must be a RunConfig",
-            given=f"{shorten(run)} of type {type(run).__name__}",
-            expected="a keras_dist.config.RunConfig",
-            fix='kd.config.load("run.toml") reads a file; kd.config.RunConfig.model_validate(settings) takes a dict',
-        )
+        fix = 'kd.config.load("run.toml") reads a file; kd.config.RunConfig.model_validate(settings) takes a dict'
+        raise ConfigError("`run` must be a RunConfig", given=with_type(run), fix=fix)
 
 
 def check_training(run: RunConfig) -> None:
@@ -153,23 +141,16 @@ def check_training(run: RunConfig) -> None:
         place = folder_path(run.checkpoint.directory)
     there = None if in_bucket(place) else next((one for one in (place, *place.parents) if one.exists()), None)
     if there is not None and not there.is_dir():
-        raise ConfigError(
-            f"checkpoint.directory: {str(there)!r} is no folder",
-            given=f"{run.checkpoint.directory!r}",
-            expected="a folder, or a path at which one can be made",
-            fix="name another path, or move the file away",
-        )
+        given = f"{run.checkpoint.directory!r}"
+        fix = "name another path, or move the file away"
+        raise ConfigError(f"checkpoint.directory: {str(there)!r} must be a folder", given=given, fix=fix)
 
 
 def needed(component: Component | None, key: str) -> Component:
     """The component, if the config has it."""
     if component is None:
-        raise ConfigError(
-            f"{key}: is missing",
-            given=f"a config without [{key}]",
-            expected="a name or an import path: a run needs a model and data",
-            fix=f'for example {key} = "my_package.my_module:{"MyModel" if key == "model" else "load_data"}"',
-        )
+        fix = f'for example {key} = "my_package.my_module:{"MyModel" if key == "model" else "load_data"}"'
+        raise ConfigError(f"{key}: is missing", given=f"a config without [{key}]", fix=fix)
     return component
 
 
@@ -193,12 +174,9 @@ def _named(name: str, key: str, known: dict[str, Any]) -> Any:
     """The object that is registered under a name, or known by it."""
     found = get_registered_object(name, module_objects=known)
     if found is None:
-        raise ConfigError(
-            f"{key}: unknown name {name!r}{did_you_mean(name, known)}",
-            given=f'name = "{name}"',
-            expected=f"one of {', '.join(known)}; a registered name; or an import path",
-            fix='correct the name, or write an import path: "my_package.my_module:Thing"',
-        )
+        given = f'name = "{name}"'
+        fix = 'a registered name, or an import path: "my_package.my_module:Thing"'
+        raise unknown_name_error(f"{key}: unknown name", name, known, given=given, fix=fix, error=ConfigError)
     return found
 
 
@@ -220,20 +198,12 @@ def imported(path: str, key: str) -> Any:
     except ModuleNotFoundError as error:
         if not module_name.startswith(str(error.name)):
             raise  # a module that this one imports
-        raise ConfigError(
-            f"{key}: there is no module {module_name!r}",
-            given=f'"{path}"',
-            expected='an import path, "package.module:Thing"',
-            fix="correct it, install the package, or put its folder into PYTHONPATH",
-        ) from error
+        fix = "correct it, install the package, or put its folder into PYTHONPATH"
+        raise ConfigError(f"{key}: there is no module {module_name!r}", given=f'"{path}"', fix=fix) from error
     for name in names.split("."):
         if not hasattr(found, name):
-            raise ConfigError(
-                f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}",
-                given=f'"{path}"',
-                expected="a class or function of the module",
-                fix="correct the name behind the colon",
-            )
+            summary = f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}"
+            raise ConfigError(summary, given=f'"{path}"', fix="correct the name behind the colon")
         found = getattr(found, name)
     return found
 
@@ -241,12 +211,13 @@ def imported(path: str, key: str) -> Any:
 def _called(found: Any, component: Component, key: str) -> Any:
     made_by = found.__init__ if isinstance(found, type) else found
     if not callable(found) or not takes(found, **component.arguments):
-        raise ConfigError(
-            f"{key}: {component.name} does not take these arguments",
-            given=", ".join(f"{name}={shorten(value)}" for name, value in component.arguments.items()) or "none",
-            expected=f"{component.name}{inspect.signature(made_by)}" if callable(found) else "a class or a function",
-            fix="correct the names of the arguments",
+        given = ", ".join(f"{name}={shorten(value)}" for name, value in component.arguments.items()) or "none"
+        fix = (
+            f"correct them: {inspect.signature(made_by)}"
+            if callable(found)
+            else "correct it: name a class or a function"
         )
+        raise ConfigError(f"{key}: {component.name} does not take these arguments", given=given, fix=fix)
     with custom_object_scope(_objects()):
         arguments = deserialize_keras_object(component.arguments)
     return found(**arguments)

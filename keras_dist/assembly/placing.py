@@ -203,12 +203,8 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
         with contextlib.suppress(MeshError):  # something else may have replaced it
             if parse_mesh_shape(variable) == mesh.shape:
                 source = f"environment variable {MESH_VARIABLE}={variable!r}"
-        raise ConfigError(
-            f"{source}: {error.summary}",
-            given=error.given,
-            expected=error.expected,
-            fix=_fix_of_shape(mesh, devices) if devices is None or hasattr(devices, "__len__") else error.fix,
-        ) from error
+        fix = _fix_of_shape(mesh, devices) if devices is None or hasattr(devices, "__len__") else error.fix
+        raise ConfigError(f"{source}: {error.summary}", given=error.given, expected=error.expected, fix=fix) from error
 
 
 def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:

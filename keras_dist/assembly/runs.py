@@ -74,12 +74,8 @@ class Run:
             ConfigError: the data hold none out.
         """
         if self.held_out is None:
-            raise ConfigError(
-                "data: there are no examples to test on",
-                given="data without a second part",
-                expected="(x, y), (x_test, y_test)",
-                fix="return both from the function that [data] names",
-            )
+            fix = "return (x, y), (x_test, y_test) from the function that [data] names"
+            raise ConfigError("data: there are no examples to test on", given="data without a second part", fix=fix)
         examples = dict(zip(("x", "y", "sample_weight"), self.held_out, strict=False))
         with self.distribution.scope():
             batch_size = self.config.training.batch_size

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_option
+from keras_dist._arguments import check_option, shapes
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError, shorten
 
@@ -103,24 +103,17 @@ def as_boxes(boxes: Any, dtype: DTypeLike | None = None) -> jax.Array:
     """Boxes as an array, whose last dim is 4."""
     found = jnp.asarray(boxes, dtype)
     if found.ndim == 0 or found.shape[-1] != 4:
-        raise ModelError(
-            "the last dim of `boxes` is not 4",
-            given=f"shape {found.shape}",
-            expected="shape (..., 4)",
-            fix="reshape the boxes, or give their coordinates without what stands beside them",
-        )
+        fix = "reshape the boxes, or give their coordinates alone"
+        raise ModelError("`boxes` must have the shape (..., 4)", given=shapes(boxes=found), fix=fix)
     return found
 
 
 def check_has_size(height: Any, width: Any, *formats: str) -> None:
     """Check that boxes whose formats need the size of their image come with it."""
     if height is None or width is None:
-        raise ModelError(
-            f"boxes must receive `height` and `width` where the format is {' or '.join(map(repr, formats))}",
-            given=f"height={shorten(height)}, width={shorten(width)}",
-            expected="the size of the image in pixels",
-            fix="add height=480, width=640, or what the size is",
-        )
+        summary = f"boxes must receive `height` and `width` where the format is {' or '.join(map(repr, formats))}"
+        given = f"height={shorten(height)}, width={shorten(width)}"
+        raise ModelError(summary, given=given, fix="for an image of 480 x 640 pixels add height=480, width=640")
 
 
 def image_size(image_shape: Sequence[int] | None, *formats: str) -> tuple[int, int] | tuple[None, None]:
@@ -129,12 +122,9 @@ def image_size(image_shape: Sequence[int] | None, *formats: str) -> tuple[int, i
         height, width, *_ = image_shape
         return height, width
     if any(str(name).lower().startswith("rel_") for name in formats):
-        raise ModelError(
-            "the `image_shape` argument must be provided where a format is relative",
-            given=f"formats {', '.join(map(repr, formats))}, image_shape=None",
-            expected="(height, width, channels) of the image in pixels",
-            fix="add image_shape=(480, 640, 3), or what the size is",
-        )
+        given = f"formats {', '.join(map(repr, formats))}, image_shape=None"
+        fix = "for an image of 480 x 640 pixels add image_shape=(480, 640, 3)"
+        raise ModelError("the `image_shape` argument must be provided where a format is relative", given=given, fix=fix)
     return None, None
 
 

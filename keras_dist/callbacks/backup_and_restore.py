@@ -186,10 +186,6 @@ class BackupAndRestore(Callback):
     def _open(self) -> CheckpointManager:
         """Return the manager of the training that is running."""
         if self._manager is None:
-            raise ModelError(
-                "BackupAndRestore: no training is running",
-                given="a hook that was called outside of fit",
-                expected="on_train_begin first",
-                fix="pass the callback to fit",
-            )
+            given = "a hook that was called outside of fit"
+            raise ModelError("BackupAndRestore: no training is running", given=given, fix="pass the callback to fit")
         return self._manager

@@ -14,7 +14,7 @@ from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.distribution.agreement import Facts, facts_of_config
-from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, cause, shorten, with_type
 
 
 class CallbackList(Callback):
@@ -68,12 +68,9 @@ class CallbackList(Callback):
             ModelError: it is not a `Callback`, or one of its hooks takes other arguments.
         """
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
-            raise ModelError(
-                "`callbacks` holds something that is not a Callback",
-                given=f"{shorten(callback)} of type {type(callback).__name__}",
-                expected="instances of keras_dist.callbacks.Callback",
-                fix="derive the class from Callback, and pass an instance of it",
-            )
+            given = with_type(callback)
+            fix = "derive the class from Callback, and pass an instance of it"
+            raise ModelError("`callbacks` must hold instances of keras_dist.callbacks.Callback", given=given, fix=fix)
         _check_hooks(callback)
         place = len(self.callbacks)
         while not _comes_last(callback) and place and _comes_last(self.callbacks[place - 1]):
@@ -176,12 +173,9 @@ class CallbackList(Callback):
             try:
                 callback.set_state(one)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise CheckpointError(
-                    f"training.json: callback {name} cannot go on with the state that is noted there",
-                    given=f"{type(error).__name__}: {error}; state {shorten(one)}",
-                    expected="what its `get_state` gave",
-                    fix="begin anew in another directory, or restore the model without `continue_training`",
-                ) from error
+                summary = f"training.json: callback {name} cannot use the state that is noted there"
+                fix = "begin anew in another directory, or restore the model without `continue_training`"
+                raise CheckpointError(summary, given=f"{cause(error)}; state {shorten(one)}", fix=fix) from error
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Call `on_epoch_end` of all callbacks. Later ones see what earlier ones add to the logs."""
@@ -221,12 +215,9 @@ def _check_hooks(callback: Callback) -> None:
         _, *names = inspect.signature(ours).parameters
         if not takes(getattr(callback, hook), *names):
             parameters = ", ".join("logs=None" if name == "logs" else name for name in ("self", *names))
-            raise ModelError(
-                f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}",
-                given=f"{shorten(getattr(callback, hook))}",
-                expected=f"a method {hook}({parameters})",
-                fix=f"change its parameters: def {hook}({parameters})",
-            )
+            summary = f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}"
+            given = f"{shorten(getattr(callback, hook))}"
+            raise ModelError(summary, given=given, fix=f"change its parameters: def {hook}({parameters})")
 
 
 def _is_in_every_process(callback: Callback) -> bool:

@@ -103,12 +103,9 @@ class CSVLogger(Callback):
                 return True
             found = next(csv.reader(file, delimiter=self.separator), [])
         if found != columns:
-            raise ModelError(
-                f"CSVLogger: the file {self.filename!r} has other columns",
-                given=f"columns {shorten(found)}",
-                expected=f"columns {columns}",
-                fix="append to a file of the same metrics and separator, write to another, or leave out append=True",
-            )
+            summary = f"CSVLogger: the file {self.filename!r} has other columns"
+            fix = "append to a file of the same metrics and separator, write to another, or leave out append=True"
+            raise ModelError(summary, given=f"columns {shorten(found)}", expected=f"columns {columns}", fix=fix)
         return False
 
 

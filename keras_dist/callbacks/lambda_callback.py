@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from keras_dist._arguments import argument_error
 from keras_dist.callbacks.callback import Callback
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, shorten, unknown_name_error
 
 _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
@@ -47,11 +47,13 @@ class LambdaCallback(Callback):
         super().__init__()
         for name, function in hooks.items():
             if name not in _HOOKS and name.startswith("on_"):
-                raise ModelError(
-                    f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, _HOOKS)}",
+                raise unknown_name_error(
+                    "LambdaCallback: there is no hook",
+                    name,
+                    _HOOKS,
                     given=f"{name}={shorten(function)}",
-                    expected=f"one of {', '.join(_HOOKS)}",
-                    fix="correct the name, or derive a class from Callback",
+                    fix="derive a class from Callback",
+                    error=ModelError,
                 )
             if function is not None:
                 if name in _HOOKS and not callable(function):

@@ -11,7 +11,7 @@ from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
 from keras_dist.distribution.job import print_message
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 
 
 class LearningRateScheduler(Callback):
@@ -48,12 +48,9 @@ class LearningRateScheduler(Callback):
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         super().__init__()
         if not callable(schedule) or not (takes(schedule, 0, 0.1) or takes(schedule, 0)):
-            raise ModelError(
-                "LearningRateScheduler: `schedule` cannot be called as schedule(epoch, learning_rate)",
-                given=f"{shorten(schedule)} of type {type(schedule).__name__}",
-                expected="a callable (epoch, learning_rate), or (epoch)",
-                fix="for example lambda epoch, rate: rate if epoch < 10 else 0.9 * rate",
-            )
+            summary = "LearningRateScheduler: `schedule` cannot be called as schedule(epoch, learning_rate)"
+            fix = "for example lambda epoch, rate: rate if epoch < 10 else 0.9 * rate"
+            raise ModelError(summary, given=with_type(schedule), fix=fix)
         self.schedule = schedule
         self.verbose = verbose
         self._epoch = -1
@@ -83,10 +80,7 @@ class LearningRateScheduler(Callback):
         takes_rate = takes(self.schedule, 0, 0.1)
         rate = self.schedule(epoch, optimizer.learning_rate) if takes_rate else self.schedule(epoch)
         if rate is None or isinstance(rate, bool | str) or np.ndim(rate):
-            raise ModelError(
-                "LearningRateScheduler: the output of `schedule` is no number",
-                given=f"{shorten(rate)} for epoch {epoch}",
-                expected="a float",
-                fix="return the learning rate of this epoch",
-            )
+            given = f"{shorten(rate)} for epoch {epoch}"
+            fix = "return the learning rate of this epoch"
+            raise ModelError("LearningRateScheduler: the output of `schedule` must be a number", given=given, fix=fix)
         return float(rate)

@@ -15,12 +15,9 @@ def check_settable(model: Any, callback: str) -> None:
         try:
             optimizer.learning_rate = optimizer.learning_rate
         except ModelError as error:
-            raise ArgumentTypeError(
-                f"{callback} cannot set the learning rate: {error.summary}",
-                given=error.given,
-                expected=error.expected,
-                fix=f"{error.fix}; or leave out {callback}",
-            ) from error
+            summary = f"{callback} cannot set the learning rate: {error.summary}"
+            fix = f"{error.fix}; or leave out {callback}"
+            raise ArgumentTypeError(summary, given=error.given, expected=error.expected, fix=fix) from error
 
 
 def labelled(model: Any) -> list[tuple[str, Any]]:

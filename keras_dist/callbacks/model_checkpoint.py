@@ -15,7 +15,7 @@ from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.distribution.job import print_message
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import writing_to
 
@@ -182,13 +182,9 @@ class ModelCheckpoint(MonitorCallback):
         try:
             return self.filepath.format_map(names)
         except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise ModelError(
-                f"ModelCheckpoint: failed to format this callback `filepath`: {self.filepath!r}",
-                given=f"{type(error).__name__}: {error}",
-                expected=f"fields among {', '.join([*numbers, *logs])}"
-                + ("" if "batch" in numbers else "; batch needs save_freq"),
-                fix='for example "{epoch:02d}.weights.safetensors"',
-            ) from error
+            summary = f"ModelCheckpoint: failed to format this callback `filepath`: {self.filepath!r}"
+            fix = f"fields are {', '.join([*numbers, *logs])}; batch needs save_freq"
+            raise ModelError(summary, given=cause(error), fix=fix) from error
 
     def _say(self, epoch: int, text: str) -> None:
         if self.verbose:
@@ -200,10 +196,7 @@ def _checked_path(filepath: Any, save_weights_only: bool) -> str:
     if is_path and (not save_weights_only or os.fspath(filepath).endswith(_SUFFIXES)):
         return os.fspath(filepath)
     raise ModelError(
-        f"ModelCheckpoint: `filepath` does not end in {_ENDINGS}"
-        if is_path
-        else "ModelCheckpoint: `filepath` is no path",
+        "ModelCheckpoint: `filepath` must be a path, which for weights ends in " + _ENDINGS,
         given=f"filepath={shorten(filepath)}, save_weights_only={save_weights_only}",
-        expected=f"a path that ends in {_ENDINGS}, for weights" + ("" if save_weights_only else "; or a folder"),
         fix='for example ModelCheckpoint("model.weights.safetensors", save_weights_only=True)',
     )

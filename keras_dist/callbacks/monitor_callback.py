@@ -89,12 +89,9 @@ class MonitorCallback(Callback):
             self.warn_of_absence(f"{purpose} conditioned on metric `{self.monitor}` which is not available.", logs)
             return None
         if np.size(value) != 1:
-            raise ModelError(
-                f"{type(self).__name__}: `{self.monitor}` is more than one number",
-                given=f"monitor={self.monitor!r}, whose value has shape {np.shape(value)}",
-                expected="a scalar",
-                fix="let the metric average its values, or monitor another",
-            )
+            given = f"monitor={self.monitor!r}, whose value has shape {np.shape(value)}"
+            fix = "let the metric average its values, or monitor another"
+            raise ModelError(f"{type(self).__name__}: `{self.monitor}` must be a scalar", given=given, fix=fix)
         return float(np.asarray(value).item())
 
     def warn_of_absence(self, text: str, logs: Logs) -> None:
@@ -122,10 +119,8 @@ class MonitorCallback(Callback):
             raise ModelError(
                 f"{type(self).__name__}: whether `{self.monitor}` is to rise or to fall is not known{meant}",
                 given=f"monitor={self.monitor!r}, mode='auto', metrics {[*names]}",
-                expected="the loss, or a metric of compile() that knows its direction; with val_ before its name, of "
-                "validation data",
-                fix=("correct `monitor`, or " if meant else "") + "pass mode='max' if higher values are better, or "
-                "mode='min'",
+                fix=("correct `monitor` (val_ before the name is for validation data), or " if meant else "")
+                + "pass mode='max' if higher values are better, or mode='min'",
             )
         return directions == {"up"}
 

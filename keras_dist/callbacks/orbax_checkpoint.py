@@ -114,12 +114,8 @@ class OrbaxCheckpoint(ModelCheckpoint):
     def _write(self, path: str) -> None:
         """Save the state of the model as the newest of the directory."""
         if self._manager is None:
-            raise ModelError(
-                "OrbaxCheckpoint: no training is running",
-                given="a hook that was called outside of fit",
-                expected="on_train_begin first",
-                fix="pass the callback to fit",
-            )
+            given = "a hook that was called outside of fit"
+            raise ModelError("OrbaxCheckpoint: no training is running", given=given, fix="pass the callback to fit")
         snapshot = self.model.snapshot(with_config=not self.save_weights_only)
         if self.save_weights_only:
             snapshot = snapshot.part([name for name in snapshot.arrays if name.startswith("variables/")], {})

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keras_dist._arguments import argument_error, check_int, check_number, check_option, check_optional
+from keras_dist._arguments import argument_error, check_exclusive, check_int, check_number, check_option, check_optional
 from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.distribution.job import is_chief
 
@@ -160,9 +160,7 @@ class Progbar:
         *,
         stateless_metrics: Iterable[str] | None = None,
     ) -> None:
-        if stateful_metrics is not None and stateless_metrics is not None:
-            wrong = "cannot be given beside `stateful_metrics`"
-            raise argument_error("stateless_metrics", stateless_metrics, "one of them", wrong=wrong)
+        check_exclusive(stateful_metrics=stateful_metrics, stateless_metrics=stateless_metrics)
         self.target = check_optional(check_int, "target", target, 0)
         self.stateful_metrics = set(stateful_metrics or ())
         self.stateless_metrics = None if stateless_metrics is None else set(stateless_metrics)

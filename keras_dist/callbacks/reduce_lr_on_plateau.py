@@ -68,16 +68,20 @@ class ReduceLROnPlateau(MonitorCallback):
     ) -> None:
         super().__init__(monitor, mode, min_delta)
         if isinstance(factor, float | int) and factor >= 1:
-            raise ModelError(
-                "ReduceLROnPlateau does not support a factor >= 1.0",
-                given=f"factor={factor}",
-                expected="a factor that makes the learning rate smaller",
-                fix="for example factor=0.1",
-            )
+            fix = "for example factor=0.1"
+            raise ModelError("ReduceLROnPlateau does not support a factor >= 1.0", given=f"factor={factor}", fix=fix)
         check_number("factor", factor, 0)
         check_number("min_lr", min_lr, 0)
-        check_int("patience", patience, 0, wrong="is not a number of epochs")
-        check_int("cooldown", cooldown, 0, wrong="is not a number of epochs")
+        check_int(
+            "patience",
+            patience,
+            0,
+        )
+        check_int(
+            "cooldown",
+            cooldown,
+            0,
+        )
         self.factor = factor
         self.min_lr = min_lr
         self.patience = patience

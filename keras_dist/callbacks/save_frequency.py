@@ -21,7 +21,7 @@ def check_save_freq(save_freq: SaveFrequency) -> SaveFrequency:
         return save_freq
     if isinstance(save_freq, str) and save_freq == "epoch":
         return save_freq
-    return check_int("save_freq", save_freq, 1, wrong="is not a number of batches", alternative=others, example=100)
+    return check_int("save_freq", save_freq, 1, alternative=others, example=100)
 
 
 def timer_of(save_freq: SaveFrequency) -> SaveTimer | None:

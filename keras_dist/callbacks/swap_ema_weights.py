@@ -71,10 +71,7 @@ class SwapEMAWeights(Callback):
         optimizers = [optimizer for optimizer in self.model.optimizers.values() if hasattr(optimizer, "averaged")]
         pairs = [pair for optimizer in optimizers for pair in optimizer.averaged()]
         if not pairs:
-            raise ModelError(
-                "SwapEMAWeights: no optimizer of the model keeps averages",
-                given=f"{', '.join(map(repr, self.model.optimizers.values()))} without use_ema",
-                expected="an optimizer with use_ema=True",
-                fix="for example compile(SGD(0.1, use_ema=True), ...)",
-            )
+            given = f"{', '.join(map(repr, self.model.optimizers.values()))} without use_ema"
+            fix = "for example compile(SGD(0.1, use_ema=True), ...)"
+            raise ModelError("SwapEMAWeights: no optimizer of the model keeps averages", given=given, fix=fix)
         return pairs

@@ -18,7 +18,7 @@ from keras_dist._types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.learning_rates import log_rates
 from keras_dist.distribution.job import is_chief
-from keras_dist.errors import ModelError
+from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
 
 _TRAIN, _VALIDATION = "train", "validation"
@@ -69,7 +69,11 @@ class TensorBoard(Callback):
     ) -> None:
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
-        check_int("histogram_freq", histogram_freq, 0, wrong="is not a number of epochs")
+        check_int(
+            "histogram_freq",
+            histogram_freq,
+            0,
+        )
         self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
@@ -197,19 +201,15 @@ class TensorBoard(Callback):
 def _refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value:
-            expected = (
-                "nothing: neither images nor embeddings are written; histogram_freq=1 writes histograms of weights"
-            )
-            raise argument_error(name, value, expected, wrong="is refused")
+            fix = f"leave it out: {name} is not written; histogram_freq=1 writes histograms of weights"
+            raise ModelError(f"`{name}` is not supported", given=f"{name}={shorten(value)}", fix=fix)
 
 
 def _checked_frequency(update_freq: int | str) -> int:
     """Every how many batches the logs are written; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
-    return check_int(
-        "update_freq", update_freq, 1, wrong="is not a number of batches", alternative="'epoch' or 'batch'"
-    )
+    return check_int("update_freq", update_freq, 1, alternative="'epoch' or 'batch'")
 
 
 def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]:
@@ -221,5 +221,5 @@ def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]
     are_numbers = len(numbers) in (1, 2) and all(type(number) is int for number in numbers)
     if not are_numbers or not (numbers in ([0], [0, 0]) or 0 < numbers[0] <= numbers[-1]):
         expected = "0, the number of a step, or the numbers of the first and the last step, counted from 1"
-        raise argument_error("profile_batch", profile_batch, expected, wrong="cannot be used", example=(10, 20))
+        raise argument_error("profile_batch", profile_batch, expected, example=(10, 20))
     return numbers[0], numbers[-1]

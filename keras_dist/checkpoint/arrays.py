@@ -18,7 +18,7 @@ from etils import epath
 from keras_dist import _jax
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError
+from keras_dist.errors import CheckpointError, cause
 from keras_dist.saving.buckets import absolute, refreshed
 
 FOLDER = "arrays"
@@ -81,12 +81,9 @@ def write_arrays(
         listed: Any = refreshed(absolute(folder) / FOLDER)
         handler.finalize(listed)
         if not (refreshed(place) / _MERGED).exists():
-            raise CheckpointError(
-                f"{str(folder)!r} was not written",
-                given="arrays of single processes, which orbax has not found and merged",
-                expected=f"a file {_MERGED!r} beside them",
-                fix="write to a folder without any of *?[] in its path",
-            )
+            given = "arrays of single processes, which orbax has not found and merged"
+            fix = "write to a folder without any of *?[] in its path"
+            raise CheckpointError(f"{str(folder)!r} was not written", given=given, fix=fix)
 
     def wait() -> None:
         with contextlib.closing(handler):
@@ -125,21 +122,14 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
             with contextlib.closing(orbax.PyTreeCheckpointHandler()) as handler:
                 found = handler.restore(epath.Path(absolute(folder) / FOLDER), args=arguments)
         except Exception as error:  # orbax and its storage raise whatever they like about files
-            raise CheckpointError(
-                f"the arrays in {str(folder)!r} cannot be read",
-                given=f"{type(error).__name__}: {error}",
-                expected="what was written there",
-                fix="restore another step; `keras-dist doctor` tells what is damaged",
-            ) from error
+            given = cause(error)
+            fix = "restore another step; `keras-dist doctor` shows the damage"
+            raise CheckpointError(f"the arrays in {str(folder)!r} cannot be read", given=given, fix=fix) from error
     missing = tuple(name for name in raw if not isinstance(found.get(name), jax.Array | np.ndarray))
     if missing:
-        raise CheckpointError(
-            f"the arrays in {str(folder)!r} cannot be read",
-            given=f"missing: {', '.join(missing)}",
-            expected="all that are asked for",
-            fix="restore another step, or ask for the arrays that its record names",
-            problems=missing,
-        )
+        given = f"missing: {', '.join(missing)}"
+        fix = "restore another step, or ask for the arrays that its record names"
+        raise CheckpointError(f"the arrays in {str(folder)!r} cannot be read", given=given, fix=fix, problems=missing)
     return {name: _as_wanted(found.get(name), like) for name, like in wanted.items()}
 
 

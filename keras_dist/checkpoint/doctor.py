@@ -217,12 +217,9 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
     sizes = None if mesh is None else _sizes(mesh)
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
     if not path.is_dir():
-        raise CheckpointError(
-            f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}",
-            given=f"path={str(path)!r}",
-            expected="a directory of checkpoints, or the folder of one",
-            fix="the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save",
-        )
+        summary = f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}"
+        fix = "the directory that CheckpointManager or BackupAndRestore was given, or a folder of Model.save"
+        raise CheckpointError(summary, given=f"path={str(path)!r}", fix=fix)
     if _is_state(path):
         found, directory = [path], absolute(path).parent
         around = [one for one in _folders(directory) if absolute(path).name in one.name]
@@ -252,12 +249,8 @@ def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
     sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else mesh
     sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
     if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
-        raise MeshError(
-            f"examine: axis {wrong[0]!r} of `mesh` has no size",
-            given=f"mesh={shorten(mesh)}",
-            expected="an integer >= 1 for each axis: no device is counted",
-            fix="write the size that the axis is to have",
-        )
+        summary = f"examine: axis {wrong[0]!r} of `mesh` must have a size of at least 1: no device is counted"
+        raise MeshError(summary, given=f"mesh={shorten(mesh)}", fix="write the size that the axis is to have")
     return sizes
 
 

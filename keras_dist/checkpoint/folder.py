@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, CheckpointWarning, shorten
+from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
 from keras_dist.saving.buckets import in_bucket, refreshed
 from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left
 from keras_dist.saving.locks import lock_folder, unlock_folder
@@ -60,20 +60,14 @@ class Draft:
         """Make the folder, of this number."""
         place = self.place
         if place == pathlib.Path.cwd():
-            raise CheckpointError(
-                f"{str(place)!r} is where the program runs",
-                given="a checkpoint that would replace the current directory",
-                expected="another folder",
-                fix="write to a folder in it",
-            )
+            given = "a checkpoint that would replace the current directory"
+            fix = "write to a folder in it"
+            raise CheckpointError(f"{str(place)!r} is where the program runs", given=given, fix=fix)
         for path in (place, *place.parents):
             if path.exists() and not path.is_dir():
-                raise CheckpointError(
-                    f"{str(path)!r} is a file",
-                    given=f"a checkpoint to be written to {str(place)!r}",
-                    expected="a folder, or nothing",
-                    fix="choose another path, or move the file away",
-                )
+                given = f"a checkpoint to be written to {str(place)!r}"
+                fix = "choose another path, or move the file away"
+                raise CheckpointError(f"{str(path)!r} is a file", given=given, fix=fix)
         _check_holds_no_other(place)
         settled(place, is_only_writer=False)
         if self._fsync:
@@ -86,12 +80,9 @@ class Draft:
     def _check_shared(self) -> None:
         """Check that this process sees the folder that the first one has made."""
         if place_of(self.folder) != self.place or not self.folder.is_dir():
-            raise CheckpointError(
-                f"{str(self.folder)!r} is not there",
-                given=f"a folder that process 0 has made, and process {self._job.process} does not see",
-                expected="a place that all processes see",
-                fix="write to a folder that the machines of the job share",
-            )
+            given = f"a folder that process 0 has made, and process {self._job.process} does not see"
+            fix = "write to a folder that the machines of the job share"
+            raise CheckpointError(f"{str(self.folder)!r} is not there", given=given, fix=fix)
 
     def _move(self) -> None:
         """Put the folder in its place."""
@@ -174,24 +165,16 @@ def _check_same(place: pathlib.Path, job: Rendezvous) -> None:
     """Check that all processes write to the same place."""
     places = job.each(lambda: str(place))
     if len({*places}) > 1:
-        raise CheckpointError(
-            "the processes write one checkpoint to different places",
-            given=", ".join(f"process {process}: {one!r}" for process, one in enumerate(places)),
-            expected="one place, which all processes see",
-            fix="give all processes the same absolute path, in a folder that their machines share",
-        )
+        given = ", ".join(f"process {process}: {one!r}" for process, one in enumerate(places))
+        fix = "give all processes the same absolute path, in a folder that their machines share"
+        raise CheckpointError("the processes write one checkpoint to different places", given=given, fix=fix)
 
 
 def _resolved(place: pathlib.Path) -> pathlib.Path:
     try:
         return place.resolve()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{str(place)!r} leads nowhere",
-            given=f"{type(error).__name__}: {error}",
-            expected="a path whose links end somewhere",
-            fix="choose another path",
-        ) from error
+        raise CheckpointError(f"{str(place)!r} leads nowhere", given=cause(error), fix="choose another path") from error
 
 
 def _check_holds_no_other(place: pathlib.Path) -> None:
@@ -204,12 +187,9 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
     if not listed and (listed is not None or in_bucket(place)):  # it is damaged, or half-written, and cannot tell
         others = [name for name in others if name != "arrays" and not name.endswith(".json")]
     if others:
-        raise CheckpointError(
-            f"{str(place)!r} is a folder of other things",
-            given=f"a folder with {shorten(others)}, which a checkpoint would delete",
-            expected="an earlier checkpoint alone, an empty folder, or nothing",
-            fix="choose another path, or move these away",
-        )
+        given = f"a folder with {shorten(others)}, which a checkpoint would delete"
+        fix = "choose another path, or move these away"
+        raise CheckpointError(f"{str(place)!r} is a folder of other things", given=given, fix=fix)
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._arguments import check_flag, check_int, check_kind, check_optional, check_path
+from keras_dist._arguments import check_flag, check_int, check_kind, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME
@@ -31,8 +31,7 @@ from keras_dist.saving.syncing import make_folders
 def check_number_kept(argument: str, number: object) -> None:
     """Check that `number` is a number of states, or None."""
     if number is not None:
-        wrong, others = "is not a number of states", "None for all"
-        check_int(argument, number, 1, wrong=wrong, alternative=others, example=2, error=CheckpointError)
+        check_int(argument, number, 1, alternative="None for all", example=2, error=CheckpointError)
 
 
 @runtime_checkable
@@ -123,10 +122,8 @@ class CheckpointManager:
         share_frozen: bool = False,
     ) -> None:
         check_number_kept("keep", keep)
-        wrong, others = "is not a number of steps", "None"
-        check_optional(
-            check_int, "keep_every", keep_every, 1, wrong=wrong, alternative=others, example=1000, error=CheckpointError
-        )
+        if keep_every is not None:
+            check_int("keep_every", keep_every, 1, alternative="None", example=1000, error=CheckpointError)
         directory = check_path("directory", directory, "states", CheckpointError)
         check_kind("model", model, Checkpointable, "a Model", error=CheckpointError)
         self._model = model
@@ -306,13 +303,10 @@ class CheckpointManager:
                     stacklevel=3,
                 )
         if tried:
-            raise CheckpointError(
-                f"no checkpoint in {str(self.directory)!r} can be restored",
-                given="; ".join(tried),
-                expected="at least one that is as it was written",
-                fix="to begin anew, choose another directory or move these away; nothing was deleted",
-                problems=tuple(tried),
-            )
+            given = "; ".join(tried)
+            summary = f"no checkpoint in {str(self.directory)!r} can be restored"
+            fix = "to begin anew, choose another directory or move these away; nothing was deleted"
+            raise CheckpointError(summary, given=given, fix=fix, problems=tuple(tried))
         return None
 
     def restore_or_initialize(self) -> str | None:
@@ -371,12 +365,8 @@ class CheckpointManager:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CheckpointError(
-                "the CheckpointManager is closed",
-                given="a call after close()",
-                expected="an open manager",
-                fix="make another one",
-            )
+            given = "a call after close()"
+            raise CheckpointError("the CheckpointManager is closed", given=given, fix="make another one")
 
     def _begin(self) -> None:
         """Take the lock, and clear away what killed processes have left of states. Drafts of others are not ours."""
@@ -406,12 +396,9 @@ class CheckpointManager:
         """Rename a damaged state of this step."""
         later = [self._path(one).name for one in self._whole() if one > step]
         if later:
-            raise CheckpointError(
-                f"{str(self.directory)!r} holds states of later steps",
-                given=f"a state of step {step}; there are {', '.join(later)}",
-                expected="a state that is the newest; `compile` begins to count at 0",
-                fix="restore_or_initialize() first to go on with them; or choose another directory, or move them away",
-            )
+            given = f"a state of step {step}; there are {', '.join(later)}"
+            fix = "restore_or_initialize() first to continue them; or choose another directory, or move them away"
+            raise CheckpointError(f"{str(self.directory)!r} holds states of later steps", given=given, fix=fix)
         if self._path(step).exists() and (step in self._damaged or manifest.damage_of(self._path(step))):
             self._put_aside(step)
 
@@ -537,8 +524,6 @@ class _Writer:
 
 def not_written(path: pathlib.Path, error: BaseException) -> CheckpointError:
     """Return the error for a state, or a base, that could not be written."""
-    return CheckpointError(
-        f"{str(path)!r} was not written",
-        given=f"{type(error).__name__}: {getattr(error, 'summary', error)}",
-        fix=getattr(error, "fix", "") or "choose another directory; the states before this one are untouched",
-    )
+    given = f"{type(error).__name__}: {getattr(error, 'summary', error)}"
+    fix = getattr(error, "fix", "") or "choose another directory; the states before this one are untouched"
+    return CheckpointError(f"{str(path)!r} was not written", given=given, fix=fix)

@@ -40,12 +40,8 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
 
     def write() -> None:
         if files.keys() != {*names} or not all(map(_is_noted, files.values())):
-            raise CheckpointError(
-                f"the files of {str(folder)!r} cannot be noted",
-                given=shorten(files),
-                expected="bytes and checksum of each file, from the processes of the job",
-                fix="save again; let nobody else reach the coordinator's port",
-            )
+            fix = "save again; let nobody else reach the coordinator's port"
+            raise CheckpointError(f"the files of {str(folder)!r} cannot be noted", given=shorten(files), fix=fix)
         (folder / NAME).write_bytes(_rendered({name: files[name] for name in names}))
 
     job.first(write)
@@ -108,12 +104,8 @@ def _noted(folder: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, An
 
 def _note(folder: pathlib.Path, name: Any) -> dict[str, Any]:
     if not isinstance(name, str) or not _is_inside(name):
-        raise CheckpointError(
-            f"a file is not inside of {str(folder)!r}",
-            given=shorten(name),
-            expected="a file of the checkpoint, as the first process tells it",
-            fix="save again; let nobody else reach the coordinator's port",
-        )
+        fix = "save again; let nobody else reach the coordinator's port"
+        raise CheckpointError(f"a file is not inside of {str(folder)!r}", given=shorten(name), fix=fix)
     size = size_of(folder / name)
     return {"bytes": size, "crc32c": _checksum(folder, name, size)}
 

@@ -29,7 +29,7 @@ from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import CheckpointError, shorten
+from keras_dist.errors import CheckpointError, cause, shorten
 from keras_dist.saving.buckets import absolute, folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
@@ -84,19 +84,16 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        check_int("step", self.step, 0, wrong="is not a number of steps", example=100, error=CheckpointError)
+        check_int("step", self.step, 0, example=100, error=CheckpointError)
         check_kind("arrays", self.arrays, Mapping, "a dict of arrays by name", error=CheckpointError)
         check_kind("plan", self.plan, LayoutPlan, "a LayoutPlan, as model.layout_plan", error=CheckpointError)
         check_kind("documents", self.documents, Mapping, "a dict of JSON values by file name", error=CheckpointError)
         wrong = [name for name, value in self.arrays.items() if not isinstance(value, jax.Array | np.ndarray)]
         wrong += [name for name in (*self.arrays, *self.documents) if not isinstance(name, str)]
         if wrong:
-            raise CheckpointError(
-                "every entry of a snapshot must be an array with a name",
-                given=shorten(wrong[0]),
-                expected="arrays of jax or numpy by names that are strings, and JSON values by such names",
-                fix="numpy.asarray makes arrays of numbers; names are paths such as 'variables/d1/kernel'",
-            )
+            given = shorten(wrong[0])
+            fix = "numpy.asarray makes arrays of numbers; names are paths such as 'variables/d1/kernel'"
+            raise CheckpointError("every entry of a snapshot must be an array with a name", given=given, fix=fix)
 
     def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
         """Start writing it to a folder, atomically. All processes of a job must call it.
@@ -208,12 +205,9 @@ class Stored:
         record = self.document(RECORD)
         self.record: dict[str, Any] = record if isinstance(record, dict) else {}
         if self.record.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{str(folder)!r} has a format that is not known",
-                given=f"format {self.record.get('format')!r}",
-                expected=f"format {FORMAT}",
-                fix="read it with the version of keras_dist that wrote it, or a later one",
-            )
+            given = f"format {self.record.get('format')!r}, not {FORMAT}"
+            fix = "read it with the version of keras_dist that wrote it, or a later one"
+            raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
         if not _is_record(self.record):
             raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
         self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
@@ -238,13 +232,10 @@ class Stored:
 
     def _without_base(self, name: str, problems: Sequence[str]) -> CheckpointError:
         told = tuple(f"{name}: {problem}" for problem in problems)
-        return CheckpointError(
-            f"{str(self.folder)!r} is damaged: some of its arrays are in {name}",
-            given="; ".join(told),
-            expected=f"{name} beside it, every file as it was written",
-            fix="restore another one, or copy the whole directory again",
-            problems=told,
-        )
+        summary = f"{str(self.folder)!r} is damaged: some of its arrays are in {name}"
+        given = "; ".join(told)
+        fix = "restore another one, or copy the whole directory again"
+        return CheckpointError(summary, given=given, fix=fix, problems=told)
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
@@ -262,12 +253,9 @@ class Stored:
 
         place = folder_path(Rendezvous("a load").first(check, str))
         if not checked and resolved(folder) not in (resolved(place), place_of(place), resolved(place.parent)):
-            raise CheckpointError(
-                "the processes load from different places",
-                given=f"process 0: {str(place)!r}, here: {str(folder)!r}",
-                expected="one place, which all processes see",
-                fix="give all processes the same path",
-            )
+            given = f"process 0: {str(place)!r}, here: {str(folder)!r}"
+            fix = "give all processes the same path, which all see"
+            raise CheckpointError("the processes load from different places", given=given, fix=fix)
         return checked[0] if checked else cls(place, is_checked=True)
 
     @property
@@ -290,7 +278,7 @@ class Stored:
             try:
                 return json.loads(read_regular(self.folder / f"{name}.json")) if self.has(name) else None
             except (ValueError, RecursionError) as error:
-                raise self.unreadable(name, f"{type(error).__name__}: {error}") from error
+                raise self.unreadable(name, cause(error)) from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
         """Return the error for a document that cannot be used.
@@ -299,13 +287,8 @@ class Stored:
             name: of the document.
             given: what is wrong with it.
         """
-        return CheckpointError(
-            f"{name}.json in {str(self.folder)!r} cannot be read",
-            given=given,
-            expected="what keras_dist writes there",
-            fix="restore another checkpoint, or write it again; its manifest fits, so that it was changed on purpose, "
-            "or written by another version",
-        )
+        fix = "restore another checkpoint, or write it again: another version, or someone on purpose, wrote it"
+        return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
         """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`.
@@ -338,12 +321,9 @@ def _json_of(name: str, document: Any) -> str:
     try:
         return json.dumps(document, indent=1)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"the document {name!r} of a snapshot cannot be written down",
-            given=f"{type(error).__name__}: {error}",
-            expected="what JSON can hold",
-            fix="numbers, strings, None, and lists and dicts by strings of these",
-        ) from error
+        given = cause(error)
+        fix = "numbers, strings, None, and lists and dicts by strings of these"
+        raise CheckpointError(f"the document {name!r} of a snapshot must be JSON", given=given, fix=fix) from error
 
 
 def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -403,9 +383,8 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
         parts = [*problems, *[held] * is_folder]
         expected = "a folder that save, save_weights or a CheckpointManager has written"
         fix = "load it again when the save has ended" if is_being_written(folder) else "correct the path"
-    return CheckpointError(
-        f"{str(folder)!r} is {what}", given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems)
-    )
+    summary = f"{str(folder)!r} is {what}"
+    return CheckpointError(summary, given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems))
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

@@ -45,12 +45,8 @@ class Place:
         options = {"--node-rank": rank, "--coordinator": coordinator}
         given = [f"{name} {value}" for name, value in options.items() if value is not None]
         if nodes is None and found is None and given:
-            raise ClusterError(
-                "launch: how many nodes are there?",
-                given=f"{' '.join(given)}, no --nodes",
-                expected="--nodes with the number of nodes, each of which runs this command",
-                fix="--nodes 1, if this is the only one",
-            )
+            fix = "--nodes with the number of nodes, each of which runs this command; --nodes 1 for one"
+            raise ClusterError("launch: how many nodes are there?", given=f"{' '.join(given)}, no --nodes", fix=fix)
         if nodes is None:
             nodes = 1 if found is None else found[0]
         if nodes == 1 and rank in (None, 0):
@@ -63,16 +59,12 @@ class Place:
             raise ClusterError(
                 "launch: which node is this?",
                 given=f"--nodes {nodes}, {'no --node-rank' if rank is None else f'--node-rank {rank}'}",
-                expected=f"0 <= --node-rank < {nodes}",
-                fix="number the nodes from 0; Slurm (srun), Open MPI and indexed jobs of Kubernetes say it themselves",
+                fix=f"number the nodes, 0 <= --node-rank < {nodes}; under srun, Open MPI and in indexed jobs they are",
             )
         if coordinator is None:
-            raise ClusterError(
-                f"launch: node {rank} of {nodes} does not know the coordinator",
-                given="no --coordinator",
-                expected="an address of the first node with a free port, the same on every node",
-                fix="--coordinator host:port; under srun it is found",
-            )
+            summary = f"launch: node {rank} of {nodes} does not know the coordinator"
+            fix = "--coordinator host:port, a free port of the first node, on every node; under srun it is found"
+            raise ClusterError(summary, given="no --coordinator", fix=fix)
         return cls(nodes, rank, coordinator)
 
 
@@ -92,34 +84,24 @@ def _detected(environ: Mapping[str, str]) -> tuple[int, int] | None:
         nodes = _integer(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
         tasks = _integer(environ, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in environ else nodes
         if tasks != nodes:
-            raise ClusterError(
-                "launch: a node has more than one launcher",
-                given=f"{tasks} tasks on {nodes} nodes",
-                expected="one task for each node, which starts the processes of the node",
-                fix="srun --ntasks-per-node=1 keras-dist launch --processes ...",
-            )
+            summary = "launch: a node must have one launcher, which starts its processes"
+            given = f"{tasks} tasks on {nodes} nodes"
+            raise ClusterError(summary, given=given, fix="srun --ntasks-per-node=1 keras-dist launch --processes ...")
         return nodes, _integer(environ, "SLURM_NODEID")
     if _OPEN_MPI in environ:
         return _integer(environ, _OPEN_MPI), _integer(environ, "OMPI_COMM_WORLD_RANK")
     if _KUBERNETES in environ:
-        raise ClusterError(
-            "launch: how many nodes are there?",
-            given=f"{_KUBERNETES}={environ[_KUBERNETES]}, no --nodes",
-            expected="--nodes with the number of pods (completions) of the indexed job",
-            fix="--nodes 1, if each pod has a job of its own",
-        )
+        given = f"{_KUBERNETES}={environ[_KUBERNETES]}, no --nodes"
+        fix = "--nodes with the number of pods (completions) of the indexed job; --nodes 1 for a job in each pod"
+        raise ClusterError("launch: how many nodes are there?", given=given, fix=fix)
     return None
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not (text.isdecimal() and text.isascii()):
-        raise ClusterError(
-            f"launch: environment variable {name} is not a number",
-            given=f"{name}={text!r}",
-            expected="what the scheduler sets",
-            fix="give --nodes, --node-rank and --coordinator",
-        )
+        fix = "give --nodes, --node-rank and --coordinator"
+        raise ClusterError(f"launch: environment variable {name} must be a number", given=f"{name}={text!r}", fix=fix)
     return int(text)
 
 

@@ -51,12 +51,9 @@ def plan(
         try:
             report.to_html(html)
         except OSError as error:
-            raise ConfigError(
-                f"--html: the page was not written: {error.strerror}",
-                given=repr(str(html)),
-                expected="a file in a folder that exists and may be written to",
-                fix="make the folder, or name another file",
-            ) from error
+            given = repr(str(html))
+            fix = "make the folder, or name another file"
+            raise ConfigError(f"--html: the page was not written: {error.strerror}", given=given, fix=fix) from error
     return report.exit_code
 
 

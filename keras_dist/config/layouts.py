@@ -143,11 +143,8 @@ def _rule(rule: object) -> object:
     try:
         pattern(rule)
     except re.error as error:
-        raise refuse(
-            f"the rule is not a regular expression: {error}",
-            allowed=_RULE,
-            fix='put a backslash before characters such as "(" that stand for themselves',
-        ) from error
+        fix = 'put a backslash before characters such as "(" that stand for themselves'
+        raise refuse(f"the rule is not a regular expression: {error}", allowed=_RULE, fix=fix) from error
     return rule
 
 

@@ -25,7 +25,7 @@ from keras_dist.config.problems import (
     show,
 )
 from keras_dist.config.schema import RunConfig
-from keras_dist.errors import ConfigError, MeshError, shorten
+from keras_dist.errors import ConfigError, MeshError, with_type
 
 _LIMIT_FILES = 16
 _SHAPES = (("mesh", "shape"), ("mesh", "dcn_shape"))
@@ -70,12 +70,9 @@ def load(
         {'data': 8, 'model': 1}
     """
     if not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all check types
-        raise ConfigError(
-            "`path` is no path of a config file",
-            given=f"path={shorten(path)} of type {type(path).__name__}",
-            expected="a string, or a pathlib.Path",
-            fix='for example path="run.toml"',
-        )
+        given = f"path={with_type(path)}"
+        fix = 'for example path="run.toml"'
+        raise ConfigError("`path` must be a path of a config file: a string, or a pathlib.Path", given=given, fix=fix)
     file, settings = os.fspath(path), _Settings(os.environ if environ is None else environ)
     settings.put_file(Path(file))
     mesh = settings.environ.get(MESH_VARIABLE, "").strip()
@@ -131,11 +128,10 @@ class _Settings:
         self._files += 1
         chain = " -> ".join(str(one) for one in (*within, file))
         if self._files > _LIMIT_FILES or any(file.samefile(one) for one in within if file.exists()):
+            summary = f"{file}: {'includes itself' if self._files <= _LIMIT_FILES else 'too many files are included'}"
+            expected = f"at most {_LIMIT_FILES} files that do not include each other"
             raise ConfigError(
-                f"{file}: includes itself" if self._files <= _LIMIT_FILES else f"{file}: too many files are included",
-                given=chain,
-                expected=f"at most {_LIMIT_FILES} files that do not include each other",
-                fix=f"remove {file.name} from include in {within[-1]}",
+                summary, given=chain, expected=expected, fix=f"remove {file.name} from include in {within[-1]}"
             )
         try:
             table = self._filled(read_table(file), (), str(file), ())
@@ -158,12 +154,9 @@ class _Settings:
         for n, part in enumerate(loc[:-1], 1):
             inner = _as_written_out(table.get(part), loc[:n])
             if inner is None:
-                raise ConfigError(
-                    f"{source}: {key_path(loc[:n])} is no table",
-                    given=f"{key_path(loc[:n])} = {show(table[part])}",
-                    expected="the key path of a value",
-                    fix=f"replace the whole of {key_path(loc[:n])}, or correct the key path",
-                )
+                given = f"{key_path(loc[:n])} = {show(table[part])}"
+                fix = f"replace the whole of {key_path(loc[:n])}, or correct the key path"
+                raise ConfigError(f"{source}: {key_path(loc[:n])} is no table", given=given, fix=fix)
             table[part] = table = inner
         table[loc[-1]] = value
         self.sources = {one: said for one, said in self.sources.items() if one[: len(loc)] != loc} | {loc: source}
@@ -253,10 +246,6 @@ def _read_override(text: str) -> tuple[Loc, Any]:
         ((key, keys),) = cast("dict[str, Any]", keys).items()
         loc = (*loc, key)
     if parts is None or keys != 0:
-        raise ConfigError(
-            f"--set {text}: is no setting",
-            given=repr(text),
-            expected="a key path, '=' and a value",
-            fix='for example --set mesh.shape.data=4; keys with "/" in them need quotes',
-        )
+        fix = 'for example --set mesh.shape.data=4; keys with "/" in them need quotes'
+        raise ConfigError(f"--set {text}: must be a key path, '=' and a value", given=repr(text), fix=fix)
     return loc, _read_value(parts[2].strip())

@@ -55,12 +55,9 @@ def parse_mesh_shape(text: str) -> dict[str, int]:
     if not problems and (problem := sizes_problem(shape.values())):
         problems.append(problem)
     if problems:
-        raise MeshError(
-            f"mesh shape {text!r}: {'; '.join(problems)}",
-            given=repr(text),
-            expected=f"name=size for each axis, joined by commas; a size is {ALLOWED_SIZE}",
-            fix='for example "data=2,model=4"',
-        )
+        expected = f"name=size for each axis, joined by commas; a size is {ALLOWED_SIZE}"
+        fix = 'for example "data=2,model=4"'
+        raise MeshError(f"mesh shape {text!r}: {'; '.join(problems)}", given=repr(text), expected=expected, fix=fix)
     return shape
 
 

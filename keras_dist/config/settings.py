@@ -161,12 +161,9 @@ def enable_unsafe_deserialization() -> NoReturn:
 
     Source: `keras.config.enable_unsafe_deserialization`.
     """
-    raise ModelError(
-        "deserialization cannot be made unsafe: nothing that is read from a file is run",
-        given="enable_unsafe_deserialization()",
-        expected="functions and classes that the program knows",
-        fix="@keras_dist.saving.register_keras_serializable() on them, or load_model(..., custom_objects=...)",
-    )
+    summary = "deserialization cannot be made unsafe: nothing that is read from a file is run"
+    fix = "@keras_dist.saving.register_keras_serializable() on functions, or load_model(..., custom_objects=...)"
+    raise ModelError(summary, given="enable_unsafe_deserialization()", fix=fix)
 
 
 def enable_flash_attention() -> None:

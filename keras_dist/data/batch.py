@@ -69,12 +69,9 @@ def unpack(element: PyTree, name: str) -> Arrays:
     if 1 <= len(element) <= 3:
         x, y, sample_weight = (*element, None, None)[:3]
         return x, y, sample_weight
-    raise DataError(
-        f"{name} cannot be used",
-        given=f"a {type(element).__name__} of {len(element)}: {shorten(element)}",
-        expected="x, (x,), (x, y) or (x, y, sample_weight)",
-        fix="put several inputs in a tuple of their own: ((a, b), y)",
-    )
+    given = f"a {type(element).__name__} of {len(element)}: {shorten(element)}"
+    fix = "put several inputs in a tuple of their own: ((a, b), y)"
+    raise DataError(f"{name} must be x, (x,), (x, y) or (x, y, sample_weight)", given=given, fix=fix)
 
 
 def unpack_x_y_sample_weight(data: PyTree) -> Arrays:

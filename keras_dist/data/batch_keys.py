@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import jax
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
-from keras_dist.errors import DataError, ModelError, did_you_mean, shorten
+from keras_dist.errors import DataError, unknown_name_error
 
 _PARTS = ("x", "y", "sample_weight")
 
@@ -50,13 +51,8 @@ class BatchKeys:
 
         def entry(key: str) -> Any:
             if key not in batch:
-                wanted = ", ".join(map(repr, jax.tree.leaves(self._keys())))
-                raise DataError(
-                    f"{name} has no key {key!r}{did_you_mean(key, [str(one) for one in batch])}",
-                    given=f"the keys {', '.join(map(repr, batch)) or 'of an empty dict'}",
-                    expected=f"the keys of compile(batch_keys=...): {wanted}",
-                    fix=f"let the data set give {key!r}, or name another key in compile(..., batch_keys=...)",
-                )
+                fix = f"let the dataset give {key!r}, or name another key in compile(..., batch_keys=...)"
+                raise unknown_name_error(f"{name} has no key", key, map(str, batch), fix=fix, error=DataError)
             return batch[key] if convert is None else convert(batch[key], repr(key))
 
         return jax.tree.map(entry, self._keys())
@@ -76,10 +72,7 @@ def check_batch_keys(given: Any) -> BatchKeys | None:
     is_dict = isinstance(given, Mapping) and "x" in given and set(given) <= {*_PARTS}
     keys = [key for part in given.values() for key in (jax.tree.leaves(part) or [part])] if is_dict else [None]
     if not all(isinstance(key, str) for key in keys):
-        raise ModelError(
-            "`batch_keys` does not name the inputs of batches that are dicts",
-            given=f"batch_keys={shorten(given)}",
-            expected="a dict of 'x', 'y' and 'sample_weight', each a key or a structure of keys; 'x' is needed",
-            fix='for example batch_keys=dict(x="input_ids", y="labels", sample_weight="attention_mask")',
-        )
+        fix = 'for example batch_keys=dict(x="input_ids", y="labels", sample_weight="attention_mask")'
+        expected = "a dict of 'x', 'y' and 'sample_weight', each a key or a structure of keys; 'x' is needed"
+        raise argument_error("batch_keys", given, expected, fix=fix)
     return BatchKeys(**given)

@@ -114,7 +114,9 @@ class BatchedDataset:
     def batch(self, batch_size: int) -> Self:
         """Return a dataset of batches, where rows come one by one."""
         if self.batch_size is not None:
-            raise argument_error("batch_size", batch_size, "a dataset of single rows", error=DataError)
+            given = f"a dataset of batches of {self.batch_size} rows"
+            fix = "make it with batch_size=None"
+            raise DataError("batch() must be called on a dataset of single rows", given=given, fix=fix)
         return self._with(batch_size=check_int("batch_size", batch_size, 1, error=DataError))
 
     def prefetch(self, buffer_size: Any = None) -> Self:
@@ -263,12 +265,8 @@ def _sizes(left: Any, right: Any, count: int) -> tuple[int, int]:
 
 
 def _no_split(given: str) -> DataError:
-    return DataError(
-        "split_dataset: the sizes cannot be",
-        given=given,
-        expected="numbers of rows, or parts between 0 and 1, that leave at least one row on both sides",
-        fix="for example left_size=0.8",
-    )
+    fix = "give numbers of rows, or parts between 0 and 1, for example left_size=0.8"
+    return DataError("split_dataset: both parts must have at least one row", given=given, fix=fix)
 
 
 def timeseries_dataset_from_array(
@@ -331,12 +329,8 @@ def timeseries_dataset_from_array(
     if known is not None:
         starts = starts[starts < len(known)]
     if not len(starts):
-        raise DataError(
-            "there is no window",
-            given=f"{count} steps, sequence_length={sequence_length}, sampling_rate={sampling_rate}",
-            expected="a series that is at least as long as a window",
-            fix="shorter windows, or a longer series",
-        )
+        given = f"{count} steps, sequence_length={sequence_length}, sampling_rate={sampling_rate}"
+        raise DataError("the series is shorter than one window", given=given, fix="shorter windows, or a longer series")
     if shuffle:
         np.random.RandomState(seed).shuffle(starts)
     steps, offsets = steps[first:last], np.arange(sequence_length) * sampling_rate

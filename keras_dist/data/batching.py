@@ -54,12 +54,9 @@ class Batching:
 
     def __post_init__(self) -> None:
         if self.drop_remainder and self.source.length < self.batch_size:
-            raise DataError(
-                "`drop_remainder` leaves no batch",
-                given=f"{self.source.length} rows, batch_size={self.batch_size}, drop_remainder=True",
-                expected="at least as many rows as a batch has",
-                fix="a smaller batch_size, or drop_remainder=False",
-            )
+            given = f"{self.source.length} rows, batch_size={self.batch_size}"
+            fix = "a smaller batch_size, or drop_remainder=False"
+            raise DataError("`drop_remainder` leaves no batch", given=given, fix=fix)
 
     @property
     def batches(self) -> int:
@@ -245,12 +242,9 @@ class Streaming:
             )
 
     def _needs_steps(self, given: str, otherwise: str = "") -> DataError:
-        return DataError(
-            f"`{self.steps_argument}` is missing",
-            given=f"{self.source.title}: {given}, and {self.steps_argument}=None",
-            expected="how many batches make an epoch",
-            fix=f"for example {self.steps_argument}=100{otherwise}",
-        )
+        summary = f"`{self.steps_argument}` is missing: the number of batches of an epoch"
+        fix = f"for example {self.steps_argument}=100{otherwise}"
+        return DataError(summary, given=f"{self.source.title}: {given}", fix=fix)
 
 
 class _Taken:
@@ -289,12 +283,8 @@ class _Taken:
             if batch is None:
                 self.is_over = True
                 if self.count == 0:
-                    raise DataError(
-                        "there is no batch left",
-                        given=self._title,
-                        expected="at least one batch in every epoch and evaluation",
-                        fix="a new generator each time, an __iter__ that begins anew, or fewer steps or epochs",
-                    )
+                    fix = "a new generator each time, an __iter__ that begins anew, or fewer steps or epochs"
+                    raise DataError("there is no batch left", given=self._title, fix=fix)
                 return
             self.count += 1
             yield batch

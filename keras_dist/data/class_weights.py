@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from keras_dist._arguments import argument_error, check_exclusive
 from keras_dist._types import PyTree
 from keras_dist.data.conversion import dense
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError
 
 
 def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weight: PyTree = None) -> np.ndarray:
@@ -25,21 +26,13 @@ def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weig
 
     Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
     """
-    if sample_weight is not None:
-        raise DataError(
-            "`class_weight` and `sample_weight` cannot be given at the same time",
-            given=f"class_weight={shorten(class_weight)}, and examples with a sample_weight",
-            expected="one of them",
-            fix="multiply sample_weight by the weight of each example's class",
-        )
+    fix = "multiply sample_weight by the weight of each example's class"
+    check_exclusive(DataError, fix, class_weight=class_weight, sample_weight=sample_weight)
     _check_weights(class_weight)
     if not hasattr(y, "shape") or len(y.shape) not in (1, 2):
-        raise DataError(
-            "`class_weight` needs one class for each example",
-            given="y=None" if y is None else f"y: {_shape(y)}",
-            expected="one output, with y of shape (examples,), (examples, 1) or (examples, classes)",
-            fix="pass weights for each output by sample_weight",
-        )
+        summary = "`class_weight` needs one output, with y of shape (examples,), (examples, 1) or (examples, classes)"
+        given = "y=None" if y is None else f"y: {_shape(y)}"
+        raise DataError(summary, given=given, fix="pass weights for each output by sample_weight")
     y = np.asarray(dense(y))
     if y.ndim == 2:
         y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]
@@ -54,12 +47,8 @@ def _check_weights(class_weight: object) -> None:
         for label, weight in class_weight.items()
     )
     if not fits:
-        raise DataError(
-            "`class_weight` is not a dict of weights by class index",
-            given=f"class_weight={shorten(class_weight)}",
-            expected="a dict of integers to finite numbers",
-            fix="for example class_weight={0: 1.0, 1: 5.0}",
-        )
+        expected, example = "a dict from class indices to finite weights", {0: 1.0, 1: 5.0}
+        raise argument_error("class_weight", class_weight, expected, example=example, error=DataError)
 
 
 def _shape(y: PyTree) -> str:

@@ -14,7 +14,7 @@ from keras_dist._arguments import check_int
 from keras_dist._operators import native
 from keras_dist._ranges import check_fits
 from keras_dist._types import PyTree
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, shorten, with_type
 
 Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
 """`(x, y, sample_weight)`; y and sample_weight may be None."""
@@ -24,7 +24,7 @@ def check_batch_size(batch_size: int | None, argument: str = "batch_size", defau
     """Return `batch_size`, the value of `argument`, or the default for None."""
     if batch_size is None:
         return default
-    return check_int(argument, batch_size, 1, wrong="is not a number of rows", example=128, error=DataError)
+    return check_int(argument, batch_size, 1, example=128, error=DataError)
 
 
 def as_arrays(value: PyTree, argument: str) -> PyTree:
@@ -93,20 +93,14 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
     """Convert an array of any library to a numpy array or `SparseRows`."""
     array = to_host(leaf)
     if not isinstance(array, np.ndarray | SparseRows):
-        raise DataError(
-            f"{name} is not an array",
-            given=f"{shorten(leaf)} of type {type(leaf).__name__}",
-            expected="arrays, tensors or tables of numbers, dicts, lists and tuples of them, or a data set as x",
-            fix=f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array",
-        )
+        summary = f"{name} must be an array, a tensor or a table of numbers, or dicts, lists and tuples of them"
+        fix = f"np.asarray({name})" if isinstance(leaf, int | float) else f"turn {name} into a numpy array"
+        raise DataError(summary, given=with_type(leaf), fix=fix)
     is_numeric = array.dtype == np.bool_ or jax.numpy.issubdtype(array.dtype, jax.numpy.number)
     if array.ndim == 0 or not is_numeric:
-        raise DataError(
-            f"{name} cannot be batched",
-            given=f"shape {array.shape}, dtype {array.dtype}",
-            expected="numbers or booleans with the examples along the first dim",
-            fix=f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]",
-        )
+        summary = f"{name} must hold numbers or booleans, with the examples along the first dim"
+        fix = f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]"
+        raise DataError(summary, given=f"shape {array.shape}, dtype {array.dtype}", fix=fix)
     if not isinstance(array, np.memmap):  # a file may be larger than memory: its rows are checked when they are taken
         check_fits(array, name)
     return array
@@ -116,37 +110,23 @@ def common_length(arrays: Arrays, name: str, what: str = "data set") -> int:
     """Return the number of rows of `(x, y, sample_weight)`; raise if their arrays differ in it."""
     lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
-        raise DataError(
-            f"{name}x holds no array",
-            given=shorten(arrays[0]),
-            expected="an array with the examples along the first dim, or a pytree of them",
-            fix="pass the inputs as x",
-        )
+        fix = "pass the inputs as x: an array, or a pytree of arrays"
+        raise DataError(f"{name}x holds no array", given=shorten(arrays[0]), fix=fix)
     first, length = next(iter(lengths.items()))
     for other, other_length in lengths.items():
         if other_length != length:
-            raise DataError(
-                f"{first} and {other} have different lengths",
-                given=f"{first}: {length} rows, {other}: {other_length} rows",
-                expected="one row in each for every example",
-                fix=f"check how {other} was made; the lengths must be equal",
-            )
+            given = f"{first}: {length} rows, {other}: {other_length} rows"
+            fix = f"check how {other} was made"
+            raise DataError(f"{first} and {other} must have one row each for every example", given=given, fix=fix)
     if length == 0:
-        raise DataError(
-            f"the {name}{what} is empty",
-            given=f"{first} with 0 rows",
-            expected="at least one row",
-            fix="check the path or filter that made it",
-        )
+        given = f"{first} with 0 rows"
+        raise DataError(f"the {name}{what} is empty", given=given, fix="check the path or filter that made it")
     for path, weights in jax.tree_util.tree_leaves_with_path(arrays[2]):
         if isinstance(weights, np.ndarray) and not np.isfinite(weights).all():
             place = tuple(np.argwhere(~np.isfinite(weights))[0])
-            raise DataError(
-                f"{leaf_name(f'{name}sample_weight', path)} holds weights that are not finite",
-                given=f"{weights[place]} in row {place[0]}",
-                expected="finite numbers",
-                fix="weigh examples that are to be left out 0",
-            )
+            given = f"{weights[place]} in row {place[0]}"
+            fix = "weigh examples that are to be left out 0"
+            raise DataError(f"{leaf_name(f'{name}sample_weight', path)} must be finite", given=given, fix=fix)
     return length
 
 
@@ -157,14 +137,9 @@ def check_targets(arrays: Arrays, name: str, way: str = "pass y") -> None:
         return
     pair = type(x) if isinstance(x, tuple | list) else None
     batches = f"; if these are batches, {OF_BATCHES}" if are_batches(x) else ""
-    raise DataError(
-        f"{name}y is missing",
-        given=f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else ""),
-        expected="targets: the loss or a metric compares with them",
-        fix=f"pass y separately: (x, y){batches}"
-        if pair
-        else f"{way}, or a loss (y_true, y_pred) that does without it",
-    )
+    given = f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else "")
+    fix = f"pass y separately: (x, y){batches}" if pair else f"{way}, or a loss (y_true, y_pred) that does without it"
+    raise DataError(f"{name}y is missing, which the loss or a metric needs", given=given, fix=fix)
 
 
 OF_BATCHES = (

@@ -49,12 +49,8 @@ class Cursor:
             or set(state) != set(names)
             or not all(_fits(*item) for item in state.items())
         ):
-            raise DataError(
-                "this is not where a run over data was",
-                given=shorten(state),
-                expected=f"a dict of {', '.join(names)}, integers of at least 0 (seed and source may be None)",
-                fix="pass what `get_state()` gave",
-            )
+            fix = f"pass the result of `get_state()`: a dict of {', '.join(names)}, integers of at least 0"
+            raise DataError("this is not the position of a run over data", given=shorten(state), fix=fix)
         return cls(**state)
 
 

@@ -17,7 +17,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.data.batched import BatchedDataset
 from keras_dist.data.image_files import INTERPOLATIONS, read_image
 from keras_dist.distribution.job import print_message
-from keras_dist.errors import DataError, MissingFileError, shorten, unreadable
+from keras_dist.errors import DataError, MissingFileError, cause, shorten, unreadable
 from keras_dist.saving.regular_files import read_regular
 
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -81,7 +81,9 @@ def image_dataset_from_directory(
     check_option("color_mode", color_mode, ("rgb", "rgba", "grayscale"), error=DataError)
     check_option("interpolation", interpolation, INTERPOLATIONS, error=DataError)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
-        raise argument_error("pad_to_aspect_ratio", True, "False beside crop_to_aspect_ratio", error=DataError)
+        fix, given = "leave one of them out", "both are True"
+        summary = "`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot be used together"
+        raise DataError(summary, given=given, fix=fix)
     size = check_sizes("image_size", image_size, 2)
     read_file = functools.partial(
         read_image,
@@ -158,12 +160,8 @@ def _text(path: str) -> str:
     try:
         return read_regular(pathlib.Path(path), True).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(error)(
-            f"{shorten(path)} is no text that can be read",
-            given=f"{type(error).__name__}: {error}",
-            expected="a file of text in UTF-8",
-            fix="remove the file, or convert it",
-        ) from error
+        fix = "remove the file, or convert it"
+        raise unreadable(error)(f"{shorten(path)} must be a text file in UTF-8", given=cause(error), fix=fix) from error
 
 
 class _Files:
@@ -231,7 +229,9 @@ class _Files:
         if validation_split is not None:
             check_number("validation_split", validation_split, above=0, below=1, example=0.2, error=DataError)
         if (validation_split is None) != (subset is None):
-            raise argument_error("subset", subset, "given where validation_split is, and nowhere else", error=DataError)
+            given = f"subset={subset!r}, validation_split={validation_split!r}"
+            fix = "give both, or neither"
+            raise DataError("`subset` and `validation_split` must be given together", given=given, fix=fix)
         if validation_split is not None and self._shuffle and seed is None:
             raise argument_error("seed", seed, "an integer, so that both subsets have other files", error=DataError)
         at = len(self._order) - int((validation_split or 0) * len(self._order))
@@ -245,12 +245,9 @@ class _Files:
         self, read: Callable[[list[str]], np.ndarray], numbers: np.ndarray, batch_size: int | None, shuffles: bool
     ) -> BatchedDataset:
         if not len(numbers):
-            raise DataError(
-                "there are no files",
-                given=f"{self._directory}, of which {len(self._order)} files are used in all",
-                expected=f"files that end in {', '.join(self._endings)}, at least one for each subset",
-                fix="check the folder, or another validation_split",
-            )
+            given = f"{self._directory}, of which {len(self._order)} files are used in all"
+            fix = f"check the folder: each subset needs a file that ends in {', '.join(self._endings)}"
+            raise DataError("there are no files", given=given, fix=fix)
         paths, labels, mode = self._paths_in_order, self._labels, self._mode
         count = len(self.class_names or ())
 

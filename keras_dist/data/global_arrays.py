@@ -11,7 +11,7 @@ from keras_dist import _paths
 from keras_dist._types import PyTree
 from keras_dist.distribution import TensorLayout, job
 from keras_dist.distribution.process_rows import Portion, process_rows, wrong_rows
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, with_type
 
 
 def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: bool = True) -> PyTree:
@@ -89,12 +89,7 @@ def _check_all_rows(
 def _checked(leaf: PyTree, name: str) -> jax.Array | np.ndarray:
     if getattr(leaf, "shape", ()):
         return leaf
-    raise DataError(
-        f"{name} has no rows",
-        given=f"{shorten(leaf)} of type {type(leaf).__name__}",
-        expected="arrays with the rows along the first dim",
-        fix=f"np.asarray({name})",
-    )
+    raise DataError(f"{name} must have rows along the first dim", given=with_type(leaf), fix=f"np.asarray({name})")
 
 
 def _broadcast(layouts: PyTree, arrays: PyTree) -> list[Any]:
@@ -102,12 +97,9 @@ def _broadcast(layouts: PyTree, arrays: PyTree) -> list[Any]:
     try:
         nested = jax.tree.map(lambda layout, tree: jax.tree.map(lambda _: layout, tree), layouts, arrays)
     except ValueError as error:
-        raise DataError(
-            "the layouts are not those of the batch",
-            given=f"layouts of structure {jax.tree.structure(layouts)}, arrays {jax.tree.structure(arrays)}",
-            expected="one layout, or a tree of layouts that is a prefix of the tree of arrays",
-            fix="give one layout for all arrays",
-        ) from error
+        given = f"layouts of structure {jax.tree.structure(layouts)}, arrays {jax.tree.structure(arrays)}"
+        fix = "give one layout for all arrays"
+        raise DataError("the layouts must be a prefix of the tree of arrays", given=given, fix=fix) from error
     return jax.tree.leaves(nested)
 
 
@@ -116,10 +108,7 @@ def _sharding(layout: Any, leaf: jax.Array | np.ndarray, name: str) -> jax.shard
     if isinstance(sharding, TensorLayout):
         sharding = sharding.backend_layout
     if isinstance(sharding, jax.sharding.NamedSharding) and len(tuple(sharding.spec)) > leaf.ndim:
-        raise DataError(
-            f"the layout of {name} has more dims than {name}",
-            given=f"{sharding.spec} for shape {tuple(leaf.shape)}",
-            expected=f"at most {leaf.ndim} entries",
-            fix="give each array its own layout, or the distribution for all of them",
-        )
+        given = f"{sharding.spec} for shape {tuple(leaf.shape)}"
+        fix = "give each array its own layout, or the distribution for all of them"
+        raise DataError(f"the layout of {name} must have at most {leaf.ndim} entries", given=given, fix=fix)
     return sharding

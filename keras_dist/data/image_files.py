@@ -15,7 +15,7 @@ import numpy as np
 from keras_dist._arguments import check_option, check_sizes
 from keras_dist._extras import import_extra
 from keras_dist.config.settings import check_data_format
-from keras_dist.errors import DataError, shorten, unreadable
+from keras_dist.errors import DataError, cause, shorten, unreadable
 from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import read_regular
 
@@ -179,12 +179,9 @@ def _decoded(path: Any, mode: str) -> Any:
         opened.load()
         return opened
     except Exception as error:  # Pillow raises errors of many kinds for broken files, and one for bombs
-        raise unreadable(error)(
-            f"{shorten(str(path))} is no image that can be read",
-            given=f"{type(error).__name__}: {error}",
-            expected="a whole file of an image, as PNG, JPEG, GIF or BMP, of a size that Pillow takes for harmless",
-            fix="remove the file, or write it anew",
-        ) from error
+        given = cause(error)
+        fix = "remove the file, or write it again as PNG, JPEG, GIF or BMP, whole and of a size that Pillow accepts"
+        raise unreadable(error)(f"{shorten(str(path))} cannot be read as an image", given=given, fix=fix) from error
 
 
 def _resized(array: np.ndarray, axis: int, size: int, interpolation: str) -> np.ndarray:
@@ -225,9 +222,6 @@ _KERNELS: dict[str, Any] = {
 
 
 def _no_image(given: str) -> DataError:
-    return DataError(
-        "an array is no image",
-        given=given,
-        expected="one image, (height, width, channels), with 1, 3 or 4 channels",
-        fix="take one image of a batch: x[0]",
-    )
+    summary = "an image must have the shape (height, width, channels), with 1, 3 or 4 channels"
+    fix = "take one image of a batch: x[0]"
+    return DataError(summary, given=given, fix=fix)

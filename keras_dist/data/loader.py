@@ -66,14 +66,11 @@ class DataLoader:
         else:
             for argument, is_given in (("batch_size", batch_size is not None), ("drop_remainder", drop_remainder)):
                 if is_given:
-                    raise DataError(
-                        f"`{argument}` cannot be given beside batches",
-                        given=f"{argument}, and {source.title}",
-                        expected="a source that makes its batches itself",
-                        fix=f"leave out {argument}, and let the source make other batches",
-                    )
+                    given = f"{argument}, and {source.title}"
+                    fix = f"leave out {argument}, and let the source make other batches"
+                    raise DataError(f"`{argument}` cannot be used with a source of batches", given=given, fix=fix)
             self._examples = Streaming(source)
-        seed = check_int("seed", seed, 0, wrong="fixes no order", error=DataError)
+        seed = check_int("seed", seed, 0, error=DataError)
         self._seed = seed if shuffle else None
         self._epoch = 0
 

@@ -41,12 +41,8 @@ class LookupSource(RowSource):
         self._dataset, self.name, self.length = dataset, name, len(dataset)
         self.title = f"{name}{shorten(dataset)}"
         if self.length == 0:
-            raise DataError(
-                f"the {name}data set is empty",
-                given=f"{self.title} with 0 examples",
-                expected="at least one",
-                fix="check the path or filter that made it",
-            )
+            given = f"{self.title} with 0 examples"
+            raise DataError(f"the {name}data set is empty", given=given, fix="check the path or filter that made it")
         self._first = self._checked(dataset[0], 0)
         self._like = jax.tree.map(lambda leaf: leaf[None], self._first)
         leaves, self._tree = jax.tree.flatten(self._first)
@@ -111,12 +107,10 @@ class LookupSource(RowSource):
         leaves, tree = jax.tree.flatten(checked)
         if (tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)) != self.form:
             with noting(self._place(number)):
-                raise DataError(
-                    "an example is another than the first",
-                    given=describe(checked),
-                    expected=f"{describe(self._first)}, as in example 0",
-                    fix="bring all examples to one structure, shape and dtype where they are read",
-                )
+                given = describe(checked)
+                fix = "bring all examples to one structure, shape and dtype where they are read"
+                expected = describe(self._first)
+                raise DataError("an example differs from the first", given=given, expected=expected, fix=fix)
         return [leaf.copy() for leaf in leaves]
 
     def _checked(self, example: PyTree, number: int) -> Arrays:
@@ -149,12 +143,9 @@ def list_as_array(item: PyTree, name: str) -> PyTree:
     try:
         return np.array(item)
     except ValueError as error:
-        raise DataError(
-            f"the lists in {name} are no array",
-            given=shorten(item),
-            expected="lists of one length, and in all examples the same one",
-            fix=f"pad or cut {name}, or let the data set give it as an array",
-        ) from error
+        summary = f"the lists in {name} must have one length, the same in all examples"
+        fix = f"pad or cut {name}, or let the data set give it as an array"
+        raise DataError(summary, given=shorten(item), fix=fix) from error
 
 
 def _lifted(leaf: PyTree) -> PyTree:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from keras_dist._arguments import LARGEST_SIZE, argument_error, check_int, check_option
+from keras_dist._arguments import LARGEST_SIZE, argument_error, check_int, check_kind, check_option, shapes
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
@@ -90,8 +90,7 @@ def pad_batch(
     rows = common_length(arrays, "", what="batch")
     divides_by_all = check_option("reduction", reduction, REDUCTIONS) in ("sum_over_batch_size", "mean")
     check_int("dim", dim, 0, error=DataError)
-    if not isinstance(pads_targets, bool | np.bool_):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise argument_error("pads_targets", pads_targets, "True or False", example=True, error=DataError)
+    check_kind("pads_targets", pads_targets, bool | np.bool_, "True or False", error=DataError)
     if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
         raise argument_error("value", value, "a number", example=0, error=DataError)
     if pads_targets and (dim == 0 or y is None):
@@ -104,9 +103,8 @@ def pad_batch(
         weights = jax.tree.map(lambda _: shared, y) if pads_targets else shared
     elif adds_weights and y is not None and jax.tree.structure(weights) != jax.tree.structure(y):
         raise DataError(
-            "pad_batch: sample_weight does not match y",
+            "pad_batch: `sample_weight` must be one array for all outputs, or a tree like y",
             given=f"{shorten(jax.tree.structure(weights))} for {shorten(jax.tree.structure(y))}",
-            expected="one array for all outputs, or a tree like y: what is added has weight 0 in each",
             fix="give weights of 1 where there are none",
         )
 
@@ -123,24 +121,17 @@ def pad_batch(
         return x, y, jax.tree.map(lambda weight: weighted(weight, length), weights)
     for name, leaf in named_leaves((x, y if pads_targets else None, None), ""):
         if leaf.ndim <= dim:
-            raise DataError(
-                f"pad_batch: {name} has no dim {dim}",
-                given=f"shape {leaf.shape}",
-                expected=f"at least {dim + 1} dims in each array to pad",
-                fix="pad arrays that have the dim by themselves, or choose another one",
-            )
+            fix = "pad arrays that have the dim by themselves, or choose another one"
+            raise DataError(f"pad_batch: {name} has no dim {dim}", given=shapes(**{name: leaf}), fix=fix)
 
     def spread(leaf: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return the weights of the positions in an array of `y`."""
         weight = weight.reshape(*weight.shape, *[1] * (dim + 1 - weight.ndim))
         shape = *leaf.shape[: dim + 1], *weight.shape[dim + 1 :]
         if any(given not in (1, size) for given, size in zip(weight.shape, shape, strict=True)):
-            raise DataError(
-                "pad_batch: sample_weight does not fit y",
-                given=f"weights of shape {weight.shape}, targets of shape {leaf.shape}",
-                expected=f"a weight for each row, or for each position: shape {leaf.shape[: dim + 1]}",
-                fix="give the weights before the padding, of the shape of the targets",
-            )
+            summary = f"pad_batch: `sample_weight` must be a weight for each row, or of shape {leaf.shape[: dim + 1]}"
+            fix = "give the weights before the padding, of the shape of the targets"
+            raise DataError(summary, given=shapes(weights=weight, targets=leaf), fix=fix)
         return weighted(np.broadcast_to(weight, shape), to_length(leaf.shape[dim], "y"))
 
     if pads_targets:
@@ -152,18 +143,13 @@ def pad_batch(
 def _checked(multiple_of: int | None, lengths: Sequence[int] | None) -> list[int]:
     """The lengths in ascending order, where there are some."""
     if (multiple_of is None) == (lengths is None):
-        raise DataError(
-            "pad_batch: there must be one way to choose the length",
-            given=f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}",
-            expected="either `multiple_of` or `lengths`",
-            fix="for example multiple_of=32, or lengths=(64, 128, 256)",
-        )
+        given = f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}"
+        fix = "for example multiple_of=32, or lengths=(64, 128, 256)"
+        raise DataError("pad_batch: either `multiple_of` or `lengths` must be given", given=given, fix=fix)
     if multiple_of is not None:
         check_int("multiple_of", multiple_of, 1, LARGEST_SIZE, error=DataError)
     items = lengths if isinstance(lengths, Iterable) else [] if lengths is None else [lengths]
-    return sorted(
-        check_int("lengths", length, 1, LARGEST_SIZE, wrong="holds no length", error=DataError) for length in items
-    )
+    return sorted(check_int("lengths", length, 1, LARGEST_SIZE, error=DataError) for length in items)
 
 
 def _padded_length(multiple_of: int | None, lengths: list[int], length: int, name: str) -> int:
@@ -173,12 +159,9 @@ def _padded_length(multiple_of: int | None, lengths: list[int], length: int, nam
     for enough in lengths:
         if enough >= length:
             return enough
-    raise DataError(
-        f"pad_batch: {name} is longer than all lengths",
-        given=f"length {length}, lengths={tuple(lengths)}",
-        expected="a length of at least that",
-        fix=f"add one to `lengths`, or cut {name} before",
-    )
+    given = f"length {length}, lengths={tuple(lengths)}"
+    fix = f"add a length of at least {length}, or cut {name} before"
+    raise DataError(f"pad_batch: {name} is longer than all lengths", given=given, fix=fix)
 
 
 def _padded(leaf: np.ndarray, dim: int, length: int, value: float) -> np.ndarray:

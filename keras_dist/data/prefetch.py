@@ -34,7 +34,7 @@ def prefetch_to_mesh(batches: Iterable[PyTree], distribution: Distribution, size
 
     Source: `flax.jax_utils.prefetch_to_device`.
     """
-    size = check_int("size", size, 1, wrong="is no number of batches", example=2, error=DataError)
+    size = check_int("size", size, 1, example=2, error=DataError)
     return _prefetched(iter(batches), distribution, size)
 
 

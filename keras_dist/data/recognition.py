@@ -16,7 +16,7 @@ from keras_dist.data.conversion import Arrays, is_array
 from keras_dist.data.lookup import LookupSource, list_as_array
 from keras_dist.data.source import DataSource, RowSource, registered
 from keras_dist.data.streams import StreamSource
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, cause, shorten, with_type
 
 Source = RowSource | StreamSource
 
@@ -53,20 +53,13 @@ def source_of(
     if kind is None:
         if isinstance(x, dict | list | tuple | None) or is_array(x):
             return ArraySource(x if prepare is None else prepare(x), y, sample_weight, name)
-        raise DataError(
-            f"{name}x is nothing that holds examples",
-            given=f"{shorten(x)} of type {type(x).__name__}",
-            expected=TAKEN,
-            fix="make an array of it, or a class with __iter__ that gives batches",
-        )
+        fix = "make an array of it, or a class with __iter__ that gives batches"
+        raise DataError(f"{name}x must be {TAKEN}", given=with_type(x), fix=fix)
     for argument, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
-            raise DataError(
-                f"`{argument}` cannot be given beside a data set",
-                given=f"{name}x={shorten(x)}, and {argument}",
-                expected=f"a data set that gives {argument} itself",
-                fix="let it give (x, y) or (x, y, sample_weight), or pass x as an array",
-            )
+            given = f"{name}x={shorten(x)}, and {argument}"
+            fix = "let the data set give (x, y) or (x, y, sample_weight), or pass x as an array"
+            raise DataError(f"`{argument}` cannot be used with a data set as x", given=given, fix=fix)
     if prepare is None and keys is None:
         return kind(x, name=name)
     if kind is LookupSource:
@@ -136,9 +129,6 @@ def _recognises(kind: type[DataSource], x: PyTree) -> bool:
     try:
         return bool(kind.recognises(x))
     except Exception as error:
-        raise DataError(
-            f"recognises of data source {kind.__name__} failed",
-            given=f"x={shorten(x)} of type {type(x).__name__}: {type(error).__name__}: {error}",
-            expected="a class method recognises(x) that gives True or False for whatever x is",
-            fix=f"let {kind.__name__}.recognises look at the type of x first",
-        ) from error
+        summary = f"{kind.__name__}.recognises(x) must return True or False for any x"
+        fix = f"let {kind.__name__}.recognises look at the type of x first"
+        raise DataError(summary, given=f"x={with_type(x)}: {cause(error)}", fix=fix) from error

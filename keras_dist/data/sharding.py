@@ -24,7 +24,7 @@ from keras_dist.distribution.process_rows import (
     replica_group_of,
 )
 from keras_dist.distribution.strategy import distribution
-from keras_dist.errors import DataError, did_you_mean, shorten
+from keras_dist.errors import DataError, did_you_mean, one_of, with_type
 
 
 class ShardPolicy(enum.StrEnum):
@@ -50,12 +50,8 @@ class ShardPolicy(enum.StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> ShardPolicy:
         options = [policy.value for policy in cls]
-        raise DataError(
-            "there is no such policy" + (did_you_mean(value.lower(), options) if isinstance(value, str) else ""),
-            given=f"policy={shorten(value)}",
-            expected=f"one of {', '.join(map(repr, options))}",
-            fix="policy='auto'",
-        )
+        near = did_you_mean(value.lower(), options) if isinstance(value, str) else ""
+        raise argument_error("policy", value, one_of(options) + near, example="auto", error=DataError)
 
 
 def replica_group(
@@ -78,12 +74,9 @@ def replica_group(
         return replica_group_of(layout, process_index, process_of)
     if job.process_count() == 1:
         return ReplicaGroup.numbered(1, 0)
-    raise DataError(
-        "no distribution says which rows each process owns",
-        given=f"{job.process_count()} processes, no distribution",
-        expected="a distribution over the devices of the job",
-        fix="set_distribution(DataParallel()), or give num_groups and group_index",
-    )
+    given = f"{job.process_count()} processes, no distribution"
+    fix = "set_distribution(DataParallel()), or give num_groups and group_index"
+    raise DataError("no distribution says which rows each process owns", given=given, fix=fix)
 
 
 class ShareRows(NamedTuple):
@@ -203,12 +196,9 @@ def auto_shard_dataset(
     if policy is ShardPolicy.FILE:
         return _share_of_files(known, reader)
     if dataset is None:
-        raise DataError(
-            "there are no rows to divide",
-            given=f"names of files alone, {reader.count} groups of processes" if known else "dataset=None",
-            expected="rows, a function that opens the files, or at least one file for each group",
-            fix="auto_shard_dataset(open_files, files=files)",
-        )
+        given = f"names of files alone, {reader.count} groups of processes" if known else "dataset=None"
+        fix = "auto_shard_dataset(open_files, files=files), with at least one file for each group"
+        raise DataError("there are no rows to divide", given=given, fix=fix)
     rows = known.open(known.names) if known is not None else dataset
     return rows if reader.count == 1 else _share_of_rows(rows, reader, batch_size)
 
@@ -222,12 +212,9 @@ def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
     """Return the files of a data set, if they are known, and what makes a data set of some of them."""
     if files is not None:
         if dataset is not None and not callable(dataset):
-            raise DataError(
-                "with `files`, the data set is what opens them",
-                given=f"a {type(dataset).__name__} and files",
-                expected="a function from a list of files to the rows in them, or None",
-                fix="auto_shard_dataset(open_files, files=files), or leave files out",
-            )
+            summary = "with `files`, the data set must be a function that opens them, or None"
+            given = f"a {type(dataset).__name__} and files"
+            raise DataError(summary, given=given, fix="auto_shard_dataset(open_files, files=files), or leave files out")
         return _Files(_in_order(files), list if dataset is None else dataset)
     names, with_files = getattr(dataset, "files", None), getattr(dataset, "with_files", None)
     return _Files(_in_order(names), with_files) if names is not None and callable(with_files) else None
@@ -236,31 +223,25 @@ def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
 def _in_order(files: Any) -> list[Any]:
     if isinstance(files, Iterable) and not isinstance(files, str | bytes | os.PathLike | Set):
         return list(files)
-    expected = "names or paths, in an order that is the same in all processes: files=sorted(...)"
-    raise argument_error("files", files, expected, wrong="is not a list of files", error=DataError)
+    expected = "a list of names or paths, in an order that is the same in all processes"
+    raise argument_error("files", files, expected, fix="files=sorted(...)", error=DataError)
 
 
 def _reader(num_groups: int | None, group_index: int | None, group: ReplicaGroup | None) -> ReplicaGroup:
     if num_groups is None and group_index is None:
         return replica_group() if group is None else group
     if group is not None:
-        raise DataError(
-            "the group of processes is given twice",
-            given=f"num_groups={num_groups!r}, group_index={group_index!r}, {group}",
-            expected="numbers, or a ReplicaGroup",
-            fix="leave one of them out",
-        )
+        given = f"num_groups={num_groups!r}, group_index={group_index!r}, {group}"
+        fix = "leave one of them out"
+        raise DataError("`group` cannot be used with `num_groups` and `group_index`", given=given, fix=fix)
     return ReplicaGroup.numbered(num_groups, group_index)  # pyright: ignore[reportArgumentType]
 
 
 def _share_of_files(known: _Files | None, reader: ReplicaGroup) -> Any:
     if known is None or len(known.names) < reader.count:
-        raise DataError(
-            "whole files cannot be divided among the processes",
-            given="a data set whose files are not known" if known is None else f"{len(known.names)} files",
-            expected=f"at least {reader.count} files, one for each group of processes",
-            fix="policy='data', or files=[...]" if known is None else "policy='data', or write more, smaller files",
-        )
+        given = "a data set whose files are not known" if known is None else f"{len(known.names)} files"
+        fix = "policy='data', or files=[...]" if known is None else "policy='data', or write more, smaller files"
+        raise DataError(f"{reader.count} groups of processes need at least one file each", given=given, fix=fix)
     return known.open(known.names[reader.index :: reader.count])
 
 
@@ -276,12 +257,8 @@ def _share_of_rows(dataset: Any, reader: ReplicaGroup, batch_size: int | None) -
             return _SequenceShare(dataset, share_rows(len(dataset), reader, batch_size).numbers)
         if hasattr(dataset, "__iter__"):
             return _IterableShare(dataset, reader, check_batch_size(batch_size, default=reader.multiple_of))
-    raise DataError(
-        "the data set holds no rows in a fixed order",
-        given=f"{shorten(dataset)} of type {type(dataset).__name__}",
-        expected="arrays, something with __len__ and __getitem__ by number, or an iterable",
-        fix="cut it yourself and pass policy='off'",
-    )
+    summary = "the data set must have rows in a fixed order: arrays, __len__ and __getitem__, or an iterable"
+    raise DataError(summary, given=with_type(dataset), fix="cut it yourself and pass policy='off'")
 
 
 class _SequenceShare(Sequence[Any]):

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.batch_keys import BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.process_rows import Portion, Share
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError
 
 
 class DataSource:
@@ -74,12 +75,8 @@ def register_source(source: S) -> S:
         DataError: it is no class, or has no `recognises`.
     """
     if not isinstance(source, type) or not callable(getattr(source, "recognises", None)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DataError(
-            f"register_source: {getattr(source, '__name__', shorten(source))} cannot be asked what it reads",
-            given=f"{shorten(source)} of type {type(source).__name__}",
-            expected="a class with a class method recognises(x)",
-            fix="derive the class from ArraySource, LookupSource or StreamSource, and define recognises(cls, x)",
-        )
+        fix = "derive it from ArraySource, LookupSource or StreamSource, and define recognises(cls, x)"
+        raise argument_error("source", source, "a class with a class method recognises(x)", fix=fix, error=DataError)
     registered.insert(0, source)
     return source
 

@@ -361,7 +361,7 @@ def _length(iterable: Any) -> float | None:
 
 
 def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:
-    return DataError("there is no batch", given=title, expected="at least one batch", fix=fix)
+    return DataError("there is no batch", given=title, fix=fix)
 
 
 def _skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:
@@ -413,12 +413,9 @@ def read_in_threads(read: Callable[[int], PyTree], count: int, threads: int, ahe
 
 def _check_alike(arrays: Arrays, first: Arrays) -> None:
     if _kind(arrays) != _kind(first):
-        raise DataError(
-            "a batch is another than the first",
-            given=describe(arrays),
-            expected=f"{describe(first)}, as in the first batch, with any number of rows",
-            fix="bring all batches to one structure, dtype and number of dims where they are made",
-        )
+        expected = f"{describe(first)}, with any number of rows"
+        fix = "bring all batches to one structure, dtype and number of dims where they are made"
+        raise DataError("a batch differs from the first", given=describe(arrays), expected=expected, fix=fix)
 
 
 def _copied(leaf: np.ndarray, padding: int) -> np.ndarray:

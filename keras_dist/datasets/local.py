@@ -78,9 +78,7 @@ def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
     """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     if "://" in chosen:
-        raise DataError(
-            f"the {builder_class.title} data set is kept on disk", given=chosen, expected="a local folder", fix=_FIX
-        )
+        raise DataError(f"the {builder_class.title} data set must be in a local folder", given=chosen, fix=_FIX)
     return Path(chosen).expanduser().absolute()
 
 
@@ -98,12 +96,9 @@ def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
     try:
         prepare(builder_class, root)
     except OSError as error:
-        raise DataError(
-            f"cannot write the {builder_class.title} data set to {str(root)!r}",
-            given=str(error),
-            expected=f"a folder that can be written to, with about {builder_class.size_mb} MB free",
-            fix=_FIX,
-        ) from error
+        summary = f"cannot write the {builder_class.title} data set to {str(root)!r}"
+        expected = f"a folder that can be written to, with about {builder_class.size_mb} MB free"
+        raise DataError(summary, given=str(error), expected=expected, fix=_FIX) from error
     return _read(builder_class, root)
 
 

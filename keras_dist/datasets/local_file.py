@@ -74,9 +74,6 @@ def _check_hash(path: pathlib.Path, wanted: str, algorithm: str) -> None:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     if digest.hexdigest() != wanted.lower():
-        raise DataError(
-            f"the file {path.name!r} is not the one that is asked for",
-            given=f"{path} with the {algorithm} {digest.hexdigest()}",
-            expected=wanted,
-            fix="get it anew, or leave the hash out",
-        )
+        given = f"{path} with the {algorithm} {digest.hexdigest()}, not {wanted}"
+        fix = "get it anew, or leave the hash out"
+        raise DataError(f"the file {path.name!r} is not the one that is asked for", given=given, fix=fix)

@@ -59,13 +59,8 @@ class Mnist(LocalBuilder):
             with _few_retries():
                 files: Any = dl_manager.download(urls)
         except (OSError, tfds.download.DownloadError, download_manager.NonMatchingChecksumError) as error:
-            raise DataError(
-                "cannot download MNIST",
-                given=f"{error}",
-                expected=f"the files {', '.join(urls)} at the addresses that tfds has for them",
-                fix=f"call it once with a network, or copy the files to {str(self.manual_dir)!r}; "
-                "keras_dist.datasets.digits.load_data() gives smaller digits that need neither",
-            ) from error
+            fix = f"call it with a network, copy them to {str(self.manual_dir)!r}, or use datasets.digits.load_data()"
+            raise DataError(f"cannot download MNIST, the files {', '.join(urls)}", given=f"{error}", fix=fix) from error
         return {split: self._generate_examples(files, name) for split, name in _FILES.items()}
 
     def _generate_examples(self, files: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]:

@@ -98,9 +98,8 @@ def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Call
         return
     more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     raise ClusterError(
-        f"the processes of the job do not run the same program: {about}",
+        f"the processes of the job must run the same program: {about}",
         given="; ".join(_told(name, [facts.get(name) for facts in told]) for name in different[:_SHOWN]) + more,
-        expected="the same in every process",
         fix="start the same script with the same arguments and packages in every process; where only a program "
         "differs, compare what layers, losses and metrics are given and what their functions compute",
     )

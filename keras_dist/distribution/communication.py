@@ -9,7 +9,8 @@ from typing import Any, Literal
 import jax
 
 from keras_dist import _jax
-from keras_dist.errors import ClusterError, shorten
+from keras_dist._arguments import check_kind
+from keras_dist.errors import ClusterError, one_of, shorten
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # JAX's own types are unknown in part
@@ -51,12 +52,9 @@ class CommunicationOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.implementation, str) or self.implementation not in _IMPLEMENTATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ClusterError(
-                "CommunicationOptions: unknown `implementation`",
-                given=f"implementation={shorten(self.implementation)}",
-                expected=f"one of {', '.join(map(repr, _IMPLEMENTATIONS))}",
-                fix=_WAYS_OUT_OF_TENSORFLOW.get(_name(self.implementation), 'CommunicationOptions("auto")'),
-            )
+            summary = f"CommunicationOptions: `implementation` must be {one_of(_IMPLEMENTATIONS)}"
+            fix = _WAYS_OUT_OF_TENSORFLOW.get(_name(self.implementation), 'CommunicationOptions("auto")')
+            raise ClusterError(summary, given=f"implementation={shorten(self.implementation)}", fix=fix)
 
 
 def _name(implementation: Any) -> str:
@@ -70,13 +68,10 @@ def apply_communication_options(options: Any) -> None:
     Raises:
         ClusterError: these are no options, or what they ask for is not on this machine. No setting is changed then.
     """
-    if not isinstance(options, CommunicationOptions):
-        raise ClusterError(
-            "initialize: `communication_options` is not a CommunicationOptions",
-            given=f"communication_options={shorten(options)}",
-            expected="keras_dist.distribution.CommunicationOptions",
-            fix='communication_options=kd.distribution.CommunicationOptions("gloo")',
-        )
+    fix = 'communication_options=kd.distribution.CommunicationOptions("gloo")'
+    check_kind(
+        "communication_options", options, CommunicationOptions, "a CommunicationOptions", fix=fix, error=ClusterError
+    )
     if options.implementation == "nccl":
         _check_gpus()
     elif options.implementation != "auto":
@@ -87,21 +82,15 @@ def apply_communication_options(options: Any) -> None:
 
 def _check_gpus() -> None:
     if not _jax.looks_for_gpus():
-        raise ClusterError(
-            "CommunicationOptions: NCCL connects GPUs, and JAX will not run on any",
-            given='implementation="nccl"',
-            expected="the plugin of JAX for GPUs, and no `jax_platforms` that keeps JAX from them",
-            fix='pip install "jax[cuda12]" on machines with GPUs, or CommunicationOptions("gloo") for CPU devices',
-        )
+        summary = "CommunicationOptions: NCCL connects GPUs, and JAX will not run on any"
+        fix = 'pip install "jax[cuda12]" on machines with GPUs, or CommunicationOptions("gloo") for CPU devices'
+        raise ClusterError(summary, given='implementation="nccl"', fix=fix)
 
 
 def _check_mpi() -> None:
     """Check for the library of MPI, without which its calls end the process."""
     library = os.environ.get(_MPI_VARIABLE, "")
     if not os.path.isfile(library):
-        raise ClusterError(
-            "CommunicationOptions: JAX finds no library of MPI",
-            given=f'implementation="mpi", {_MPI_VARIABLE}={library!r}',
-            expected="a library of MPI that is wrapped by MPIwrapper, in a file that the variable names",
-            fix=f'build MPIwrapper and set {_MPI_VARIABLE}, or CommunicationOptions("gloo")',
-        )
+        summary = "CommunicationOptions: JAX finds no library of MPI, wrapped by MPIwrapper"
+        fix = f'build MPIwrapper and set {_MPI_VARIABLE} to its file, or CommunicationOptions("gloo")'
+        raise ClusterError(summary, given=f'implementation="mpi", {_MPI_VARIABLE}={library!r}', fix=fix)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from keras_dist._arguments import check_exclusive
 from keras_dist._types import Device
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
@@ -48,13 +49,7 @@ class DataParallel(Distribution):
         *,
         shard_optimizer: bool = False,
     ) -> None:
-        if device_mesh is not None and devices is not None:
-            raise DistributionError(
-                "DataParallel: the devices are given twice",
-                given=f"device_mesh={device_mesh}, devices={devices}",
-                expected="`device_mesh` or `devices`",
-                fix="drop one of them",
-            )
+        check_exclusive(DistributionError, device_mesh=device_mesh, devices=devices)
         if device_mesh is None:
             device_mesh = DeviceMesh([-1], [DEFAULT_BATCH_DIM_NAME], devices)
         device_mesh = check_mesh(device_mesh, DistributionError)
@@ -79,12 +74,9 @@ class DataParallel(Distribution):
         """
         first = mesh.axis_names[0]
         if config.batch_axis not in (None, first, (first,)):
-            raise ConfigError(
-                "distribution.batch_axis is not the first axis of the mesh",
-                given=f"{config.batch_axis!r} with strategy 'data_parallel', mesh {mesh.describe()}",
-                expected=f"{first!r}: data_parallel puts the batch on the first axis",
-                fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'",
-            )
+            summary = f"distribution.batch_axis must be {first!r}, the first axis of the mesh"
+            given = f"{config.batch_axis!r}, mesh {mesh.describe()}"
+            raise ConfigError(summary, given=given, fix=f"batch_axis = {first!r}, or strategy = 'model_parallel'")
         return cls(mesh, shard_optimizer=config.shard_optimizer)
 
     @property

@@ -102,7 +102,7 @@ def suggest_mesh_shapes(count: int) -> list[dict[str, int]]:
         >>> suggest_mesh_shapes(4)
         [{'data': 4, 'model': 1}, {'data': 2, 'model': 2}, {'data': 1, 'model': 4}]
     """
-    count = check_int("count", count, 1, wrong="is not a number of devices", example=8, error=DeviceError)
+    count = check_int("count", count, 1, example=8, error=DeviceError)
     return [{"data": count // model, "model": model} for model in range(1, count + 1) if count % model == 0]
 
 

@@ -59,12 +59,9 @@ def find_device(device: Device | str) -> Device:
     for candidate in candidates:
         if str(candidate.id) == device_id:
             return candidate
-    raise DeviceError(
-        f"Device not found: {name!r}",
-        given=f"{name!r}",
-        expected=f"one of {_span([device_name(d) for d in candidates])}",
-        fix="name an existing device; for more fake CPU devices call `kd.use_cpu_devices(n)` before any other JAX call",
-    )
+    given = f"devices {_span([device_name(d) for d in candidates])}"
+    fix = "name an existing device; for more fake CPU devices call `kd.use_cpu_devices(n)` before any other JAX call"
+    raise DeviceError(f"Device not found: {name!r}", given=given, fix=fix)
 
 
 def use_cpu_devices(count: int) -> None:
@@ -86,7 +83,7 @@ def use_cpu_devices(count: int) -> None:
         >>> kd.distribution.get_device_count("cpu")
         8
     """
-    count = check_int("count", count, 1, wrong="is not a number of devices", example=8, error=DeviceError)
+    count = check_int("count", count, 1, example=8, error=DeviceError)
     if _jax.backend_started():
         _confirm_cpu_devices(count)
         return
@@ -99,23 +96,17 @@ def use_cpu_devices(count: int) -> None:
 def check_not_forked() -> None:
     """Check that JAX can run in this process; in a forked process it would hang."""
     if _jax.is_forked():
-        raise DeviceError(
-            "this process was forked from one in which JAX had started, and JAX cannot run in it",
-            given="os.fork, or multiprocessing with the start method 'fork', after the first JAX computation",
-            expected="a process of its own",
-            fix='multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device',
-        )
+        given = "os.fork, or multiprocessing with the start method 'fork', after the first JAX computation"
+        fix = 'multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device'
+        raise DeviceError("JAX cannot run in a process that was forked after JAX had started", given=given, fix=fix)
 
 
 def _confirm_cpu_devices(count: int) -> None:
     existing = [device_name(device) for device in jax.devices()]
     if len(existing) != count or not all(name.startswith("cpu:") for name in existing):
-        raise DeviceError(
-            f"use_cpu_devices({count}): JAX has already started, and its devices can no longer be changed",
-            given=f"{len(existing)} running device(s), {_span(existing)}",
-            expected="a call before the first JAX computation, jax.devices() or DeviceMesh",
-            fix=f"restart the process (notebook: the kernel) and put `kd.use_cpu_devices({count})` first",
-        )
+        summary = f"use_cpu_devices({count}): JAX has already started, and its devices can no longer be changed"
+        fix = f"restart the process (notebook: the kernel) and put `kd.use_cpu_devices({count})` first"
+        raise DeviceError(summary, given=f"{len(existing)} running device(s), {_span(existing)}", fix=fix)
 
 
 def _devices_of(device_type: str | None) -> list[Device]:
@@ -127,9 +118,8 @@ def _devices_of(device_type: str | None) -> list[Device]:
     except RuntimeError as error:
         raise DeviceError(
             f"Device not found: this machine has no {device_type!r} devices",
-            given=f"device type {device_type!r}",
-            expected=f"a type of one of the devices here: {_span([device_name(d) for d in jax.devices()])}",
-            fix=f"install the JAX plugin for it, or use another type (JAX said: {error})",
+            given=f"devices {_span([device_name(d) for d in jax.devices()])}",
+            fix=f"install the JAX plugin, or use another type (JAX said: {error})",
         ) from error
 
 

@@ -76,7 +76,6 @@ class FullySharded(RuleBased):
             "min_size_bytes",
             min_size_bytes,
             0,
-            wrong="is not a number of bytes",
             example=2**20,
             error=DistributionError,
         )
@@ -130,10 +129,7 @@ def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMa
         return LayoutMap(mesh)
     layout_map = LayoutMap.of(layout_map)
     if not isinstance(layout_map, LayoutMap) or layout_map.device_mesh != mesh:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DistributionError(
-            "FullySharded: `layout_map` is not a LayoutMap of the same mesh",
-            given=f"layout_map={layout_map!r} of type {type_name(layout_map)}, device_mesh={mesh}",
-            expected=f"a LayoutMap on mesh {mesh.describe()}",
-            fix="LayoutMap(mesh) with the mesh that FullySharded gets",
-        )
+        summary = f"FullySharded: `layout_map` must be a LayoutMap on mesh {mesh.describe()}"
+        given = f"layout_map={layout_map!r} of type {type_name(layout_map)}"
+        raise DistributionError(summary, given=given, fix="LayoutMap(mesh) with the mesh that FullySharded gets")
     return layout_map

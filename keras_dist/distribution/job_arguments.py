@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
-from keras_dist._arguments import check_int, check_optional
+from keras_dist._arguments import check_int, check_kind, check_optional
 from keras_dist.errors import ClusterError, shorten
 
 ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
@@ -103,53 +103,37 @@ def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int 
     try:
         return int(text)
     except ValueError:
-        raise ClusterError(
-            f"environment variable {name} is not an integer",
-            given=f"{name}={text!r}",
-            expected="an integer such as 2",
-            fix=f"export {name}=2, or unset it and pass the argument to initialize()",
-        ) from None
+        given = f"{name}={text!r}"
+        fix = f"export {name}=2, or unset it and pass the argument to initialize()"
+        raise ClusterError(f"environment variable {name} must be an integer", given=given, fix=fix) from None
 
 
 def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
     for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
         check_optional(check_int, name, value, low, _MOST_PROCESSES, error=ClusterError)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
-        raise ClusterError(
-            "process_id is out of range",
-            given=f"process_id={process_id}, num_processes={num_processes}",
-            expected=f"0 <= process_id < {num_processes}",
-            fix="number the processes from 0",
-        )
+        given = f"process_id={process_id}, num_processes={num_processes}"
+        fix = "number the processes from 0"
+        raise ClusterError(f"process_id must be from 0 to {num_processes - 1}", given=given, fix=fix)
 
 
 def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[str, ...]:
     """The addresses one by one."""
     if job_addresses is None:
         return ()
-    if not isinstance(job_addresses, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ClusterError(
-            "initialize: `job_addresses` is not a string",
-            given=f"job_addresses={job_addresses!r}",
-            expected='addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"',
-            fix='",".join(job_addresses)',
-        )
+    expected = 'a string of addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"'
+    check_kind("job_addresses", job_addresses, str, expected, fix='",".join(job_addresses)', error=ClusterError)
     addresses = [address.strip() for address in job_addresses.split(",")]
     if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
         raise ClusterError(
             f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
-            given=f"job_addresses={job_addresses!r}, num_processes={num_processes}",
-            expected="one address for each process, or only the coordinator's",
-            fix="list every process once, or drop all addresses but the first",
+            fix="list every process once, or only the coordinator's address",
         )
     host, _, port = addresses[0].rpartition(":")
     if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
-        raise ClusterError(
-            "initialize: the coordinator's address has no port",
-            given=f"{addresses[0]!r}",
-            expected='"host:port", such as "10.0.0.1:1234"',
-            fix=f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine',
-        )
+        given = f"{addresses[0]!r}"
+        fix = f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
+        raise ClusterError('initialize: the coordinator\'s address must be "host:port"', given=given, fix=fix)
     return tuple(addresses)
 
 
@@ -159,40 +143,41 @@ def _tf_config(text: str) -> tuple[list[str], int] | None:
     Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
     """
 
-    def mistake(summary: str, given: Any, expected: str, fix: str = "") -> ClusterError:
+    def mistake(summary: str, given: Any, fix: str = "") -> ClusterError:
         fix = fix or f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'"
-        return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), expected=expected, fix=fix)
+        return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), fix=fix)
 
     try:
         document = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise mistake("is not a JSON object", text, f"an object such as {_TF_CONFIG_EXAMPLE}")
+        raise mistake("must be a JSON object", text)
     document = cast(dict[str, Any], document)
     cluster, task = cast(Any, document.get("cluster") or {}), document.get("task")
     if not isinstance(cluster, dict):
-        raise mistake('"cluster" is not an object', cluster, "a list of addresses for each type of task")
+        raise mistake('"cluster" must be an object: a list of addresses for each type of task', cluster)
     cluster = cast(dict[str, Any], cluster)
     kind = cast(dict[str, Any], task).get("type") if isinstance(task, dict) else None
     for refused, (reason, fix) in _REFUSED.items():
         if kind == refused or cluster.get(refused):
-            raise mistake(f'"{refused}" is not supported', document, reason, fix)
+            raise mistake(f'"{refused}" is not supported: {reason}', document, fix)
     if not cluster:
         return None
     if unknown := sorted({*map(str, cluster)} - {"chief", "worker", *_REFUSED}):
-        raise mistake(f"unknown type of task {unknown[0]!r}", cluster, '"chief" and "worker"')
+        raise mistake(f'the type of a task must be "chief" or "worker", not {unknown[0]!r}', cluster)
     addresses = {name: cluster.get(name, []) for name in ("chief", "worker")}
     for name, listed in addresses.items():
         if not isinstance(listed, list) or not all(isinstance(one, str) for one in cast(list[Any], listed)):
-            raise mistake(f'"{name}" is not a list of addresses', listed, '["host1:1234", "host2:2345"]')
+            raise mistake(f'"{name}" must be a list of addresses, such as ["host1:1234", "host2:2345"]', listed)
     if len(addresses["chief"]) > 1:
-        raise mistake("has more than one chief", addresses["chief"], "one address, or none: the first worker is chief")
+        fix = "leave one address, or none: the first worker is chief"
+        raise mistake("there can be only one chief", addresses["chief"], fix)
     if not isinstance(task, dict) or not isinstance(kind, str) or kind not in addresses:
-        raise mistake('"task" does not say which process this is', task, '{"type": "worker", "index": 0}')
+        raise mistake('"task" must name this process, as {"type": "worker", "index": 0}', task)
     index = cast(dict[str, Any], task).get("index")
     count = len(addresses[kind])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
-        raise mistake(f'"index" of the {kind} is out of range', task, f"0 <= index < {count}")
+        raise mistake(f'"index" of the {kind} must be an integer below {count}, the number of its addresses', task)
     workers = [*addresses["chief"], *addresses["worker"]]
     return workers, index if kind == "chief" else index + len(addresses["chief"])

@@ -184,19 +184,13 @@ def _seconds_until(end: float) -> int:
 
 def _check_is_first_use() -> None:
     if _jax.job_client() is not None:
-        raise ClusterError(
-            "initialize: this process has joined a job already",
-            given="process {} of {}".format(*_jax.place_in_job()),
-            expected="one call for each process",
-            fix="remove the second call; also jax.distributed.initialize joins",
-        )
+        given = "process {} of {}".format(*_jax.place_in_job())
+        fix = "remove the second call; also jax.distributed.initialize joins"
+        raise ClusterError("initialize: this process has joined a job already", given=given, fix=fix)
     if _jax.backend_started():
-        raise ClusterError(
-            "initialize: JAX has started already, as a process of its own",
-            given=f"a {jax.default_backend()} backend with {jax.local_device_count()} devices",
-            expected="a call before any computation, and before jax.devices()",
-            fix="make keras_dist.initialize() the first line of the program after the imports",
-        )
+        given = f"a {jax.default_backend()} backend with {jax.local_device_count()} devices"
+        fix = "make keras_dist.initialize() the first line of the program after the imports"
+        raise ClusterError("initialize: JAX has started already, as a process of its own", given=given, fix=fix)
 
 
 @contextlib.contextmanager
@@ -276,12 +270,9 @@ class _Attempt:
                     self.waiting.enter_context(_telling(f"{others} of {processes} at {address}"))
                     return self._given_host() or own_address
         unknown = isinstance(reason, socket.gaierror | UnicodeError)
-        raise ClusterError(
-            f"process {process} of {processes} cannot reach the coordinator at {address}",
-            given=f"{'unknown host' if unknown else 'no answer'}: {reason}",
-            expected="process 0, started with the same address, within initialization_timeout_s",
-            fix="start process 0, on the machine with this address; look whether a firewall closes the port",
-        )
+        summary = f"process {process} of {processes} cannot reach the coordinator at {address}"
+        fix = "start process 0 on the machine with this address, in time; check whether a firewall closes the port"
+        raise ClusterError(summary, given=f"{'unknown host' if unknown else 'no answer'}: {reason}", fix=fix)
 
     def _given_host(self) -> str | None:
         """The host on which this process was told to listen, if it is one of this machine."""
@@ -304,12 +295,10 @@ class _Attempt:
                 "the call out, or write initialize(required=False), which joins a job where there is one"
             )
             sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
-            return ClusterError(
-                f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job",
-                given=f"{known or 'nothing'}; {shorten(error)}",
-                expected=f"arguments, {sources}",
-                fix='initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone,
-            )
+            summary = f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job"
+            fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
+            expected = f"arguments, {sources}"
+            return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", expected=expected, fix=fix)
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
         missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
@@ -324,9 +313,8 @@ class _Attempt:
         return ClusterError(
             f"process {process} of {processes}: {what}",
             given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
-            expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, within "
-            "initialization_timeout_s",
-            fix="look how the missing process ended or what it was given, and start all again",
+            expected=f"processes 0 to {processes - 1}, each once, all with num_processes={processes}, in time",
+            fix="check the logs of the missing process and its arguments, and start all again",
         )
 
 
@@ -388,21 +376,14 @@ def _claim(address: str, process: int, processes: int) -> None:
 
 
 def _has_joined(process: int, processes: int, given: str) -> ClusterError:
-    return ClusterError(
-        f"process {process} of {processes} has joined already",
-        given=f"process_id={process}: {given}",
-        expected="another process_id in each process",
-        fix="number the processes from 0, each once",
-    )
+    summary = f"process {process} of {processes} has joined already"
+    fix = "number the processes from 0, each once"
+    return ClusterError(summary, given=f"process_id={process}: {given}", fix=fix)
 
 
 def _disagreement(given: str) -> ClusterError:
-    return ClusterError(
-        "initialize: the processes of the job were not given the same arguments",
-        given=given,
-        expected="the same addresses, number of processes and communication_options in each",
-        fix="start all processes with the same arguments",
-    )
+    fix = "start all with the same addresses, number of processes and communication_options"
+    return ClusterError("initialize: the processes of the job must be given the same arguments", given=given, fix=fix)
 
 
 def _answers(address: str) -> bool:
@@ -430,9 +411,6 @@ def _check_can_listen(address: str) -> str:
 
 
 def _cannot_listen(address: str, reason: Exception) -> ClusterError:
-    return ClusterError(
-        "initialize: the coordinator cannot listen on its address",
-        given=f"{address!r}: {reason}",
-        expected="an address of this machine, and a port that is free",
-        fix=f"name one; where others reach this machine by another address, set {_BIND_VARIABLE}",
-    )
+    given = f"{address!r}: {reason}"
+    fix = f"name an address of this machine and a free port; if others use another address, set {_BIND_VARIABLE}"
+    return ClusterError("initialize: the coordinator cannot listen on its address", given=given, fix=fix)

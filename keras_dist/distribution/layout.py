@@ -64,12 +64,9 @@ class TensorLayout:
     @device_mesh.setter
     def device_mesh(self, device_mesh: DeviceMesh) -> None:
         if self._device_mesh is not None:
-            raise LayoutError(
-                "Cannot override device mesh value",
-                given=f"{device_mesh} for layout {self._axes}, whose mesh is {self._device_mesh}",
-                expected="a layout without a mesh",
-                fix="make a new TensorLayout for the other mesh",
-            )
+            given = f"{device_mesh} for layout {self._axes}, whose mesh is {self._device_mesh}"
+            fix = "make a new TensorLayout for the other mesh"
+            raise LayoutError("Cannot override device mesh value", given=given, fix=fix)
         self._device_mesh = check_mesh(device_mesh, LayoutError)
         try:
             self._check()
@@ -86,12 +83,9 @@ class TensorLayout:
             DeviceError: a device of the mesh does not exist.
         """
         if self._device_mesh is None:
-            raise LayoutError(
-                "Cannot create sharding when device mesh is not set for TensorLayout.",
-                given=f"layout {self._axes} without a mesh",
-                expected="a mesh",
-                fix="pass `device_mesh=`, or insert the layout into a LayoutMap",
-            )
+            summary = "Cannot create sharding when device mesh is not set for TensorLayout."
+            given = f"layout {self._axes} without a mesh"
+            raise LayoutError(summary, given=given, fix="pass `device_mesh=`, or insert the layout into a LayoutMap")
         return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
 
     def on(self, device_mesh: DeviceMesh) -> TensorLayout:
@@ -147,12 +141,9 @@ class TensorLayout:
         names = [name for axis in self._axes for name in axis_tuple(axis)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise LayoutError(
-                f"Invalid layout: mesh axis {', '.join(map(repr, twice))} is used for more than one dim",
-                given=f"axes={self._axes}",
-                expected="each mesh axis at most once",
-                fix="keep it on one dim and write None for the other",
-            )
+            summary = f"Invalid layout: mesh axis {', '.join(map(repr, twice))} is used for more than one dim"
+            given = f"axes={self._axes}"
+            raise LayoutError(summary, given=given, fix="keep it on one dim and write None for the other")
         if self._device_mesh is None:
             return
         valid = list(self._device_mesh.axis_names)
@@ -161,9 +152,8 @@ class TensorLayout:
             raise LayoutError(
                 "Invalid axis names for Layout: "
                 + ", ".join(f"{name!r}{did_you_mean(name, valid)}" for name in unknown),
-                given=f"axes={self._axes}",
-                expected=f"axes of mesh {self._device_mesh.describe()}, or None",
-                fix="the value should be a TensorLayout, tuple or list of these names; None leaves a dim unsharded",
+                given=f"axes={self._axes}, mesh {self._device_mesh.describe()}",
+                fix=f"the value should be a TensorLayout, tuple or list of {valid}; None leaves a dim unsharded",
             )
 
 
@@ -179,12 +169,9 @@ def layout_on(axes: Sequence[Axis], device_mesh: DeviceMesh) -> TensorLayout:
 
 def _normal_axes(axes: Any) -> tuple[Axis, ...]:
     if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
-        raise LayoutError(
-            "`axes` of a layout is not a sequence",
-            given=f"axes={shorten(axes)} of type {type_name(axes)}",
-            expected="an entry for each dim",
-            fix=f"({axes!r},) for a tensor of one dim" if isinstance(axes, str) else '(None, "model") for two dims',
-        )
+        given = f"axes={shorten(axes)} of type {type_name(axes)}"
+        fix = f"({axes!r},) for a tensor of one dim" if isinstance(axes, str) else '(None, "model") for two dims'
+        raise LayoutError("`axes` of a layout must be a sequence with an entry for each dim", given=given, fix=fix)
     return tuple(_normal_axis(axis, axes) for axis in axes)
 
 
@@ -197,9 +184,5 @@ def _normal_axis(axis: Any, axes: Any) -> Axis:
     if all(isinstance(name, str) and name for name in entries):
         names = tuple(map(str, entries))
         return names if len(names) > 1 else (names[0] if names else None)
-    raise LayoutError(
-        f"{shorten(axis)} is not an entry of a layout",
-        given=f"axes={shorten(axes)}",
-        expected="None, the name of a mesh axis, or a tuple of names",
-        fix='for example (None, "model")',
-    )
+    summary = f"an entry of a layout must be None, an axis of the mesh, or a tuple of axes, not {shorten(axis)}"
+    raise LayoutError(summary, given=f"axes={shorten(axes)}", fix='for example (None, "model")')

@@ -7,12 +7,12 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar, Self
 
 from keras_dist import _html
-from keras_dist._arguments import argument_error, is_keras_object
+from keras_dist._arguments import check_kind, is_keras_object
 from keras_dist._patterns import Patterns, is_literal, pattern
 from keras_dist.distribution.layout import Axis, TensorLayout, from_keras
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.render import render_axes
-from keras_dist.errors import LayoutError, shorten, type_name
+from keras_dist.errors import LayoutError, shorten, with_type
 
 
 class LayoutMap(MutableMapping[str, TensorLayout]):
@@ -100,12 +100,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         self._check_key(key)
         layout = TensorLayout(layout) if isinstance(layout, tuple | list) else from_keras(layout)
         if not isinstance(layout, TensorLayout):
-            raise LayoutError(
-                f"rule {key!r}: {shorten(layout)} should be a TensorLayout",
-                given=f"{shorten(layout)} of type {type_name(layout)}",
-                expected="a TensorLayout, or a tuple or list of its axes",
-                fix='for example rules["dense/kernel"] = (None, "model")',
-            )
+            summary = f"rule {key!r}: {shorten(layout)} should be a TensorLayout, or a tuple or list of its axes"
+            given = with_type(layout)
+            raise LayoutError(summary, given=given, fix='for example rules["dense/kernel"] = (None, "model")')
         self._bind(key, layout)
         self._layout_map[key] = layout
         self._changed()
@@ -159,8 +156,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         Raises:
             LayoutError: `path` is not a string.
         """
-        if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise argument_error("path", path, "a path such as 'd1/kernel'", wrong="is not a string", error=LayoutError)
+        check_kind("path", path, str, "a string: a path such as 'd1/kernel'", error=LayoutError)
         if path in self._layout_map:
             return [path]
         if path not in self._matched:
@@ -184,12 +180,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         found = {name: self.matching_rules(name) for name in (path, *aliases)}
         for name, rules in found.items():
             if len(rules) > 1:
-                raise LayoutError(
-                    f"Path {name!r} matches multiple layout specification keys: {rules}",
-                    given=f"path {name!r}, rules {rules}",
-                    expected="at most one rule for each path",
-                    fix=f"narrow the regular expressions, or add an exact rule {name!r}",
-                )
+                summary = f"Path {name!r} matches multiple layout specification keys: {rules}"
+                fix = f"make the regular expressions more specific, or add an exact rule {name!r}"
+                raise LayoutError(summary, given=f"path {name!r}, rules {rules}", fix=fix)
         exact = {name: rules for name, rules in found.items() if rules == [name]}
         decided = {rules[0]: name for name, rules in (exact or found).items() if rules}
         if len({self._layout_map[rule].axes for rule in decided}) > 1:
@@ -197,7 +190,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 f"{path!r} is known by several paths, whose rules disagree: "
                 + ", ".join(f"{name!r} -> {self._layout_map[rule].axes} by {rule!r}" for rule, name in decided.items()),
                 given=f"one array with the paths {[path, *aliases]}",
-                expected="the same layout by every path",
                 fix="keep one of these rules",
             )
         return next(iter(decided), None)
@@ -207,25 +199,17 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         self._matched: dict[str, list[str]] = {}  # each path is matched once
 
     def _check_key(self, key: Any) -> None:
-        if not isinstance(key, str):
-            expected = "a path such as 'd1/kernel', or a regular expression for whole paths"
-            raise argument_error("rule", key, expected, wrong="is not a string", error=LayoutError)
+        expected = "a string: a path such as 'd1/kernel', or a regular expression for whole paths"
+        check_kind("rule", key, str, expected, error=LayoutError)
         if key in self._layout_map:
-            raise LayoutError(
-                f"{key} already exist in the LayoutMap with value {self._layout_map[key]}",
-                given=f"a second rule {key!r}",
-                expected="each rule once",
-                fix=f"`del rules[{key!r}]` first",
-            )
+            summary = f"{key} already exist in the LayoutMap with value {self._layout_map[key]}"
+            raise LayoutError(summary, given=f"a second rule {key!r}", fix=f"`del rules[{key!r}]` first")
         try:
             pattern(key)
         except re.error as error:
-            raise LayoutError(
-                f"rule {key!r} is not a regular expression: {error}",
-                given=f"{key!r}",
-                expected="a path, or a regular expression for whole paths",
-                fix=f"escape special characters: {re.escape(key)!r}",
-            ) from error
+            given = f"{key!r}"
+            fix = f"escape special characters: {re.escape(key)!r}"
+            raise LayoutError(f"rule {key!r} is not a regular expression: {error}", given=given, fix=fix) from error
 
     def _bind(self, key: str, layout: TensorLayout) -> None:
         if self._device_mesh is None:
@@ -233,10 +217,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         if layout.device_mesh is None:
             layout.device_mesh = self._device_mesh
         elif layout.device_mesh != self._device_mesh:
-            raise LayoutError(
-                f"rule {key!r}: the layout belongs to a different mesh",
-                given=f"layout {layout.axes} of mesh {layout.device_mesh.describe()}, "
-                f"in a LayoutMap for mesh {self._device_mesh.describe()}",
-                expected="a layout without a mesh, or of the same mesh",
-                fix=f"insert the axes themselves: rules[{key!r}] = {layout.axes}",
-            )
+            given = f"layout {layout.axes} of mesh {layout.device_mesh.describe()}, not {self._device_mesh.describe()}"
+            fix = f"insert the axes themselves: rules[{key!r}] = {layout.axes}"
+            raise LayoutError(f"rule {key!r}: the layout belongs to a different mesh", given=given, fix=fix)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import contextlib
 import functools
 import math
@@ -14,14 +12,24 @@ import jax
 import numpy as np
 
 from keras_dist import _html, _jax
-from keras_dist._arguments import argument_error, is_int, is_keras_object
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist._arguments import argument_error, check_exclusive, is_int, is_keras_object
 from keras_dist._types import Device, PyTree
 from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution import arrangement, job
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.abstract import meshes_are_abstract, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
-from keras_dist.errors import DeviceError, KerasDistError, MeshError, did_you_mean, shorten
+from keras_dist.errors import (
+    DeviceError,
+    KerasDistError,
+    MeshError,
+    shorten,
+    unknown_name_error,
+    with_type,
+)
 
 _PLATFORMS = {"gpu": "cuda"}
 
@@ -172,12 +180,8 @@ class DeviceMesh:
         sizes = self.axis_sizes
         unknown = [name for name in axis_tuple(axes) if name not in sizes]
         if unknown:
-            raise MeshError(
-                f"the mesh has no axis {unknown[0]!r}{did_you_mean(str(unknown[0]), sizes)}",
-                given=f"{axes!r}",
-                expected=f"axes of mesh {self.describe()}",
-                fix="correct the name",
-            )
+            given = f"{axes!r} on mesh {self.describe()}"
+            raise unknown_name_error("the mesh has no axis", unknown[0], sizes, given=given, error=MeshError)
         return math.prod(sizes[name] for name in axis_tuple(axes))
 
     def __eq__(self, other: object) -> bool:
@@ -216,8 +220,8 @@ def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
         return device_mesh
     if is_keras_object(device_mesh, "DeviceMesh"):
         return DeviceMesh(device_mesh.shape, device_mesh.axis_names, device_mesh.devices)
-    expected = 'a keras_dist.DeviceMesh, such as DeviceMesh((2, 4), ("data", "model"))'
-    raise argument_error("device_mesh", device_mesh, expected, wrong="is not a DeviceMesh", error=error)
+    fix = 'for example DeviceMesh((2, 4), ("data", "model"))'
+    raise argument_error("device_mesh", device_mesh, "a keras_dist.DeviceMesh", fix=fix, error=error)
 
 
 def told_apart(*meshes: DeviceMesh) -> list[str]:
@@ -239,50 +243,32 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
     if isinstance(shape, str):
         shape = parse_mesh_shape(shape)
     if isinstance(shape, Mapping):
-        if axis_names is not None:
-            raise MeshError(
-                "DeviceMesh: the axes are named twice",
-                given=f"shape={dict(shape)!r}, axis_names={axis_names!r}",
-                expected="names in `shape` or in `axis_names`, not in both",
-                fix="drop `axis_names`",
-            )
+        check_exclusive(MeshError, "drop `axis_names`: `shape` has names", shape=dict(shape), axis_names=axis_names)
         shape, axis_names = list(shape.values()), list(shape)
     given = f"shape={shorten(shape)}, axis_names={shorten(axis_names)}"
     example = 'for example DeviceMesh((2, 4), ("data", "model")) or DeviceMesh("data=2,model=4")'
-
-    def wrong(summary: str, expected: str, fix: str = example) -> MeshError:
-        return MeshError(summary, given=given, expected=expected, fix=fix)
-
     for argument, value in (("shape", shape), ("axis_names", axis_names)):
         if value is not None and (isinstance(value, Set) or not hasattr(value, "__len__")):
-            raise wrong(f"DeviceMesh: `{argument}` is not a sequence", "a size and a name for each axis, in order")
+            raise MeshError(f"DeviceMesh: `{argument}` must be a sequence", given=given, fix=example)
     if shape is None or axis_names is None or not len(shape) or not len(axis_names):
-        raise wrong("Shape and axis_names cannot be empty", "at least one axis")
+        raise MeshError("Shape and axis_names cannot be empty", given=given, fix=example)
     if isinstance(axis_names, str):
-        raise wrong("DeviceMesh: `axis_names` is one string", "a sequence of names", f"axis_names=({axis_names!r},)")
+        fix = f"axis_names=({axis_names!r},)"
+        raise MeshError("DeviceMesh: `axis_names` must be a sequence of names", given=given, fix=fix)
     if len(shape) != len(axis_names):
-        raise wrong("Shape and axis_names should have same size", "one name for each size")
+        raise MeshError("Shape and axis_names should have same size", given=given, fix=example)
     for size in shape:
         if not is_int(size, -1) or size == 0:
-            raise wrong(
-                f"DeviceMesh: {shorten(size)} is not the size of an axis",
-                "integers of at least 1, or one -1",
-                "give each axis the number of devices along it",
-            )
+            summary = f"DeviceMesh: sizes must be integers of at least 1, or one -1, not {shorten(size)}"
+            raise MeshError(summary, given=given, fix="give each axis the number of devices along it")
     for name in axis_names:
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            raise wrong(
-                f"DeviceMesh: {shorten(name)} is not the name of an axis",
-                "strings of printable characters, without blanks around them",
-                'name the axes for what they do, such as "data" and "model"',
-            )
+            summary = f"DeviceMesh: axis names must be printable strings without outer blanks, not {shorten(name)}"
+            raise MeshError(summary, given=given, fix='for example "data" and "model"')
     _refuse_duplicates(axis_names, "axis name", "axis_names")
     if len(shape) > LIMIT_AXES:
-        raise wrong(
-            f"DeviceMesh: {len(shape)} axes are too many",
-            f"at most {LIMIT_AXES} axes",
-            "leave out axes of size 1, and merge others: a dim of a tensor is sharded over one axis of their product",
-        )
+        fix = "leave out axes of size 1, and merge others: a dim is sharded over one axis of their product"
+        raise MeshError(f"DeviceMesh: a mesh must have at most {LIMIT_AXES} axes", given=given, fix=fix)
     plain = [str(name) for name in axis_names]
     names = plain if isinstance(axis_names, list) else tuple(plain)
     return tuple(int(size) for size in shape), names
@@ -291,20 +277,12 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
 def _device_array(devices: PyTree) -> np.ndarray:
     """Return the devices in their order, as a flat array that is not the caller's."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
-        raise MeshError(
-            "DeviceMesh: `devices` is not a sequence of devices",
-            given=f"{shorten(devices)} of type {type(devices).__name__}",
-            expected='names such as "cpu:0", or jax devices, in the order of the mesh',
-            fix="devices=list_devices()",
-        )
+        summary = "DeviceMesh: `devices` must be a sequence of jax devices, or of names such as 'cpu:0'"
+        raise MeshError(summary, given=with_type(devices), fix="devices=list_devices()")
     flat = list(_flattened(devices))
     if not flat:
-        raise MeshError(
-            "DeviceMesh: `devices` is empty",
-            given="no devices",
-            expected="at least one device",
-            fix="devices=list_devices(), or leave it out for all devices",
-        )
+        fix = "devices=list_devices(), or leave it out for all"
+        raise MeshError("DeviceMesh: `devices` must not be empty", given="no devices", fix=fix)
     array = np.empty(len(flat), dtype=object)
     array[:] = flat
     return array if not all(isinstance(device, str) for device in flat) else array.astype(str)
@@ -333,12 +311,9 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
         product = " x ".join(map(str, sizes)) + ("" if unknown else f" = {known}")
         some = f"or use some devices only: devices=list_devices()[:{known}]"
         more = "or make more fake CPU devices with kd.use_cpu_devices(n)"
-        raise MeshError(
-            "Shape does not match the number of devices",
-            given=f"shape={sizes} ({product}) on {device_count} device(s)",
-            expected=f"sizes whose product is {device_count}" + (", with at most one -1" if unknown > 1 else ""),
-            fix=f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}",
-        )
+        given = f"shape={sizes} ({product}) on {device_count} device(s)"
+        fix = f"change a size, write -1 for one of them, {some if not unknown and known < device_count else more}"
+        raise MeshError("Shape does not match the number of devices", given=given, fix=fix)
     return resolved
 
 
@@ -357,21 +332,13 @@ def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
     wrong = [] if not isinstance(given, Mapping) else [name for name in given if name not in axis_names]
     sizes = [given.get(name, 1) for name in axis_names] if isinstance(given, Mapping) else given
     if wrong or not isinstance(sizes, list | tuple | np.ndarray) or len(sizes) != len(axis_names):
-        raise MeshError(
-            "DeviceMesh: `dcn_shape` does not fit the axes",
-            given=f"dcn_shape={shorten(dcn_shape)}, axis_names={shorten(axis_names)}",
-            expected="a size for each axis in order, or sizes by name, of axes of the mesh",
-            fix=f'for example dcn_shape="{axis_names[0]}=2"',
-        )
+        summary = f"DeviceMesh: `dcn_shape` must have a size for each axis of {list(axis_names)}"
+        fix = f'for example dcn_shape="{axis_names[0]}=2"'
+        raise MeshError(summary, given=f"dcn_shape={shorten(dcn_shape)}", fix=fix)
     for size in sizes:
         if not is_int(size, -1) or size == 0:
-            raise argument_error(
-                "dcn_shape",
-                dcn_shape,
-                "integers of at least 1, or one -1",
-                example=f"{axis_names[0]}=2",
-                error=MeshError,
-            )
+            expected, example = "integers of at least 1, or one -1", f"{axis_names[0]}=2"
+            raise argument_error("dcn_shape", dcn_shape, expected, example=example, error=MeshError)
     return tuple(int(size) for size in sizes)
 
 
@@ -385,21 +352,14 @@ def _hybrid(sizes: tuple[int, ...], spans: tuple[int, ...], devices: np.ndarray)
     counts = [len(group) for group in groups]
     inner, outer = _inferred(sizes, counts[0]), _inferred(spans, len(groups))
     if inner is None or outer is None or len(set(counts)) > 1:
-        raise MeshError(
-            "DeviceMesh: `shape` and `dcn_shape` do not match the devices",
-            given=f"shape={sizes}, dcn_shape={spans} on {len(groups)} processes or slices of {counts} devices",
-            expected="the devices of each as the product of `shape`, their number as that of `dcn_shape`",
-            fix="change a size, or write -1 for one of `shape` and one of `dcn_shape`",
-        )
+        given = f"shape={sizes}, dcn_shape={spans} on {len(groups)} processes or slices of {counts} devices"
+        fix = "change a size, or write -1 for one of `shape` and one of `dcn_shape`"
+        raise MeshError("DeviceMesh: `shape` and `dcn_shape` do not match the devices", given=given, fix=fix)
     return outer, _names(arrangement.arranged(groups, inner, outer))
 
 
 def _refuse_duplicates(items: Sequence[str], what: str, argument: str) -> None:
     twice = sorted({str(item) for item in items if list(items).count(item) > 1})
     if twice:
-        raise MeshError(
-            f"DeviceMesh: {what} {', '.join(map(repr, twice))} appears more than once",
-            given=f"{argument}={list(items)}",
-            expected=f"each {what} once",
-            fix="remove or rename the repeated ones",
-        )
+        summary = f"DeviceMesh: {what} {', '.join(map(repr, twice))} appears more than once"
+        raise MeshError(summary, given=f"{argument}={list(items)}", fix="remove or rename the repeated ones")

@@ -10,7 +10,7 @@ from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.own_layout import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy
-from keras_dist.errors import DistributionError, shorten, type_name
+from keras_dist.errors import DistributionError, with_type
 
 if TYPE_CHECKING:
     from keras_dist.config import ModelParallelConfig
@@ -19,27 +19,15 @@ if TYPE_CHECKING:
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
     """`layout_map` and its mesh."""
     if layout_map is None:
-        raise DistributionError(
-            "You must specify a layout_map argument.",
-            given="layout_map=None",
-            expected="a LayoutMap",
-            fix="pass LayoutMap(mesh); an empty one replicates everything",
-        )
+        fix = "pass LayoutMap(mesh); an empty one replicates everything"
+        raise DistributionError("You must specify a layout_map argument.", given="layout_map=None", fix=fix)
     layout_map = LayoutMap.of(layout_map)
     if not isinstance(layout_map, LayoutMap):
-        raise DistributionError(
-            "Argument `layout_map` must be a `LayoutMap` instance",
-            given=f"layout_map={shorten(layout_map)} of type {type_name(layout_map)}",
-            expected="a keras_dist.LayoutMap, which carries the mesh",
-            fix='rules = LayoutMap(mesh); rules["d1/kernel"] = (None, "model"); ModelParallel(rules)',
-        )
+        given = f"layout_map={with_type(layout_map)}"
+        fix = 'rules = LayoutMap(mesh); rules["d1/kernel"] = (None, "model"); ModelParallel(rules)'
+        raise DistributionError("Argument `layout_map` must be a `LayoutMap` instance", given=given, fix=fix)
     if layout_map.device_mesh is None:
-        raise DistributionError(
-            "the layout map has no mesh",
-            given="LayoutMap(None)",
-            expected="a LayoutMap with a mesh",
-            fix="LayoutMap(mesh)",
-        )
+        raise DistributionError("the layout map must have a mesh", given="LayoutMap(None)", fix="LayoutMap(mesh)")
     return layout_map, layout_map.device_mesh
 
 
@@ -88,12 +76,9 @@ class ModelParallel(RuleBased):
     ) -> None:
         rules, mesh = check_layout_map(layout_map)
         if device_mesh is not None and check_mesh(device_mesh, DistributionError) != mesh:
-            raise DistributionError(
-                "ModelParallel: `device_mesh` is not the mesh of the layout map",
-                given=f"device_mesh={device_mesh}, layout_map on {mesh}",
-                expected="the mesh of the layout map",
-                fix="leave `device_mesh` out: the layout map carries it",
-            )
+            summary = "ModelParallel: `device_mesh` must be the mesh of the layout map"
+            given = f"device_mesh={device_mesh}, layout_map on {mesh}"
+            raise DistributionError(summary, given=given, fix="leave `device_mesh` out: the layout map has one")
         batch = None if batch_dim_name == () else batch_dim_name or mesh.axis_names[0]
         super().__init__(mesh, rules, batch, auto_shard_dataset, strict, axis_names)
 

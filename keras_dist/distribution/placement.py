@@ -45,7 +45,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
         layout = sharding
     elif layout is None or isinstance(layout, tuple | list) or hasattr(layout, "device_mesh"):
         expected = "a TensorLayout with a mesh, or a jax.sharding.Sharding"
-        raise argument_error("layout", layout, expected, wrong="is not a layout", error=LayoutError)
+        raise argument_error("layout", layout, expected, error=LayoutError)
     if _jax.is_traced(tensor):
         return jax.lax.with_sharding_constraint(tensor, layout)
     if isinstance(tensor, jax.Array):
@@ -102,12 +102,9 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
             placed = jax.device_put(value, sharding)
     except AssertionError as error:  # in all of them
         values = Rendezvous(f"setting {name}").each(lambda: shorten(value), str)
-        raise ClusterError(
-            f"{name} is not the same in all processes of the job",
-            given=", ".join(f"{value} in process {process}" for process, value in enumerate(values)),
-            expected="the same value in every process",
-            fix="compute it in the same way everywhere, and draw random numbers from the same seed",
-        ) from error
+        given = ", ".join(f"{value} in process {process}" for process, value in enumerate(values))
+        fix = "compute it in the same way everywhere, and draw random numbers from the same seed"
+        raise ClusterError(f"{name} must be the same in all processes of the job", given=given, fix=fix) from error
     return _copier(sharding)(placed)
 
 

@@ -276,7 +276,7 @@ class LayoutPlan:
             missing = [path for path in planned if path not in given]
             extra = [path for path in given if path not in planned]
             raise LayoutError(
-                f"{what} does not have the structure that was planned",
+                f"{what} must have the structure that was planned",
                 given=f"{len(given)} arrays; not planned: {extra or 'none'}"
                 + ("" if missing or extra else f"; in the order {given}"),
                 expected=f"{len(planned)} arrays; missing: {missing or 'none'}"
@@ -286,12 +286,9 @@ class LayoutPlan:
         for row, leaf in zip(self.rows, jax.tree.leaves(tree), strict=True):
             shape, dtype = shape_and_dtype(leaf, row.path)
             if shape != row.shape or dtype != row.dtype:
-                raise LayoutError(
-                    f"{row.path!r} in {what} does not have the shape and dtype that were planned",
-                    given=f"shape {shape}, dtype {dtype}",
-                    expected=f"shape {row.shape}, dtype {row.dtype}",
-                    fix="plan the tree you have: distribution.plan(jax.eval_shape(...))",
-                )
+                summary = f"{row.path!r} in {what} must have the planned shape {row.shape} and dtype {row.dtype}"
+                fix = "plan the tree you have: distribution.plan(jax.eval_shape(...))"
+                raise LayoutError(summary, given=f"shape {shape}, dtype {dtype}", fix=fix)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values that JSON can hold."""
@@ -329,12 +326,9 @@ class LayoutPlan:
     def _unknown(self, path: object) -> UnknownPathError:
         paths = [row.path for row in self.rows]
         near = difflib.get_close_matches(path, paths, n=3) if isinstance(path, str) else []
-        return UnknownPathError(
-            f"the plan has no array {shorten(path)}{did_you_mean(path, paths) if isinstance(path, str) else ''}",
-            given=shorten(path),
-            expected=f"one of {len(paths)} paths, such as {near or paths[:3]}",
-            fix="print(plan) lists them",
-        )
+        summary = f"the plan has no array {shorten(path)}{did_you_mean(path, paths) if isinstance(path, str) else ''}"
+        fix = f"name one of {len(paths)} paths, such as {near or paths[:3]}; print(plan) lists them"
+        return UnknownPathError(summary, given=shorten(path), fix=fix)
 
     def _follower(self, parameter: Row | None, leaf: ArrayLike | jax.ShapeDtypeStruct, path: str, role: Role) -> Row:
         shape, dtype = shape_and_dtype(leaf, path)

@@ -17,7 +17,7 @@ from keras_dist._arguments import is_int
 from keras_dist._types import Device
 from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, with_type
 
 
 class LaysOutData(Protocol):
@@ -138,12 +138,9 @@ def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, p
     """Return the error for numbers of rows, by name, of a process that owns the rows `owned`."""
     if not len(owned):
         return outside_of_mesh(process_index)
-    return DataError(
-        f"process {process_index} hands over another number of rows than it owns of the global batch",
-        given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()),
-        expected=f"{len(owned)} of the {global_rows} rows: {_describe(owned)}",
-        fix="hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives",
-    )
+    summary = f"process {process_index} must hand over {len(owned)} of the {global_rows} rows: {_describe(owned)}"
+    fix = "hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives"
+    return DataError(summary, given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()), fix=fix)
 
 
 def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
@@ -155,12 +152,8 @@ def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
         return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*tuple(sharding.spec)[:1]))
     if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return sharding
-    raise DataError(
-        "this is no layout of a batch",
-        given=f"{shorten(layout)} of type {type(layout).__name__}",
-        expected="a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution",
-        fix="for example distribution().get_data_layout(shape)",
-    )
+    summary = "a layout of a batch must be a jax.sharding.NamedSharding, a TensorLayout with a mesh, or a Distribution"
+    raise DataError(summary, given=with_type(layout), fix="for example distribution().get_data_layout(shape)")
 
 
 def shards_of(sharding: jax.sharding.Sharding) -> int:
@@ -175,22 +168,15 @@ def check_divides(global_rows: int, shards: int) -> None:
     if is_count and global_rows % shards == 0:
         return
     padded = -(-global_rows // shards) * shards if is_count else shards
-    raise DataError(
-        "the rows of a global batch cannot be divided among its shards",
-        given=f"{global_rows!r} rows",
-        expected=f"a positive multiple of {shards}",
-        fix=f"repeat the last row until there are {padded}",
-    )
+    summary = f"the rows of a global batch must be a positive multiple of its {shards} shards"
+    raise DataError(summary, given=f"{global_rows!r} rows", fix=f"repeat the last row until there are {padded}")
 
 
 def outside_of_mesh(process_index: int) -> DataError:
     """Return the error for a process without a device in the mesh."""
-    return DataError(
-        f"process {process_index} owns no row of a batch",
-        given="a mesh without a device of this process",
-        expected="at least one device of each process that trains",
-        fix="make the mesh of list_devices(), the devices of all processes",
-    )
+    given = "a mesh without a device of this process"
+    fix = "make the mesh of list_devices(), the devices of all processes"
+    return DataError(f"process {process_index} owns no row of a batch", given=given, fix=fix)
 
 
 def _describe(rows: np.ndarray) -> str:
@@ -226,12 +212,9 @@ class ReplicaGroup:
             DataError: they are not integers with `0 <= index < count`.
         """
         if not is_int(count) or not is_int(index, 0, count - 1):
-            raise DataError(
-                "there is no such group of processes",
-                given=f"num_groups={count!r}, group_index={index!r}",
-                expected="integers with 0 <= group_index < num_groups",
-                fix="give both, or neither for the groups of the current distribution",
-            )
+            summary = "`num_groups` and `group_index` must be integers with 0 <= group_index < num_groups"
+            fix = "give both, or neither for the groups of the current distribution"
+            raise DataError(summary, given=f"num_groups={count!r}, group_index={index!r}", fix=fix)
         return cls(int(count), int(index), (int(index),), (int(index),), int(count))
 
     def rows(self, padded_rows: int) -> np.ndarray:
@@ -283,12 +266,9 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
         shards = tuple(process_rows(sharding, count, process, process_of).tolist())
         members.setdefault(shards, []).append(process)
     if sum(map(len, members)) != count:
-        raise DataError(
-            "processes share some of their rows of a batch, but not all",
-            given="; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items()),
-            expected="processes that own either the same rows or none in common",
-            fix="order the devices of the mesh by process, or cut each batch by process_share",
-        )
+        given = "; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items())
+        fix = "order the devices of the mesh by process, or cut each batch by process_share"
+        raise DataError("processes must own either the same rows of a batch, or none in common", given=given, fix=fix)
     ordered = sorted(members.items())
     return [
         ReplicaGroup(len(ordered), index, tuple(processes), shards, count)
@@ -357,12 +337,9 @@ class Share:
             return Portion(np.minimum(positions, rows - 1), positions, padded, rows)
         count, each = self._parts
         if rows % each:
-            raise DataError(
-                "the rows that a process gives cannot be divided among its devices",
-                given=f"a batch of {rows} rows, auto_shard_dataset=False",
-                expected=f"a multiple of {each} rows in every batch of each process",
-                fix=f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere",
-            )
+            summary = f"the rows that a process gives must be a multiple of {each} in every batch"
+            fix = f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere"
+            raise DataError(summary, given=f"a batch of {rows} rows, auto_shard_dataset=False", fix=fix)
         return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
     @functools.cached_property
@@ -380,12 +357,9 @@ class Share:
         owned = {tuple(tuple(group.rows(self.multiple_of)) for group in groups) for groups in grouped}
         sizes = {len(rows) for each in owned for rows in each}
         if len(sizes) > 1 or len(owned) > 1:
-            raise DataError(
-                "the processes own unequal parts of the arrays of a batch, and cannot each give their own",
-                given="auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped),
-                expected="processes with equally many shards each, in all arrays of a batch",
-                fix="auto_shard_dataset=True, and all rows in every process",
-            )
+            summary = "processes that each give their own rows must have equally many shards of a batch"
+            given = "auto_shard_dataset=False, and " + "; ".join(_described(groups) for groups in grouped)
+            raise DataError(summary, given=given, fix="auto_shard_dataset=True, and all rows in every process")
         return len(next(iter(grouped))), sizes.pop()
 
 

@@ -91,11 +91,10 @@ class Rendezvous:
             outcomes = self._gathered(number, _packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
+            given = ", ".join(f"process {process}: {about!r}" for process, about in enumerate(abouts))
+            fix = "call fit, evaluate, predict, save and restore in every process, in the same order and thread"
             raise ClusterError(
-                "the processes of the job are not at the same point of the program",
-                given=", ".join(f"process {process}: {about!r}" for process, about in enumerate(abouts)),
-                expected="the same calls of fit, evaluate, predict, save and restore, in the same order and thread",
-                fix="make these calls in every process, not in the first one alone",
+                "the processes of the job are not at the same point of the program", given=given, fix=fix
             )
         for process, (_, _, raised) in enumerate(outcomes):
             if raised is not None:
@@ -125,10 +124,9 @@ class Rendezvous:
     def _forged(self, process: int, given: str) -> ClusterError:
         """Return the error for a value that no process of the job wrote. Tells the others, so that they do not wait."""
         error = ClusterError(
-            f"what stands in JAX's key-value store for process {process} is not from a process of this job",
+            f"the entry of process {process} in JAX's key-value store was not written by a process of this job",
             given=given,
-            expected="what a process of the same program, with the same version of keras_dist, says",
-            fix="let nobody else reach the coordinator's port: a private network, or a firewall",
+            fix="let nobody else reach the coordinator's port: use a firewall; run one version of keras_dist",
         )
         self.give_up(error)
         return error
@@ -184,12 +182,9 @@ class Rendezvous:
             if not reasons and now <= begin + limit_s:
                 continue
             waited = f"process {self.process} has waited for {limit_s:g} s"
-            raise ProcessAbsentError(
-                f"process {process} of the job does not come: {self._about}",
-                given=reasons[0].decode(errors="replace") if reasons else waited,
-                expected="the same calls of fit, evaluate, predict, save and restore in all processes",
-                fix="look what that process does; make these calls in every process, not in the first one alone",
-            )
+            given = reasons[0].decode(errors="replace") if reasons else waited
+            fix = "check the logs of that process; call fit, evaluate, predict, save and restore in every process"
+            raise ProcessAbsentError(f"process {process} of the job does not come: {self._about}", given=given, fix=fix)
 
 
 def _packed(about: str, value: Any, error: Exception | None) -> bytes:

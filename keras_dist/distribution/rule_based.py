@@ -53,7 +53,6 @@ class RuleBased(Distribution):
                 "If `num_processes` is greater than `num_model_replicas`, `num_processes` must be divisible by "
                 "`num_model_replicas`",
                 given=f"num_processes={self.num_processes}, num_model_replicas={replicas}",
-                expected="a multiple of the number of model replicas",
                 fix=f"start the job with a multiple of {replicas} processes, or change the mesh",
             )
 
@@ -112,10 +111,9 @@ class RuleBased(Distribution):
 
 def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:
     if axis_names is not None and not isinstance(axis_names, Mapping):
-        expected = "for each name that the model has for dims an axis of the mesh, a tuple of axes, or None"
+        expected = "a dict from names that the model has for dims to an axis of the mesh, a tuple of axes, or None"
         example = {"embed": mesh.axis_names[0], "layers": None}
-        wrong, error = "is not a dict", DistributionError
-        raise argument_error("axis_names", axis_names, expected, wrong=wrong, example=example, error=error)
+        raise argument_error("axis_names", axis_names, expected, example=example, error=DistributionError)
     return {
         name: None if axes is None else resolve_axes(f"axis_names[{name!r}]", axes, mesh)
         for name, axes in cast("Mapping[str, Any]", axis_names or {}).items()

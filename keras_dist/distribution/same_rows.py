@@ -134,7 +134,6 @@ class SameRows:
         return ClusterError(
             f"the processes of the job do not have the same data: {self._about}",
             given=given,
-            expected="the same rows in the same order in every process, which takes those that its devices hold",
             fix="read, shuffle and augment alike in every process; where each must give different rows, make the "
             "distribution with auto_shard_dataset=False; initialize(check_data=False) does not compare",
         )

@@ -27,7 +27,16 @@ from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.tf_dataset import shard_dataset
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
-from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError, did_you_mean, shorten, type_name
+from keras_dist.errors import (
+    ConfigError,
+    DataError,
+    DistributionError,
+    LayoutError,
+    did_you_mean,
+    nearest,
+    unknown_name_error,
+    with_type,
+)
 
 BatchDimName = str | Sequence[str]
 
@@ -275,12 +284,8 @@ class Distribution:
         if layout is None:
             return TensorLayout.replicated(len(spec.shape), self.device_mesh)
         if not isinstance(layout, TensorLayout):
-            raise DistributionError(
-                f"{type(self).__name__}: the layout of {spec.path!r} is not a TensorLayout",
-                given=f"{shorten(layout)} of type {type_name(layout)}",
-                expected="a TensorLayout, or None for replicated",
-                fix="return TensorLayout(axes, self.device_mesh)",
-            )
+            summary = f"{type(self).__name__}: the layout of {spec.path!r} must be a TensorLayout or None"
+            raise DistributionError(summary, given=with_type(layout), fix="return TensorLayout(axes, self.device_mesh)")
         return layout
 
     def _replica_group(self) -> ReplicaGroup:
@@ -290,12 +295,8 @@ class Distribution:
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
         """Batch dim over `batch_dim_name`, all other dims unsharded."""
         if not len(data_shape):
-            raise DataError(
-                "data without a batch dim cannot be sharded",
-                given=f"shape {tuple(data_shape)}",
-                expected="at least one dim, the first of them the batch",
-                fix="stack the examples along a first dim",
-            )
+            fix = "stack the examples along a first dim"
+            raise DataError("data without a batch dim cannot be sharded", given=f"shape {tuple(data_shape)}", fix=fix)
         return TensorLayout((self.batch_dim_name, *[None] * (len(data_shape) - 1)), self.device_mesh)
 
 
@@ -314,17 +315,14 @@ def register_strategy(name: str) -> Callable[[K], K]:
         ConfigError: it is no name, or that of another class.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise argument_error("name", name, "a string", wrong="is no name", example="my_strategy", error=ConfigError)
+        raise argument_error("name", name, "a string that is not empty", example="my_strategy", error=ConfigError)
 
     def register(kind: K) -> K:
         taken = _by_name.get(name, kind)
         if (taken.__module__, taken.__qualname__) != (kind.__module__, kind.__qualname__):
-            raise ConfigError(
-                f"register_strategy: {name!r} is the name of another class",
-                given=f"{kind.__module__}.{kind.__qualname__}",
-                expected=f"a name other than that of {taken.__module__}.{taken.__qualname__}",
-                fix=f"for example @register_strategy({'my_' + name!r})",
-            )
+            summary = f"register_strategy: {name!r} is the name of {taken.__module__}.{taken.__qualname__}"
+            given = f"{kind.__module__}.{kind.__qualname__}"
+            raise ConfigError(summary, given=given, fix=f"for example @register_strategy({'my_' + name!r})")
         _by_name[name] = kind
         return kind
 
@@ -334,12 +332,9 @@ def register_strategy(name: str) -> Callable[[K], K]:
 def strategy_named(name: str) -> type[Distribution]:
     """Return the class that was registered under a name."""
     if name not in _by_name:
-        raise ConfigError(
-            f"distribution.strategy: no class is registered for {name!r}{did_you_mean(name, _by_name)}",
-            given=f'strategy = "{name}"',
-            expected=f"one of {', '.join(map(repr, _by_name))}",
-            fix=f"put @register_strategy({name!r}) before the class, and import its module first",
-        )
+        what, given = "distribution.strategy: no class is registered for", f'strategy = "{name}"'
+        fix = f"put @register_strategy({name!r}) before the class, and import its module first"
+        raise unknown_name_error(what, name, _by_name, given=given, fix=fix, error=ConfigError)
     return _by_name[name]
 
 
@@ -368,7 +363,7 @@ def check_distribution(argument: str, value: Any) -> Distribution:
     if isinstance(value, Distribution):
         return value
     expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
-    error = argument_error(argument, value, expected, wrong="is not a Distribution", error=DistributionError)
+    error = argument_error(argument, value, expected, error=DistributionError)
     name = type(value).__name__
     if name in _MADE_OF and (isinstance(value, LayoutMap | DeviceMesh) or is_keras_object(value, name)):
         error.fix = _MADE_OF[name]
@@ -402,10 +397,9 @@ def resolve_axes(argument: str, value: Any, mesh: DeviceMesh) -> str | tuple[str
     unknown = [name for name in names if name not in mesh.axis_sizes]
     if unknown or not names or len(set(names)) != len(names):
         raise DistributionError(
-            f"`{argument}` does not name axes of the mesh"
+            f"`{argument}` must be one of {list(mesh.axis_names)}, or a tuple of them"
             + "".join(did_you_mean(str(name), mesh.axis_names) for name in unknown),
             given=f"{argument}={value!r}, mesh {mesh.describe()}",
-            expected=f"one of {list(mesh.axis_names)}, or a tuple of them",
-            fix=f"{argument}={mesh.axis_names[0]!r}",
+            fix=f"{argument}={nearest(str(cast('object', value)), mesh.axis_names) or mesh.axis_names[0]!r}",
         )
     return names[0] if len(names) == 1 else names

@@ -19,31 +19,22 @@ def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGr
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(dataset, tensorflow.data.Dataset):
-        raise DataError(
-            f"The dataset type {type(dataset)} is not supported for auto-sharding in multi-process setting.",
-            given=f"{type(dataset).__name__}",
-            expected="a batched tf.data.Dataset",
-            fix="shard the data yourself and pass auto_shard_dataset=False to the distribution",
-        )
+        summary = f"The dataset type {type(dataset)} is not supported for auto-sharding in multi-process setting."
+        fix = "shard the data yourself and pass auto_shard_dataset=False to the distribution"
+        raise DataError(summary, given=f"{type(dataset).__name__}, not a batched tf.data.Dataset", fix=fix)
     batch_size = _batch_size(dataset, tensorflow)
     if group.count == 1:
         return dataset.prefetch(tensorflow.data.AUTOTUNE)
     sizes = [len(each.shards) for each in groups]
     if len(set(sizes)) > 1:
-        raise DataError(
-            "the processes own unequal parts of a batch",
-            given="; ".join(f"processes {list(each.processes)}: {len(each.shards)} shards" for each in groups),
-            expected="groups of processes with equally many shards each",
-            fix="as many devices of each process in the mesh, or auto_shard_dataset=False",
-        )
+        given = "; ".join(f"processes {list(each.processes)}: {len(each.shards)} shards" for each in groups)
+        fix = "as many devices of each process in the mesh, or auto_shard_dataset=False"
+        raise DataError("the processes must own equal parts of a batch", given=given, fix=fix)
     if batch_size % group.count:
         what = "processes" if all(len(each.processes) == 1 for each in groups) else "replicas"
-        raise DataError(
-            f"Global batch size must be divisible by the number of {what}",
-            given=f"global_batch_size={batch_size}, number of {what}={group.count}",
-            expected=f"a multiple of {group.count}",
-            fix=f"dataset.batch({-(-batch_size // group.count) * group.count})",
-        )
+        given = f"global_batch_size={batch_size}, number of {what}={group.count}"
+        fix = f"dataset.batch({-(-batch_size // group.count) * group.count})"
+        raise DataError(f"Global batch size must be divisible by the number of {what}", given=given, fix=fix)
     return dataset.rebatch(batch_size // group.count).shard(group.count, group.index).prefetch(tensorflow.data.AUTOTUNE)
 
 
@@ -55,10 +46,6 @@ def _batch_size(dataset: Any, tensorflow: Any) -> int:
     batched = all(hasattr(spec, "shape") and spec.shape.rank for spec in specs)
     size = int(distribute.compute_batch_size(dataset).numpy()) if batched else -1
     if size < 0:
-        raise DataError(
-            "The batch size of the input dataset is unknown.",
-            given=f"element_spec {dataset.element_spec}",
-            expected="a batched data set",
-            fix="dataset.batch(batch_size)",
-        )
+        given = f"element_spec {dataset.element_spec}"
+        raise DataError("The batch size of the input dataset is unknown.", given=given, fix="dataset.batch(batch_size)")
     return size

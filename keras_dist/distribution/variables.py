@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -16,7 +14,10 @@ from keras_dist import _jax, _paths
 from keras_dist._types import DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.own_layout import OwnLayout
-from keras_dist.errors import LayoutError, shorten
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist.errors import LayoutError, with_type
 
 Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch"]
 
@@ -149,24 +150,17 @@ def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
         return tuple(int(size) for size in leaf.shape), dtype
     if isinstance(leaf, bool | int | float | complex):
         return (), jax.dtypes.result_type(leaf)
-    raise LayoutError(
-        f"plan: {path!r} is not an array",
-        given=f"{shorten(leaf)} of type {type(leaf).__name__}",
-        expected="arrays or jax.ShapeDtypeStruct leaves",
-        fix="filter the tree first, for example with equinox.filter(tree, equinox.is_array)",
-    )
+    fix = "filter the tree first, for example with equinox.filter(tree, equinox.is_array)"
+    raise LayoutError(f"plan: {path!r} must be an array or a jax.ShapeDtypeStruct", given=with_type(leaf), fix=fix)
 
 
 def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:
     paths = Counter(spec.path for spec in specs)
     twice = [path for path, count in paths.items() if count > 1]
     if twice:
-        raise LayoutError(
-            f"plan: {len(twice)} path(s) lead to more than one array: {', '.join(map(repr, twice[:5]))}",
-            given="names that contain '/', or equal numbers and strings, such as {'a/b': x, 'a': {'b': y}}",
-            expected="a path of its own for every array",
-            fix="rename one of them",
-        )
+        summary = f"plan: {len(twice)} path(s) lead to more than one array: {', '.join(map(repr, twice[:5]))}"
+        given = "names that contain '/', or equal numbers and strings, such as {'a/b': x, 'a': {'b': y}}"
+        raise LayoutError(summary, given=given, fix="rename one of them")
 
 
 def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: str, in_nnx: bool) -> Role:

@@ -189,7 +189,7 @@ def short_device_name(device: str | Device) -> str:
     task = re.search(r"/task:(\d+)/", name)
     if task is not None and find_device(short).process_index != int(task[1]):
         expected = f"{full_device_name(find_device(short))!r}, or {short!r}"
-        raise argument_error("device", device, expected, wrong="is of another process", error=DeviceError)
+        raise argument_error("device", device, expected, error=DeviceError)
     return short
 
 

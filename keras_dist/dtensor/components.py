@@ -60,9 +60,8 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
         earlier = shards.setdefault(offset, number)
         if not _is_same(components[earlier], components[number]):
             raise LayoutError(
-                f"components {earlier} and {number} of pack are one shard, and differ",
+                f"components {earlier} and {number} of pack are one shard, but differ",
                 given=f"{shorten(components[earlier])} and {shorten(components[number])} for shard {offset}",
-                expected=f"equal values on devices that hold the same shard of layout {layout.sharding_specs}",
                 fix="give both devices the same component, or shard a dim over the axis along which they lie",
             )
     if _jax.is_tracing():
@@ -110,20 +109,13 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
     count = layout.mesh.num_local_devices()
     if isinstance(tensors, str | dict) or not hasattr(tensors, "__len__") or not 0 < len(tensors) == count:
         given = f"{len(tensors)} components" if hasattr(tensors, "__len__") else f"{shorten(tensors)}"
-        raise LayoutError(
-            "pack needs a component for each device of this process",
-            given=f"{given} for the {count} local devices of mesh {layout.mesh.describe()}",
-            expected=f"{count or 'some'} components, in the order of layout.mesh.local_device_locations()",
-            fix=f"split the array in {layout.shape} along its dims, and repeat what several devices hold; or give "
-            "copy_to_mesh(array, layout) the whole array",
-        )
+        given = f"{given} for the {count} local devices of mesh {layout.mesh.describe()}"
+        fix = f"split the array in {layout.shape} along its dims, or copy_to_mesh(array, layout)"
+        raise LayoutError("pack needs a component for each device of this process", given=given, fix=fix)
     if _jax.is_tracing() and count < layout.mesh.size:
-        raise LayoutError(
-            "pack cannot put the components of several processes together inside of a compiled function",
-            given=f"{count} of {layout.mesh.size} components",
-            expected="a mesh of this process",
-            fix="pack before the call, and give the function the array",
-        )
+        summary = "pack cannot put the components of several processes together inside of a compiled function"
+        fix = "pack before the call, and give the function the array"
+        raise LayoutError(summary, given=f"{count} of {layout.mesh.size} components", fix=fix)
     tensors = list(tensors)
     unique = {id(tensor): as_array(tensor, f"component {number} of pack") for number, tensor in enumerate(tensors)}
     components = [unique[id(tensor)] for tensor in tensors]
@@ -131,30 +123,21 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
     for number, component in enumerate(components):
         _check_component(component, number, layout)
         if (component.shape, component.dtype) != (first.shape, first.dtype):
-            raise LayoutError(
-                f"component {number} of pack is not like component 0",
-                given=f"shape {component.shape}, dtype {component.dtype}",
-                expected=f"shape {first.shape}, dtype {first.dtype}, as component 0 has",
-                fix=f"split dims into parts of one size: they are cut in {layout.shape}",
-            )
+            summary = f"component {number} of pack must have shape {first.shape} and dtype {first.dtype}"
+            fix = f"split dims into parts of one size: they are cut in {layout.shape}"
+            raise LayoutError(summary, given=f"shape {component.shape}, dtype {component.dtype}", fix=fix)
     return components
 
 
 def _check_component(component: jax.Array | np.ndarray, number: int, layout: Layout) -> None:
     if component.ndim != layout.rank:
-        raise LayoutError(
-            f"component {number} of pack has another rank than the layout",
-            given=f"shape {component.shape} for layout {layout.sharding_specs}",
-            expected=f"{layout.rank} dims, one for each entry of the layout",
-            fix=f"a layout with {component.ndim} entries, or components with {layout.rank} dims",
-        )
+        summary = f"component {number} of pack must have {layout.rank} dims, one for each entry of the layout"
+        fix = f"a layout with {component.ndim} entries, or components with {layout.rank} dims"
+        raise LayoutError(summary, given=f"shape {component.shape} for layout {layout.sharding_specs}", fix=fix)
     if isinstance(component, jax.Array) and is_dtensor(component) and len(component.sharding.device_set) > 1:
-        raise LayoutError(
-            f"component {number} of pack lies on several devices",
-            given=f"an array on {shown(fetch_layout(component).mesh)}",
-            expected="an array of one device, or of numpy",
-            fix="relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one",
-        )
+        summary = f"component {number} of pack must be an array of one device, or of numpy"
+        fix = "relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one"
+        raise LayoutError(summary, given=f"an array on {shown(fetch_layout(component).mesh)}", fix=fix)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -107,9 +107,8 @@ class DTensorDataset:
             parts.append(leaves)
             if rows > self._rows:
                 raise DataError(
-                    "the batches of the data set do not make up `global_batch_size`",
+                    f"the batches must make up `global_batch_size`, {self._rows} rows",
                     given=f"batches of {[len(part[0]) for part in parts]} rows, up to number {number}",
-                    expected=f"batches that are {self._rows} rows together, such as those of one replica each",
                     fix="choose another global_batch_size, or give the examples one by one",
                 )
             if rows == self._rows:
@@ -126,12 +125,10 @@ class DTensorDataset:
         try:
             arrays = [np.asarray(to_host(leaf)) for leaf in self._structure.flatten_up_to(example)]
         except (ValueError, TypeError) as error:
-            raise DataError(
-                "the examples of the data set have another structure than the layouts",
-                given=f"example {number}: {shorten(example)}",
-                expected=f"the structure {shorten(self._structure)}, a layout for each array",
-                fix="give layouts=... in the structure of an example",
-            ) from error
+            summary = "the examples of the data set must have the structure of the layouts"
+            fix = "give layouts=... in the structure of an example"
+            given = f"example {number}: {shorten(example)}"
+            raise DataError(summary, given=given, expected=shorten(self._structure), fix=fix) from error
         if number == 0:
             self._like = [self._kind(array) for array in arrays]
         for name, array, like in zip(self._names, arrays, self._like, strict=True):
@@ -159,24 +156,15 @@ class DTensorDataset:
     def _check_layout(self, name: str, layout: Layout, mesh: Mesh, batch_dim: str | None) -> None:
         given = f"{layout.sharding_specs} for {name}"
         if layout.mesh != mesh:
-            raise LayoutError(
-                f"the layout of {name} is on another mesh",
-                given=f"{given}, on {shown(layout.mesh)}",
-                expected=f"a layout on {shown(mesh)}",
-                fix="make all layouts on the mesh of the data set",
-            )
+            summary = f"the layout of {name} is on another mesh"
+            fix = "make all layouts on the mesh of the data set"
+            raise LayoutError(summary, given=f"{given}, on {shown(layout.mesh)}, not {shown(mesh)}", fix=fix)
         entry = axis_tuple(layout.axes[0]) if layout.rank else ()
         if not layout.rank or (batch_dim is not None and batch_dim not in entry):
-            raise LayoutError(
-                f"the layout of {name} does not begin with the rows of the batch",
-                given=given,
-                expected=f"{batch_dim or 'an entry'!r} for the first dim",
-                fix="Layout.batch_sharded(mesh, batch_dim, rank), whose rank counts the dim of the rows, too",
-            )
+            summary = f"the layout of {name} must begin with {batch_dim or 'an entry'!r} for the rows of the batch"
+            fix = "Layout.batch_sharded(mesh, batch_dim, rank), whose rank counts the dim of the rows, too"
+            raise LayoutError(summary, given=given, fix=fix)
         if self._rows % layout.num_shards(0):
-            raise LayoutError(
-                "`global_batch_size` is not divided by the layouts",
-                given=f"{self._rows} rows, {given}",
-                expected=f"a multiple of {layout.num_shards(0)}, the devices that the rows are split over",
-                fix=f"global_batch_size={-(-self._rows // layout.num_shards(0)) * layout.num_shards(0)}",
-            )
+            summary = f"`global_batch_size` must be a multiple of {layout.num_shards(0)}, the shards of the rows"
+            fix = f"global_batch_size={-(-self._rows // layout.num_shards(0)) * layout.num_shards(0)}"
+            raise LayoutError(summary, given=f"{self._rows} rows, {given}", fix=fix)

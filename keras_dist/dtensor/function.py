@@ -123,12 +123,9 @@ class _Program:
             if len(self.inputs) == known:
                 break
         else:
-            raise ModelError(
-                f"{name} reads other variables each time that it is traced",
-                given=f"{_MOST_TRACES} traces, the last with new variables: {shorten(self.inputs[known:])}",
-                expected="the same variables each time",
-                fix="make variables, models and metrics outside of the function",
-            )
+            given = f"{_MOST_TRACES} traces, the last with new variables: {shorten(self.inputs[known:])}"
+            fix = "make variables, models and metrics outside of the function"
+            raise ModelError(f"{name} reads other variables each time that it is traced", given=given, fix=fix)
         self._place_on_mesh(arrays)
         # first the variables whose memory the program writes into, in the order of its outputs, as JAX pairs the two
         replaced = {id(variable): index for index, variable in enumerate(self.assigned)}
@@ -267,7 +264,7 @@ def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = Fal
             result = jax.tree.map(_value_of, fn(), is_leaf=_is_object)
         assigned[:] = scope.assigned
         if has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
-            raise argument_error("fn", fn, "a function that returns a pair", wrong="with has_aux returns no pair")
+            raise argument_error("fn", fn, "a function that returns a pair, with has_aux")
         loss, aux = result if has_aux else (result, None)
         return loss, (aux, scope.values(assigned))
 
@@ -283,12 +280,9 @@ def _explained(step: str) -> Iterator[None]:
     try:
         yield
     except _jax.TraceError as error:
-        raise ModelError(
-            f"{step} sets an attribute of an object that was made outside of it",
-            given=str(error),
-            expected="variables to be assigned: what Python sets is set once, when the function is traced",
-            fix="make it a dtensor.DVariable(value, trainable=False), and assign to that",
-        ) from error
+        summary = f"{step} sets an attribute of an object that was made outside of it"
+        fix = "make it a dtensor.DVariable(value, trainable=False), and assign to that"
+        raise ModelError(summary, given=str(error), fix=fix) from error
 
 
 def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:
@@ -299,12 +293,8 @@ def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:
             first = first or (variable, array)
             if _devices_of(array) != _devices_of(first[1]):
                 one, other = (_described(*each) for each in (first, (variable, array)))
-                raise LayoutError(
-                    f"{step} mixes arrays of different meshes",
-                    given=f"{one}; {other}",
-                    expected="arrays on the devices of one mesh, or of numpy",
-                    fix="dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout",
-                )
+                fix = "dtensor.copy_to_mesh(array, layout) brings an array to the mesh of a layout"
+                raise LayoutError(f"{step} mixes arrays of different meshes", given=f"{one}; {other}", fix=fix)
 
 
 def _devices_of(array: jax.Array) -> list[Any]:

@@ -289,7 +289,7 @@ class Layout(TensorLayout):
         """
         if layout.device_mesh is None:
             expected = "a layout with a mesh"
-            raise argument_error("layout", layout, expected, wrong="has no mesh", error=LayoutError)
+            raise argument_error("layout", layout, expected, error=LayoutError)
         return cls(layout.axes, layout.device_mesh)
 
     @classmethod

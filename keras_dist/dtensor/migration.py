@@ -67,12 +67,9 @@ def to_layout_map(
     new = ModelParallel(rules).plan_variables(graph.specs, graph.treedef)
     moved = [row for row, before in zip(new.rows, old.rows, strict=True) if row.axes != before.axes]
     if moved:
-        raise LayoutError(
-            "the rules cannot be translated",
-            given=f"{moved[0].path!r} along {old.row(moved[0].path).axes}, then along {moved[0].axes}",
-            expected="the same axes for all weights",
-            fix="write rules for the paths of model.layout_plan, and compare the two tables",
-        )
+        given = f"{moved[0].path!r} along {old.row(moved[0].path).axes}, then along {moved[0].axes}"
+        fix = "write rules for the paths of model.layout_plan, and compare the two tables"
+        raise LayoutError("the rules cannot be translated", given=given, fix=fix)
     if print_fn is not None:
         found = [
             MigratedRule(rule, old_map.rule_layout(rule).axes, tuple(keys[rule]), tuple(paths))

@@ -100,7 +100,7 @@ class DTensorCheckpoint:
             own = dict(_variables_of(value, name))
             if not own:
                 expected = "a variable, a module, a model, an optimizer or a metric that has variables already"
-                raise argument_error(name, value, expected, wrong="has no variables", error=CheckpointError)
+                raise argument_error(name, value, expected, error=CheckpointError)
             found |= own
         return found
 
@@ -248,13 +248,10 @@ def _read(
     ]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        raise CheckpointError(
-            f"{str(stored.folder)!r} does not hold these variables",
-            given="; ".join(problems[:_SHOWN]) + more,
-            expected="the names, shapes and dtypes that were saved",
-            fix="make the objects as those that were saved, and name them alike; build optimizers first",
-            problems=tuple(problems),
-        )
+        given = "; ".join(problems[:_SHOWN]) + more
+        summary = f"{str(stored.folder)!r} does not hold these variables"
+        fix = "make the objects as those that were saved, and name them alike; build optimizers first"
+        raise CheckpointError(summary, given=given, fix=fix, problems=tuple(problems))
     on_mesh = {name: _has_mesh(like) for name, like in likes.items()}
     found = stored.arrays(
         {
@@ -272,12 +269,9 @@ def _layout_on(mesh: DeviceMesh, array: Any, name: str) -> TensorLayout:
         return TensorLayout.replicated(len(array.shape), mesh)
     sharding = array.sharding
     if mesh_of(sharding.mesh) != mesh:
-        raise LayoutError(
-            f"{name!r} lies on another mesh than the checkpoint",
-            given=f"{shown(mesh_of(sharding.mesh))}, not {shown(mesh)}",
-            expected="one mesh for all variables",
-            fix="give the mesh of the variables, or a checkpoint for each mesh",
-        )
+        given = f"{shown(mesh_of(sharding.mesh))}, not {shown(mesh)}"
+        fix = "give the mesh of the variables, or a checkpoint for each mesh"
+        raise LayoutError(f"{name!r} must be on the mesh of the checkpoint", given=given, fix=fix)
     return TensorLayout([*sharding.spec, *[None] * (len(array.shape) - len(sharding.spec))], mesh)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +22,10 @@ from keras_dist.distribution.lint import report
 from keras_dist.distribution.mesh import check_mesh
 from keras_dist.distribution.plan import make_row
 from keras_dist.dtensor.layout import Layout, Mesh, array_of, is_dtensor, layout_of, mesh_of
-from keras_dist.errors import LayoutError, MeshError, shorten
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+from keras_dist.errors import LayoutError, MeshError, shorten, with_type
 
 
 def copy_to_mesh(
@@ -57,8 +58,8 @@ def copy_to_mesh(
     if layout is None:
         mesh = get_default_mesh()
         if mesh is None:
-            expected = "a layout, or a call inside of `with default_mesh(mesh):`"
-            raise argument_error("layout", layout, expected, wrong="says no mesh", error=LayoutError)
+            fix = "give a layout, or call it inside of `with default_mesh(mesh):`"
+            raise argument_error("layout", layout, "a Layout without a default mesh", fix=fix, error=LayoutError)
         layout = Layout.replicated(mesh, np.ndim(tensor))
     return _placed(tensor, checked_layout(layout))
 
@@ -92,12 +93,9 @@ def relayout(tensor: Any, layout: TensorLayout, name: str | None = None) -> jax.
     del name
     tensor, layout = as_array(tensor, "tensor"), checked_layout(layout)
     if is_dtensor(tensor) and fetch_layout(tensor).mesh != layout.mesh:
-        raise LayoutError(
-            "relayout cannot move an array to another mesh",
-            given=f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}",
-            expected="a layout on the mesh of the array",
-            fix="copy_to_mesh(tensor, layout), which goes from one mesh to another",
-        )
+        given = f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}"
+        fix = "copy_to_mesh(tensor, layout), which goes from one mesh to another"
+        raise LayoutError("relayout cannot move an array to another mesh", given=given, fix=fix)
     return _placed(tensor, layout)
 
 
@@ -120,12 +118,9 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
         return relayout(tensor, fetch_layout(layout_tensor), name)
     tensor = jnp.asarray(as_array(tensor, "tensor"))
     if tensor.shape != array.shape:
-        raise LayoutError(
-            "relayout_like needs two arrays of one shape inside of a compiled function",
-            given=f"shapes {tensor.shape} and {array.shape}",
-            expected="the same shape, for which XLA then chooses one layout",
-            fix="relayout(tensor, layout) with a layout that was fetched before the call",
-        )
+        summary = "relayout_like needs two arrays of one shape inside of a compiled function"
+        fix = "relayout(tensor, layout) with a layout that was fetched before the call"
+        raise LayoutError(summary, given=f"shapes {tensor.shape} and {array.shape}", fix=fix)
     return _jax.shard_alike(tensor, array)
 
 
@@ -248,8 +243,7 @@ def fetch_layout(tensor: Any) -> Layout:
     is_traced = _jax.is_traced(array)
     raise LayoutError(
         "a traced array has no layout yet" if is_traced else "an array without a mesh has no layout",
-        given=f"{shorten(tensor)} of type {type(tensor).__name__}",
-        expected="an array on a mesh, outside of compiled functions",
+        given=with_type(tensor),
         fix="fetch the layout before the call, or set one: relayout(tensor, layout)"
         if is_traced
         else "put it on a mesh first: copy_to_mesh(tensor, layout)",
@@ -316,13 +310,8 @@ def _placed(tensor: Any, layout: Layout) -> jax.Array:
         if tensor.is_fully_addressable != sharding.is_fully_addressable and is_known:
             tensor = np.asarray(tensor)
         elif sharding.is_fully_addressable and not is_known:
-            raise LayoutError(
-                "an array that other processes hold parts of cannot be copied to devices of this one",
-                given=f"layout {layout_of(tensor).sharding_specs} over {process_count()} processes",
-                expected="an array of which each process has all",
-                fix="in all processes relayout(tensor, Layout.replicated(mesh, rank)) first; or unpack(tensor), which "
-                "gives the components that this process has",
-            )
+            summary = "an array that other processes hold parts of cannot be copied to devices of this one"
+            raise not_addressable(summary, layout_of(tensor), "tensor")
     return distribute_tensor(tensor, layout)
 
 
@@ -336,3 +325,12 @@ def _operand(leaf: jax.Array | np.ndarray, mesh: Mesh) -> jax.Array | np.ndarray
 def shown(mesh: DeviceMesh) -> str:
     """How errors tell meshes apart."""
     return f"mesh {mesh.describe()} of {shorten(list(map(device_name, mesh.backend_mesh.devices.flat)))}"
+
+
+def not_addressable(summary: str, layout: Layout, name: str) -> LayoutError:
+    """Return the error for an array of which this process has only a part."""
+    given = f"layout {layout.sharding_specs} over {process_count()} processes"
+    fix = (
+        f"in all processes relayout({name}, Layout.replicated(mesh, rank)) first; or unpack({name}) for own components"
+    )
+    return LayoutError(summary, given=given, fix=fix)

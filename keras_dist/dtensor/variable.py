@@ -13,12 +13,11 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._scope import current_scope, trace_error
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.distribution import distribute_tensor, process_count
+from keras_dist.distribution import distribute_tensor
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.dtensor.layout import Layout, is_dtensor, layout_of
-from keras_dist.dtensor.tensors import copy_to_mesh, get_default_mesh
-from keras_dist.errors import LayoutError
+from keras_dist.dtensor.tensors import copy_to_mesh, get_default_mesh, not_addressable
 from keras_dist.variables.variable import Parameter, Statistic, Variable
 
 
@@ -115,13 +114,8 @@ class DVariable(Variable):
             return super().numpy()
         array = self._array()
         if not (_jax.is_traced(array) or array.is_fully_addressable or array.is_fully_replicated):
-            raise LayoutError(
-                f"the value of {self.path or 'a DVariable'} cannot be read here",
-                given=f"layout {self.layout.sharding_specs} over {process_count()} processes",
-                expected="a value of which each process has all",
-                fix="in all processes relayout(variable, Layout.replicated(mesh, rank)); or unpack(variable), which "
-                "gives the components that this process has",
-            )
+            summary = f"the value of {self.path or 'a DVariable'} cannot be read here"
+            raise not_addressable(summary, self.layout, "variable")
         return np.array(array)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -68,12 +68,9 @@ class ExportedProgram:
         except Exception as error:  # JAX, MLIR and XLA raise many kinds of errors for forged programs
             if any(isinstance(array, jax.core.Tracer) for array in given):
                 raise  # of the function that JAX transforms
-            raise ModelError(
-                "the exported program cannot be run",
-                given=f"{type(error).__name__}: {shorten(str(error))}",
-                expected=f"a program that this jax, {jax.__version__}, compiles for {jax.default_backend()}",
-                fix="export the model again, for this platform; a program is code: load only what you trust",
-            ) from error
+            summary = f"the exported program cannot be run by jax {jax.__version__} on {jax.default_backend()}"
+            fix = "export the model again, for this platform; a program is code: load only what you trust"
+            raise ModelError(summary, given=f"{type(error).__name__}: {shorten(str(error))}", fix=fix) from error
         return filled(self._manifest.output_structure, outputs)
 
     def __repr__(self) -> str:

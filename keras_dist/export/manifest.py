@@ -111,12 +111,8 @@ def sha256_of(file: pathlib.Path) -> str:
 
 def damaged(folder: pathlib.Path, given: str) -> ModelError:
     """Return the error for a folder that is not an exported model."""
-    return ModelError(
-        f"export.load: {str(folder)!r} cannot be read",
-        given=given,
-        expected="a folder that model.export wrote",
-        fix="check that it was copied whole, or export the model again; a program is code: load only what you trust",
-    )
+    fix = "check that it was copied whole, or export the model again; a program is code: load only what you trust"
+    return ModelError(f"export.load: {str(folder)!r} cannot be read", given=given, fix=fix)
 
 
 def _check_file(folder: pathlib.Path, name: str, expected: str | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from keras_dist._arguments import is_int
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 
 Structure = Any
 
@@ -127,9 +127,5 @@ def _misfit(structure: Structure, value: PyTree) -> ModelError:
 
 
 def _unknown(what: str, node: PyTree) -> ModelError:
-    return ModelError(
-        f"export: {what} cannot be described in JSON",
-        given=f"{shorten(node)} of type {type(node).__name__}",
-        expected="arrays in lists, tuples, and dicts whose keys are strings",
-        fix="take and return plain lists, tuples and dicts",
-    )
+    fix = "take and return arrays in lists, tuples, and dicts whose keys are strings"
+    return ModelError(f"export: {what} cannot be described in JSON", given=with_type(node), fix=fix)

@@ -67,12 +67,9 @@ class Lowered:
         self.weights, self.dtypes = dict(weights), tuple(map(jnp.dtype, dtypes))
         self.program, self.shapes = self._found(list(shapes), platforms)
         if self.program.nr_devices != 1:
-            raise ModelError(
-                "export: the model runs on more than one device",
-                given=f"a call that places arrays on {self.program.nr_devices} devices by itself",
-                expected="a model whose arrays follow the layout rules, which an exported program is without",
-                fix="leave distribute_tensor out of `call`, and write layout rules for `<path>/output`",
-            )
+            given = f"a call that places arrays on {self.program.nr_devices} devices by itself"
+            fix = "leave distribute_tensor out of `call`, and write layout rules for `<path>/output`"
+            raise ModelError("export: the model runs on more than one device", given=given, fix=fix)
 
     def _found(self, shapes: list[Dims], platforms: Sequence[str] | None) -> tuple[jax.export.Exported, Named]:
         here = (jax.export.default_export_platform(),)
@@ -109,18 +106,12 @@ class Lowered:
         except KerasDistError:
             raise
         except Exception as other:
-            raise ModelError(
-                f"export: the model cannot be lowered for {', '.join(platforms)}",
-                given=f"{type(other).__name__}: {_first_line(other)}",
-                expected="a model that JAX can trace and lower for these platforms",
-                fix="leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for",
-            ) from other
-        raise ModelError(
-            "export: the model cannot be lowered for batches of any size",
-            given=f"inputs of shapes {shorten(shapes)}; {type(error).__name__}: {_first_line(error)}",
-            expected="a `call` that asks for no sizes where shapes have None",
-            fix="model.export(..., batch_size=32) for one size of batches; for other dims input_signature with sizes",
-        ) from error
+            summary = f"export: the model cannot be lowered for {', '.join(platforms)}"
+            fix = "leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for"
+            raise ModelError(summary, given=f"{type(other).__name__}: {_first_line(other)}", fix=fix) from other
+        given = f"inputs of shapes {shorten(shapes)}; {type(error).__name__}: {_first_line(error)}"
+        fix = "model.export(..., batch_size=32) for one size of batches; for other dims input_signature with sizes"
+        raise ModelError("export: the model cannot be lowered for batches of any size", given=given, fix=fix) from error
 
 
 def write(

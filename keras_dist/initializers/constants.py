@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import DTypeLike
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError
 from keras_dist.initializers.initializer import Initializer
 
 
@@ -32,12 +33,7 @@ class Constant(Initializer):
         except ValueError:  # lists of different lengths
             has_numbers = False
         if not has_numbers:
-            raise ModelError(
-                "Constant: `value` is not a number",
-                given=f"value={shorten(value)}",
-                expected="a number, or an array of numbers",
-                fix="for example Constant(0.1)",
-            )
+            raise argument_error("value", value, "a number, or an array of numbers", example=0.1)
         self.value: Any = value
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
@@ -50,12 +46,9 @@ class Constant(Initializer):
         try:
             return jnp.broadcast_to(value, tuple(shape))
         except ValueError:
-            raise ModelError(
-                "Constant: `value` does not broadcast to the shape of the weight",
-                given=f"value of shape {value.shape} for shape {tuple(shape)}",
-                expected="the same shape, or one that broadcasts to it",
-                fix="for example one value for each entry of the last dim",
-            ) from None
+            summary = "Constant: `value` does not broadcast to the shape of the weight"
+            given = f"value of shape {value.shape} for shape {tuple(shape)}"
+            raise ModelError(summary, given=given, fix="for example one value for each entry of the last dim") from None
 
 
 class Zeros(Initializer):
@@ -91,11 +84,8 @@ class Identity(Initializer):
             ModelError: `shape` is not that of a matrix.
         """
         if len(shape) != 2:
-            raise ModelError(
-                "Identity gives matrices only",
-                given=f"shape {tuple(shape)} of {len(shape)} dims",
-                expected="a shape (rows, columns)",
-                fix="choose another initializer for this weight",
-            )
+            given = f"shape {tuple(shape)} of {len(shape)} dims"
+            fix = "choose another initializer for this weight"
+            raise ModelError("Identity initializes only matrices", given=given, fix=fix)
         dtype = dtype or "float32"
         return jnp.asarray(self.gain, dtype) * jnp.eye(*shape, dtype=dtype)

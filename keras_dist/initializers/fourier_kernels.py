@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_option
+from keras_dist._arguments import argument_error, check_option, shapes
 from keras_dist._types import ArrayLike, DTypeLike
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError
 from keras_dist.initializers.initializer import Initializer
 
 
@@ -52,13 +52,9 @@ class STFT(Initializer):
         if isinstance(window, str):
             try:
                 _window(window, 1, False)
-            except ValueError as error:
-                raise ModelError(
-                    "STFT: there is no such window",
-                    given=f"window={shorten(window)}: {error}",
-                    expected="a window of scipy.signal that has no parameters of its own, values, or None",
-                    fix='for example window="hann"',
-                ) from None
+            except ValueError:
+                expected = "the name of a window of scipy.signal without parameters, values, or None"
+                raise argument_error("window", window, expected, fix='for example window="hann"') from None
         self.side = side
         self.window = window
         self.scaling = scaling
@@ -71,12 +67,9 @@ class STFT(Initializer):
             ModelError: `shape` is not such a shape, or the window has not T values.
         """
         if len(shape) != 3:
-            raise ModelError(
-                "STFT gives kernels of convolutions over time",
-                given=f"shape {tuple(shape)} of {len(shape)} dims",
-                expected="a shape (T, 1, F)",
-                fix="choose another initializer for this weight",
-            )
+            given = f"shape {tuple(shape)} of {len(shape)} dims"
+            fix = "choose another initializer for this weight"
+            raise ModelError("STFT initializes only kernels of shape (T, 1, F)", given=given, fix=fix)
         samples, _, frequencies = shape
         angle = -2 * np.pi * np.arange(samples)[:, None, None] * np.arange(frequencies) / (2 * (frequencies - 1))
         kernel = np.cos(angle) if self.side == "real" else np.sin(angle)
@@ -89,12 +82,8 @@ class STFT(Initializer):
         given: Any = self.window
         values = _window(given, samples, self.periodic) if isinstance(given, str) else np.asarray(given)
         if values.shape != (samples,):
-            raise ModelError(
-                "STFT: `window` does not fit the shape of the weight",
-                given=f"window of shape {values.shape}",
-                expected=f"shape ({samples},)",
-                fix="give a value for each sample, or the name of a window",
-            )
+            fix = "give a value for each sample, or the name of a window"
+            raise ModelError(f"STFT: `window` must have the shape ({samples},)", given=shapes(window=values), fix=fix)
         if self.scaling is None:
             return values
         return values / (np.sqrt(np.sum(values**2)) if self.scaling == "density" else np.sum(np.abs(values)))

@@ -11,6 +11,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import argument_error
 from keras_dist._signatures import takes
 from keras_dist._types import DTypeLike
 from keras_dist.errors import ModelError, shorten
@@ -78,12 +79,7 @@ class RandomInitializer(Initializer):
         if key is None:
             return next_key() if self.seed is None else key_of(self.seed)
         if not isinstance(key, jax.Array):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ModelError(
-                "`key` is not a PRNG key",
-                given=f"{shorten(key)} of type {type(key).__name__}",
-                expected="a key of JAX, or None",
-                fix="for example key=jax.random.key(0)",
-            )
+            raise argument_error("key", key, "a PRNG key of JAX, or None", fix="for example key=jax.random.key(0)")
         if self.seed is None or self.seed.seed is None:
             return key
         # the generator itself is no part of the program in which a layer's weights are made
@@ -143,12 +139,9 @@ class FromArray(Initializer):
             ModelError: it has another shape.
         """
         if tuple(shape) != self.value.shape:
-            raise ModelError(
-                "the array of an initializer does not have the shape of the weight",
-                given=f"an array of shape {self.value.shape}",
-                expected=f"an array of shape {tuple(shape)}",
-                fix="reshape it; one number for a whole weight is initializers.Constant(number)",
-            )
+            summary = f"the array of an initializer must have the shape of the weight, {tuple(shape)}"
+            fix = "reshape it; one number for a whole weight is initializers.Constant(number)"
+            raise ModelError(summary, given=f"an array of shape {self.value.shape}", fix=fix)
         return jnp.asarray(self.value, dtype or "float32")
 
 
@@ -166,12 +159,9 @@ def _wants_key(function: Callable[..., Any]) -> bool:
         return False
     if first != "shape" and takes(function, None, (), "float32"):
         return True
-    raise ModelError(
-        "an initializer has other parameters than a shape and a dtype",
-        given=f"{shorten(function)} with parameters ({', '.join(_parameters(function))})",
-        expected="f(shape, dtype), f(key, shape, dtype) or f(shape, dtype, key)",
-        fix="change its parameters, or wrap it: lambda shape, dtype: ...",
-    )
+    summary = "an initializer must be f(shape, dtype), f(key, shape, dtype) or f(shape, dtype, key)"
+    given = f"{shorten(function)} with parameters ({', '.join(_parameters(function))})"
+    raise ModelError(summary, given=given, fix="change its parameters, or wrap it: lambda shape, dtype: ...")
 
 
 def _takes_dtype_by_name(function: Callable[..., Any]) -> bool:

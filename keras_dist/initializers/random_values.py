@@ -115,14 +115,11 @@ class VarianceScaling(RandomInitializer):
         output_axes: Sequence[int] | None = None,
     ) -> None:
         super().__init__(seed)
-        check_number("scale", scale, above=0, wrong="is not positive", example=1.0)
+        check_number("scale", scale, above=0, example=1.0)
         if (input_axes is None) != (output_axes is None):
-            raise ModelError(
-                "`input_axes` and `output_axes` belong together",
-                given=f"input_axes={shorten(input_axes)}, output_axes={shorten(output_axes)}",
-                expected="both, or neither",
-                fix="give the other one, too",
-            )
+            given = f"input_axes={shorten(input_axes)}, output_axes={shorten(output_axes)}"
+            fix = "give both, or neither"
+            raise ModelError("`input_axes` and `output_axes` must be given together", given=given, fix=fix)
         self.scale = scale
         self.mode = check_option("mode", mode, ("fan_in", "fan_out", "fan_avg"), error=UnknownNameError)
         self.distribution = check_option("distribution", distribution, [*_DISTRIBUTIONS], error=UnknownNameError)
@@ -151,12 +148,9 @@ class VarianceScaling(RandomInitializer):
         axes = (*self.input_axes, *self.output_axes)
         counted = {axis % rank for axis in axes if -rank <= axis < rank}
         if len(counted) < len(axes):
-            raise ModelError(
-                "`input_axes` and `output_axes` do not fit the shape of a weight",
-                given=f"input_axes={self.input_axes}, output_axes={self.output_axes}, shape {tuple(shape)}",
-                expected=f"distinct axes of {rank} dims",
-                fix="correct the axes, or leave both out",
-            )
+            summary = f"`input_axes` and `output_axes` must be distinct axes of {rank} dims"
+            given = f"input_axes={self.input_axes}, output_axes={self.output_axes}, shape {tuple(shape)}"
+            raise ModelError(summary, given=given, fix="correct the axes, or leave both out")
         return tuple(self.input_axes), tuple(self.output_axes), tuple(set(range(rank)) - counted)
 
 
@@ -251,12 +245,9 @@ class Orthogonal(RandomInitializer):
             ModelError: `shape` has less than two dims.
         """
         if len(shape) < 2:
-            raise ModelError(
-                "Orthogonal gives weights of two dims and more",
-                given=f"shape {tuple(shape)} of {len(shape)} dims",
-                expected="a shape (..., rows, columns)",
-                fix="choose another initializer for this weight",
-            )
+            given = f"shape {tuple(shape)} of {len(shape)} dims"
+            fix = "choose another initializer for this weight"
+            raise ModelError("Orthogonal initializes only weights of shape (..., rows, columns)", given=given, fix=fix)
         dtype = jnp.dtype(dtype or "float32")
         draw = jax.nn.initializers.orthogonal(self.gain)
         return draw(self.choose_key(key), shape, jnp.promote_types(dtype, "float32")).astype(dtype)

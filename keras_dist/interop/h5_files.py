@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._extras import import_extra
-from keras_dist.errors import KerasDistError, ModelError, shorten
+from keras_dist.errors import KerasDistError, ModelError, cause, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
 from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_of
 
@@ -80,7 +80,7 @@ class H5Reader:
             raise
         except Exception as error:  # h5py raises many kinds of errors for damaged files
             self.close()
-            raise self.damaged(f"{type(error).__name__}: {error}") from error
+            raise self.damaged(cause(error)) from error
         self.shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
 
     def __enter__(self) -> H5Reader:
@@ -174,20 +174,17 @@ class H5Reader:
 
     def damaged(self, given: str) -> ModelError:
         """Return the error for a file that cannot be used."""
-        return ModelError(
-            f"{self.caller}: {str(self.path)!r} cannot be read",
-            given=given,
-            expected="a file that Keras or keras_dist wrote",
-            fix="copy the file again, or write it again; after a change on purpose delete the attribute "
-            f"{CHECKSUMS!r} of each array: a file without checksums is loaded unchecked",
+        fix = (
+            "copy the file again, or write it again; after a change on purpose delete the attribute "
+            f"{CHECKSUMS!r} of each array: a file without checksums is loaded unchecked"
         )
+        return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
     def _rewritten(self, name: str) -> ModelError:
         return ModelError(
             f"{self.caller}: the array {name!r} in {str(self.path)!r} has no checksum, unlike others in the file",
             given="an array that another program has put there since keras_dist wrote the file",
-            expected=f"an attribute {CHECKSUMS!r} of each array, or of none",
-            fix="write the file again with model.save_weights; or, if the array is right, delete this attribute of the "
+            fix=f"write the file again with model.save_weights; or, if the array is right, delete {CHECKSUMS!r} of the "
             "others: a file without checksums is loaded unchecked",
         )
 
@@ -278,12 +275,9 @@ class H5Writer:
     def write(self, name: str, value: np.ndarray) -> None:
         """Write an array under a name such as `layers/dense/vars/0`."""
         if value.dtype.kind not in "biufc" and value.dtype.name != _BFLOAT16:
-            raise ModelError(
-                f"{self._caller}: {str(self._place)!r} cannot be written",
-                given=f"{name!r} of {value.dtype}",
-                expected="element types that HDF5 knows, or bfloat16",
-                fix="build the model with another dtype, or save it in a folder",
-            )
+            given = f"{name!r} of {value.dtype}, which HDF5 does not know"
+            fix = "build the model with another dtype, or save it in a folder"
+            raise ModelError(f"{self._caller}: {str(self._place)!r} cannot be written", given=given, fix=fix)
         array = self._file.create_dataset(name, data=value)
         array.attrs[CHECKSUMS] = np.bytes_(checksum_of(np.asarray(value, order="C")))
         if value.dtype.name == _BFLOAT16:
@@ -329,7 +323,7 @@ def _files_in(reader: H5Reader, path: pathlib.Path) -> list[str]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise reader.damaged(f"{type(error).__name__}: {error}") from error
+        raise reader.damaged(cause(error)) from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise reader.damaged("no 'weight_map' from names of groups to names of files")

@@ -17,7 +17,7 @@ from typing import Any
 
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
-from keras_dist.errors import KerasDistError, ModelError
+from keras_dist.errors import KerasDistError, ModelError, cause
 from keras_dist.interop.h5_files import H5Reader
 from keras_dist.saving.regular_files import identity_of, open_regular, overwritten, read_regular
 
@@ -61,7 +61,7 @@ class KerasArchive:
             raise
         except Exception as error:  # of zip, and of what decompresses
             self._open.close()
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
+            raise self._damaged(cause(error)) from error
         noted = metadata.get(OWN) if isinstance(metadata, dict) else None
         self.own: dict[str, Any] = noted if isinstance(noted, dict) else {}
 

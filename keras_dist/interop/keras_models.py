@@ -14,7 +14,7 @@ from flax import nnx
 from keras_dist import _paths
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import PyTree
-from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten
+from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten, with_type
 from keras_dist.saving import deserialize_keras_object
 from keras_dist.training.step import Batch
 from keras_dist.variables import call_context
@@ -111,19 +111,13 @@ class KerasModel:
             config = self.model.get_compile_config()
             found = {name: deserialize_keras_object(value) for name, value in config.items() if name in _COMPILED}
         except (ConfigError, UnknownNameError, ValueError, TypeError) as error:
-            raise ModelError(
-                "compile: what the Keras model was compiled with is not known here",
-                given=shorten(error),
-                expected="an optimizer, loss and metrics that are in keras_dist under the same names",
-                fix='pass them: model.compile(optimizer, loss="mse")',
-            ) from error
+            summary = "compile: what the Keras model was compiled with is not known here"
+            fix = 'pass them: model.compile(optimizer, loss="mse")'
+            raise ModelError(summary, given=shorten(error), fix=fix) from error
         if not found:
-            raise ModelError(
-                "compile without arguments: the Keras model is not compiled",
-                given=f"compile() of a model that was made of the keras model {self.model.name!r}",
-                expected="an optimizer and a loss",
-                fix='for example model.compile("adam", loss="mse")',
-            )
+            given = f"compile() of a model that was made of the keras model {self.model.name!r}"
+            fix = 'for example model.compile("adam", loss="mse")'
+            raise ModelError("compile without arguments: the Keras model is not compiled", given=given, fix=fix)
         return found
 
     def take(self, path: str, value: np.ndarray) -> None:
@@ -155,51 +149,34 @@ def added_loss(module: Any, batch: Batch, y_pred: PyTree, training: bool) -> jax
     chosen = context.compiled_loss(batch, y_pred)
     losses = [*([] if chosen is None else [chosen]), *context.losses]
     if not losses:
-        raise ModelError(
-            "there is nothing to minimise",
-            given="compile without a loss, and no layer or regularizer of the Keras model that adds one",
-            expected="a loss",
-            fix='for example model.compile("adam", loss="mse")',
-        )
+        given = "compile without a loss, and no layer or regularizer of the Keras model that adds one"
+        fix = 'for example model.compile("adam", loss="mse")'
+        raise ModelError("there is nothing to minimise", given=given, fix=fix)
     return sum(losses[1:], losses[0])
 
 
 def _check(model: Any) -> None:
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, keras.Model):
-        raise ModelError(
-            "from_keras: not a model of Keras",
-            given=f"{shorten(model)} of type {type(model).__name__}",
-            expected="a keras.Model of Keras 3",
-            fix="for a flax.nnx module Model.from_nnx; a model of keras_dist is used as it is",
-        )
+        fix = "for a flax.nnx module Model.from_nnx; a model of keras_dist is used as it is"
+        raise ModelError("from_keras: not a model of Keras 3", given=with_type(model), fix=fix)
     if keras.config.backend() != "jax":
-        raise ModelError(
-            f"from_keras: Keras runs on {keras.config.backend()}",
-            given=f"the keras model {model.name!r} on the backend {keras.config.backend()!r}",
-            expected="Keras on JAX",
-            fix=f'os.environ["KERAS_BACKEND"] = "jax" before keras is imported; or {_FROM_CONFIG}',
-        )
+        given = f"the keras model {model.name!r} on the backend {keras.config.backend()!r}"
+        fix = f'os.environ["KERAS_BACKEND"] = "jax" before keras is imported; or {_FROM_CONFIG}'
+        raise ModelError(f"from_keras: Keras runs on {keras.config.backend()}", given=given, fix=fix)
     if keras.config.is_nnx_enabled():
-        raise ModelError(
-            "from_keras: Keras's variables are those of NNX",
-            given="keras.config.is_nnx_enabled()",
-            expected="variables of Keras itself",
-            fix=f'leave out KERAS_NNX_ENABLED="true"; or {_FROM_CONFIG}',
-        )
+        given = "keras.config.is_nnx_enabled()"
+        fix = f'leave out KERAS_NNX_ENABLED="true"; or {_FROM_CONFIG}'
+        raise ModelError("from_keras: Keras's variables are those of NNX", given=given, fix=fix)
     unbuilt = [layer.name for layer in _layers_in(model) if not layer.built]
     if not model.built or len(unbuilt) == len(_layers_in(model)):
-        raise ModelError(
-            f"from_keras: the Keras model {model.name!r} is not built",
-            given=f"a {type(model).__name__} that has seen no input",
-            expected="a model whose variables exist",
-            fix="keras_model(x) with a batch of inputs, or keras_model.build((None, 28, 28, 1)), before from_keras",
-        )
+        given = f"a {type(model).__name__} that has seen no input"
+        fix = "keras_model(x) with a batch of inputs, or keras_model.build((None, 28, 28, 1)), before from_keras"
+        raise ModelError(f"from_keras: the Keras model {model.name!r} is not built", given=given, fix=fix)
     if keras.distribution.distribution() is not None or any(variable._layout for variable in model.variables):
         raise ModelError(
             "from_keras: a distribution of Keras is set, or was when the model was made",
             given=f"{keras.distribution.distribution() or 'variables with layouts of Keras'}",
-            expected="a model on one device: keras_dist lays it out",
             fix="make it without keras.distribution.set_distribution, and give the rules to kd.LayoutMap",
         )
 

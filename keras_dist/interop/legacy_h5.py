@@ -128,9 +128,6 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def _misfit(reader: H5Reader, model: str, given: str, expected: Any) -> ModelError:
-    return ModelError(
-        f"{reader.caller}: {str(reader.path)!r} does not fit model {model!r}",
-        given=given,
-        expected=str(expected),
-        fix="load it into a model made like the one it was saved from: in this format layers and weights go by order",
-    )
+    summary = f"{reader.caller}: {str(reader.path)!r} does not fit model {model!r}"
+    fix = "load it into a model made like the one it was saved from: in this format layers and weights go by order"
+    return ModelError(summary, given=given, expected=str(expected), fix=fix)

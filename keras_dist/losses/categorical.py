@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import is_int
+from keras_dist._arguments import argument_error, is_int, shapes
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
@@ -148,12 +148,9 @@ def _distributions(
     rows = (y_pred.shape[:at] + y_pred.shape[at + 1 :], (*y_pred.shape[:at], 1, *y_pred.shape[at + 1 :]))
     if y_true.shape in rows and y_true.shape != y_pred.shape and y_pred.shape[axis] > 1:
         one_hot = f"utils.to_categorical(y, {y_pred.shape[axis]})"
-        raise ModelError(
-            f"{name}: the targets are class indices, it seems, and not one-hot",
-            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-            expected=f"targets of shape {y_pred.shape}",
-            fix=f"loss='sparse_categorical_crossentropy', or {one_hot}" if name == _PLAIN else one_hot,
-        )
+        summary = f"{name}: the targets must be one-hot, of shape {y_pred.shape}, and seem to be class indices"
+        fix = f"loss='sparse_categorical_crossentropy', or {one_hot}" if name == _PLAIN else one_hot
+        raise ModelError(summary, given=shapes(y_true=y_true, y_pred=y_pred), fix=fix)
     y_true, y_pred = matched(name, y_true, y_pred)
     if y_pred.shape[axis] == 1:
         warnings.warn(
@@ -176,9 +173,8 @@ def _class_indices(
     expected = y_pred.shape[:at] + y_pred.shape[at + 1 :]
     if y_true.shape != expected:
         raise ModelError(
-            f"{name}: `y_true` does not fit `y_pred`",
-            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-            expected=f"class indices of shape {expected}",
+            f"{name}: `y_true` must be class indices of shape {expected}",
+            given=shapes(y_true=y_true, y_pred=y_pred),
             fix="one-hot targets go with loss='categorical_crossentropy'; or pass their argmax"
             if y_true.shape == y_pred.shape
             else "a class for each row of predictions",
@@ -194,12 +190,9 @@ def _class_indices(
 
 def _check_axis(name: str, axis: object, y_pred: jax.Array) -> None:
     if not is_int(axis, -y_pred.ndim, y_pred.ndim - 1):
-        raise ModelError(
-            f"{name}: `axis` is no dim of the predictions",
-            given=f"axis={axis!r}, y_pred of shape {y_pred.shape}",
-            expected=f"an integer from {-y_pred.ndim} to {y_pred.ndim - 1}",
-            fix="leave it out when the classes are the last dim",
-        )
+        summary = f"{name}: `axis` must be an integer from {-y_pred.ndim} to {y_pred.ndim - 1}"
+        given = f"axis={axis!r}, y_pred of shape {y_pred.shape}"
+        raise ModelError(summary, given=given, fix="leave it out when the classes are the last dim")
 
 
 def _probabilities(y_pred: jax.Array, axis: int) -> jax.Array:
@@ -297,9 +290,5 @@ class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_gene
     ) -> None:
         super().__init__(reduction, name, dtype, q=q)
         if not 0 < q < 1:
-            raise ModelError(
-                "CategoricalGeneralizedCrossEntropy: `q` is out of range",
-                given=f"q={q!r}",
-                expected="a number between 0 and 1, both excluded",
-                fix="for q=0 use SparseCategoricalCrossentropy; leave q out for 0.5",
-            )
+            fix = "for q=0 use SparseCategoricalCrossentropy; leave q out for 0.5"
+            raise argument_error("q", q, "a number above 0 and below 1", fix=fix)

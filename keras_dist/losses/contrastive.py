@@ -7,6 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import shapes
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss
@@ -62,12 +63,9 @@ def _log_sum_exp(values: jax.Array, where: jax.Array) -> jax.Array:
 def _labelled(labels_name: str, labels: ArrayLike, name: str, embeddings: ArrayLike) -> tuple[jax.Array, jax.Array]:
     labels, embeddings = as_arrays("circle", labels, embeddings)
     if embeddings.ndim != 2 or labels.shape not in (embeddings.shape[:1], (embeddings.shape[0], 1)):
-        raise ModelError(
-            f"circle: `{labels_name}` does not fit `{name}`",
-            given=f"{labels_name} of shape {labels.shape}, {name} of shape {embeddings.shape}",
-            expected="class indices (batch,) or (batch, 1), embeddings (batch, n)",
-            fix="let the model end with one vector for each example, and pass its class",
-        )
+        summary = f"circle: `{labels_name}` must be (batch,) or (batch, 1), and `{name}` (batch, n)"
+        fix = "let the model end with one vector for each example, and pass its class"
+        raise ModelError(summary, given=shapes(**{labels_name: labels, name: embeddings}), fix=fix)
     return labels.reshape(-1).astype(jnp.int32), embeddings
 
 

@@ -75,9 +75,8 @@ def as_loss(identifier: Any) -> Loss:
     if isinstance(found, Loss):
         if not takes(found, None, None, None):
             raise ModelError(
-                f"{type(found).__name__}.__call__ cannot be called as loss(y_true, y_pred, sample_weight)",
+                f"{type(found).__name__}.__call__ must be a method __call__(self, y_true, y_pred, sample_weight=None)",
                 given=f"__call__{inspect.signature(found)}",
-                expected="a method __call__(self, y_true, y_pred, sample_weight=None)",
                 fix="define call(self, y_true, y_pred) in its place: __call__ weighs and reduces what that returns",
             )
         return found

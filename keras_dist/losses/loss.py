@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _ranges
-from keras_dist._arguments import check_option
+from keras_dist._arguments import argument_error, check_option
 from keras_dist._signatures import keywords_taken, takes
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
@@ -66,12 +66,8 @@ class Loss(Configurable):
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
         """A value for each example (batch, ...), or a scalar; or `(values, {"name": scalar})`, to log the scalars."""
-        raise ModelError(
-            f"{type(self).__name__} has no values",
-            given=f"the class {type(self).__name__}",
-            expected="a method call(self, y_true, y_pred)",
-            fix="define it, or choose one of keras_dist.losses",
-        )
+        fix = "define a method call(self, y_true, y_pred), or choose one of keras_dist.losses"
+        raise ModelError(f"{type(self).__name__} has no values", given=f"the class {type(self).__name__}", fix=fix)
 
     def __call__(
         self,
@@ -275,12 +271,9 @@ class LossFunctionWrapper(Loss):
         **kwargs: Any,
     ) -> None:
         if not (callable(fn) and takes(fn, None, None, **kwargs)):
-            raise ModelError(
-                "`loss` cannot be called as loss(y_true, y_pred)",
-                given=shorten(fn) + (f" with {', '.join(kwargs)}" if kwargs else ""),
-                expected="a callable (y_true, y_pred) -> values",
-                fix="change its parameters, or wrap it: lambda y_true, y_pred: ...",
-            )
+            given = shorten(fn) + (f" with {', '.join(kwargs)}" if kwargs else "")
+            fix = "change its parameters, or wrap it: lambda y_true, y_pred: ..."
+            raise ModelError("`loss` cannot be called as loss(y_true, y_pred)", given=given, fix=fix)
         super().__init__(name or getattr(fn, "__name__", type(fn).__name__), reduction, dtype)
         self.fn = fn
         self._kwargs = kwargs
@@ -305,10 +298,5 @@ def _float_dtype(dtype: Any) -> jnp.dtype:
     except TypeError:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise ModelError(
-            "a loss cannot compute in this dtype",
-            given=f"dtype={dtype!r}",
-            expected="a floating point dtype",
-            fix='leave it out for "float32"',
-        )
+        raise argument_error("dtype", dtype, "a floating point dtype", fix='leave it out for "float32"')
     return found

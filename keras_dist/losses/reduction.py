@@ -11,8 +11,9 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from keras_dist._arguments import shapes
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.losses.targets import is_array
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -27,12 +28,9 @@ def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
     values, reported = pair[0], cast("Mapping[object, Any]", pair[1])
     for name, value in reported.items():
         if not isinstance(name, str) or not (is_array(value) or isinstance(value, int | float)) or jnp.shape(value):
-            raise ModelError(
-                f"`loss` returned a value to log that is not a scalar: {shorten(name)}",
-                given=f"{shorten(value)} of shape {jnp.shape(value)}" if is_array(value) else shorten(value),
-                expected='(loss, {"name": scalar})',
-                fix=f'reduce it in the loss: {{"{name}": jnp.mean(...)}}',
-            )
+            given = f"{shorten(value)} of shape {jnp.shape(value)}" if is_array(value) else shorten(value)
+            fix = f'reduce it in the loss: {{"{name}": jnp.mean(...)}}'
+            raise ModelError(f"`loss` must return scalars to log, not {shorten(name)}", given=given, fix=fix)
     return values, {cast("str", name): jnp.asarray(value) for name, value in reported.items()}
 
 
@@ -45,22 +43,15 @@ def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:
     rows = {shape[0] for shape in shapes if shape}
     expected = f"a scalar, or values of shape ({' or '.join(map(str, sorted(rows)))}, ...)"
     if not (is_array(values) or isinstance(values, int | float)):
-        raise ModelError(
-            "`loss` did not return an array",
-            given=f"{shorten(values)} of type {type(values).__name__}",
-            expected=expected,
-            fix="return one array from the loss",
-        )
+        fix = "return one array from the loss"
+        raise ModelError("`loss` did not return an array", given=with_type(values), expected=expected, fix=fix)
     shape = jnp.shape(values)
     pair = shape[:1] * 2
     compares_all = y_true is not None and shape[:2] == pair != (1, 1) and all(s[:2] != pair for s in shapes)
     if shape and rows and (compares_all or shape[0] not in rows):
-        raise ModelError(
-            "`loss` returned no value for each example",
-            given=f"shape {shape} from arrays of shapes {', '.join(map(str, shapes))}",
-            expected=f"{expected} that do not pair every example with every other",
-            fix="give y_true and y_pred one shape in the loss, and reduce over all dims but the first",
-        )
+        given = f"shape {shape} from arrays of shapes {', '.join(map(str, shapes))}"
+        fix = "give y_true and y_pred one shape in the loss, and reduce over all dims but the first"
+        raise ModelError("`loss` returned no value for each example", given=given, expected=expected, fix=fix)
     values = jnp.asarray(values)
     return values if jnp.issubdtype(values.dtype, jnp.inexact) else values.astype(jnp.float32)
 
@@ -135,8 +126,7 @@ def _fit(name: str, given: ArrayLike, values: jax.Array) -> jax.Array:
     if not (starts or broadcasts):
         raise ModelError(
             f"`{name}` does not fit the loss",
-            given=f"{name} of shape {array.shape}, loss of shape {values.shape}",
-            expected=f"a loss with a value for each example, and a {name} for each",
+            given=shapes(**{name: array, "loss": values}),
             fix="let the loss return one value for each example instead of their mean"
             if values.ndim == 0
             else f"give {name} the shape {values.shape}, its beginning, or as many dims",

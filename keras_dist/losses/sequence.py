@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from keras_dist._arguments import shapes
 from keras_dist._ranges import check_indices
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
@@ -31,12 +32,9 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     """
     y_true, y_pred = as_arrays("ctc", y_true, y_pred)
     if y_true.ndim != 2 or y_pred.ndim != 3 or len(y_true) != len(y_pred):
-        raise ModelError(
-            "ctc: `y_true` does not fit `y_pred`",
-            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-            expected="class indices (batch, length) and logits (batch, steps, classes)",
-            fix="pad the sequences of a batch with 0 to one length",
-        )
+        summary = "ctc: `y_true` must be class indices (batch, length), `y_pred` logits (batch, steps, classes)"
+        given = shapes(y_true=y_true, y_pred=y_pred)
+        raise ModelError(summary, given=given, fix="pad the sequences of a batch with 0 to one length")
     check_indices(
         y_true,
         y_pred.shape[-1],

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._arguments import shapes
 from keras_dist._operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
@@ -33,12 +34,9 @@ def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Arra
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not is_array(value):
             keys = f" with {list(value)}" if isinstance(value, dict) else ""
-            raise ModelError(
-                f"{name}: `{argument}` is not an array",
-                given=f"{argument} of type {type(value).__name__}{keys}",
-                expected="one array of targets and one of predictions",
-                fix="pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`",
-            )
+            given = f"{argument} of type {type(value).__name__}{keys}"
+            fix = "pass a callable (y_true, y_pred) of your own that takes them apart, or choose one with `call=`"
+            raise ModelError(f"{name}: `{argument}` must be one array", given=given, fix=fix)
     y_true, y_pred = jnp.asarray(native(y_true)), jnp.asarray(native(y_pred))
     return y_true, y_pred if jnp.issubdtype(y_pred.dtype, jnp.inexact) else y_pred.astype(jnp.float32)
 
@@ -80,12 +78,9 @@ def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array,
         )
         y_pred = jnp.broadcast_to(y_pred, y_true.shape)
     if y_true.shape != y_pred.shape:
-        raise ModelError(
-            f"{name}: targets do not have the shape of the predictions",
-            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-            expected="equal shapes",
-            fix="reshape the targets, or change the last layer of the model",
-        )
+        given = shapes(y_true=y_true, y_pred=y_pred)
+        fix = "reshape the targets, or change the last layer of the model"
+        raise ModelError(f"{name}: targets must have the shape of the predictions", given=given, fix=fix)
     return y_true.astype(y_pred.dtype), y_pred
 
 

@@ -21,6 +21,7 @@ import keras_dist
 from keras_dist._arguments import (
     argument_error,
     check_int,
+    check_kind,
     check_option,
     check_optional,
     check_path,
@@ -136,8 +137,7 @@ class AutoParallel(Distribution):
         is_number = isinstance(time_limit_seconds, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_number or not time_limit_seconds > 0:
             raise argument_error("time_limit_seconds", time_limit_seconds, "a positive number", error=DistributionError)
-        if not isinstance(compiles, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise argument_error("compiles", compiles, "True or False", error=DistributionError)
+        check_kind("compiles", compiles, bool, "True or False", error=DistributionError)
         self.compiles = compiles
         self.time_limit_seconds = time_limit_seconds
         self.cache = None
@@ -251,8 +251,7 @@ class AutoParallel(Distribution):
         raise DistributionError(
             "AutoParallel has no layout yet: it is found in the train step of a model",
             given="a model that is made under AutoParallel, whose weights are created",
-            expected="a `fit` on arrays before that, or the distribution that `search` finds",
-            fix="found = distribution.search(factory, (x, y), optimizer, loss); with found.distribution.scope(): ...",
+            fix="`fit` on arrays, or with distribution.search(factory, (x, y), optimizer, loss).distribution.scope()",
         )
 
     def _meshes(self) -> list[dict[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_dist import _html
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import check_kind
 from keras_dist._tables import Table, render
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
@@ -182,8 +182,7 @@ _NUMBERS = ("before", "after", "change", "ratio")
 
 def compare(before: PlanReport, after: PlanReport) -> Comparison:
     """Return what changes from one report to another."""
-    if not isinstance(after, type(before)):
-        raise argument_error("other", after, "a PlanReport, as kd.plan and model.plan return it")
+    check_kind("other", after, type(before), "a PlanReport, as kd.plan and model.plan return it")
     rows = [{row.path: row for row in (*report.state.rows, *report.batch.rows)} for report in (before, after)]
     layouts = [LayoutChange(path, rows[0].get(path), rows[1].get(path)) for path in _united(*rows)]
     return Comparison(

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from keras_dist import _environment, _shardy
-from keras_dist._arguments import argument_error, check_axis_sizes, check_kind, check_number
+from keras_dist._arguments import check_axis_sizes, check_kind, check_number
 from keras_dist._extras import import_extra
 from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
 from keras_dist.planner.gpu_target_config import gpu_target_config
@@ -129,10 +129,8 @@ def compile_for(
 
     Source: `jax.experimental.topologies`.
     """
-    if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    wrong = "is not a positive number"
-    check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, wrong=wrong, example=600)
+    check_kind("lowered", lowered, jax.stages.Lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
+    check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, example=600)
     machine = as_target(target)
     sizes = dict(_shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
     sizes = sizes or {"devices": 1}
@@ -208,12 +206,9 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise CompilationTimeoutError(
-                f"compiling for {target.name!r} took too long",
-                given=f"timeout_seconds={timeout}",
-                expected="a program that is compiled by then",
-                fix="a larger `timeout_seconds`; the process was killed",
-            ) from None
+            summary = f"compiling for {target.name!r} took too long"
+            fix = "a larger `timeout_seconds`; the process was killed"
+            raise CompilationTimeoutError(summary, given=f"timeout_seconds={timeout}", fix=fix) from None
         answer = folder / "answer.json"
         if not answer.exists() or answer.stat().st_size > _LARGEST_ANSWER:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -280,9 +275,5 @@ def _exhausted(note: str, limit: int) -> tuple[int, int]:
 
 
 def _not_compiled(target: Target, reason: str) -> CompilationError:
-    return CompilationError(
-        f"the program cannot be compiled for {target.name!r}",
-        given=reason[:2000],
-        expected=f"a program that was lowered for {target.platform!r}, and that XLA takes",
-        fix=f"lower it with `lowering_platforms=({target.platform!r},)`; what is known without compiling stays",
-    )
+    fix = f"lower it with `lowering_platforms=({target.platform!r},)`; what is known without compiling stays"
+    return CompilationError(f"the program cannot be compiled for {target.name!r}", given=reason[:2000], fix=fix)

@@ -20,7 +20,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_bytes
-from keras_dist.errors import LayoutError, did_you_mean, shorten
+from keras_dist.errors import LayoutError, unknown_name_error
 from keras_dist.planner.candidates import Screen
 from keras_dist.planner.dim_graph import PASSES, DimGraph, Event
 from keras_dist.planner.propagation import Propagated
@@ -86,14 +86,9 @@ class DimClasses:
         return name in self._classes
 
     def __getitem__(self, name: str) -> DimClass:
-        is_name = isinstance(name, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_name or name not in self._classes:
-            raise LayoutError(
-                f"the model has no dims {shorten(name)}{did_you_mean(name, self._classes) if is_name else ''}",
-                given=shorten(name),
-                expected=f"one of {list(self._classes)}",
-                fix="print(kd.planner.dim_classes(model, batch)) shows them",
-            )
+        if not isinstance(name, str) or name not in self._classes:  # pyright: ignore[reportUnnecessaryIsInstance]
+            fix = "print(kd.planner.dim_classes(model, batch)) shows them"
+            raise unknown_name_error("the model has no dims", name, self._classes, fix=fix, error=LayoutError)
         return self._classes[name]
 
     @functools.cached_property
@@ -158,12 +153,9 @@ class DimClasses:
         if shards is None:
             shards = next((each for each in range(2, size + 1) if size % each == 0), 1)
         if size % shards:
-            raise LayoutError(
-                f"class {name!r} cannot be sharded {shards} times",
-                given=f"shards={shards}, size {size}",
-                expected=f"a divisor of {size}",
-                fix="leave `shards` out",
-            )
+            given = f"shards={shards}"
+            fix = "leave `shards` out"
+            raise LayoutError(f"`shards` must be a divisor of {size}, the size of class {name!r}", given=given, fix=fix)
         key = name, shards
         if key not in self._costs:
             sizes = {"shards": shards}

@@ -73,9 +73,10 @@ def explain(path: str, state: LayoutPlan, batch: LayoutPlan, activations: Sequen
     near = nearest(str(path), paths)
     raise LayoutError(
         f"the step has no array {path!r}",
-        given=f"{path!r}",
-        expected=f"the path of a variable, slot or input, or '<layer>/output': {len(paths)} of them",
-        fix=f"the nearest path is {near!r}" if near else f"for example {paths[0]!r}",
+        given=f"{path!r}, among {len(paths)} paths",
+        fix=f"name a variable, slot, input or '<layer>/output': the nearest is {near!r}"
+        if near
+        else f"for example {paths[0]!r}",
     )
 
 

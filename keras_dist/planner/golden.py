@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from keras_dist._arguments import argument_error, check_path
+from keras_dist._arguments import check_kind, check_path
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
@@ -85,10 +85,8 @@ def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: boo
         >>> kd.planner.assert_plan(report, path, update=True)
         >>> kd.planner.assert_plan(report, path)
     """
-    if not isinstance(report, PlanReport):
-        raise argument_error("report", report, "a PlanReport, as kd.plan and model.plan return it")
-    if update is not None and not isinstance(update, bool):
-        raise argument_error("update", update, "True, False or None")
+    check_kind("report", report, PlanReport, "a PlanReport, as kd.plan and model.plan return it")
+    check_kind("update", update, bool | None, "True, False or None")
     place = pathlib.Path(check_path("path", path, "plan.json"))
     now = _golden_of(report)
     if os.environ.get(UPDATE_VARIABLE) == "1" if update is None else update:
@@ -101,7 +99,6 @@ def assert_plan(report: PlanReport, path: str | os.PathLike[str], *, update: boo
         raise PlanError(
             f"the plan is not the one in {str(place)!r}:\n" + "\n".join(f"    {line}" for line in shown),
             given=f"{len(lines)} difference{'s' if len(lines) > 1 else ''}",
-            expected="the layouts that were kept",
             fix=f"correct the rules or names; if it is meant so, run once with {UPDATE_VARIABLE}=1 (or update=True)",
         )
 
@@ -137,12 +134,9 @@ def _read(place: pathlib.Path) -> _Golden:
         with open_regular(place, follow_links=True) as file:
             text = file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise PlanError(
-            f"there is no plan {str(place)!r} to compare with",
-            given=f"path={str(place)!r}",
-            expected="a file that assert_plan has written",
-            fix=f"run once with {UPDATE_VARIABLE}=1 (or update=True), look at the file and commit it",
-        ) from None
+        given = f"path={str(place)!r}"
+        fix = f"run once with {UPDATE_VARIABLE}=1 (or update=True), look at the file and commit it"
+        raise PlanError(f"there is no plan {str(place)!r} to compare with", given=given, fix=fix) from None
     except OSError as error:
         raise _unusable(place, str(error.strerror or error)) from error
     if len(text) > _MOST_BYTES:
@@ -169,12 +163,8 @@ def _read(place: pathlib.Path) -> _Golden:
 
 
 def _unusable(place: pathlib.Path, why: str) -> PlanFileError:
-    return PlanFileError(
-        f"{str(place)!r} is not a plan, or is damaged",
-        given=why,
-        expected="a file that assert_plan has written, whole",
-        fix=f"restore it from version control, or write it anew with {UPDATE_VARIABLE}=1 (or update=True)",
-    )
+    fix = f"restore it from version control, or write it anew with {UPDATE_VARIABLE}=1 (or update=True)"
+    return PlanFileError(f"{str(place)!r} is not a plan, or is damaged", given=why, fix=fix)
 
 
 def _differences(kept: _Golden, now: _Golden) -> list[str]:

@@ -49,11 +49,8 @@ class LogicalRules:
 
     def __init__(self, rules: Mapping[str, Axis | list[str]]) -> None:
         if not isinstance(rules, Mapping) or not all(isinstance(name, str) for name in rules):  # pyright: ignore[reportUnnecessaryIsInstance]
-            expected = "for each name of a class of dims a mesh axis, a tuple of axes, or None"
-            example = {"mlp": "model", "batch": "data"}
-            raise argument_error(
-                "rules", rules, expected, wrong="is no such dict", example=example, error=DistributionError
-            )
+            expected, example = "a dict from class names to a mesh axis, a tuple of axes, or None", {"mlp": "model"}
+            raise argument_error("rules", rules, expected, example=example, error=DistributionError)
         self.rules: dict[str, Axis] = {
             name: tuple(axes) if isinstance(axes, list) else axes for name, axes in rules.items()
         }

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from keras_dist import _shardy
-from keras_dist._arguments import argument_error
+from keras_dist._arguments import check_kind
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -127,8 +127,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
 
     Source: https://openxla.org/shardy
     """
-    if not isinstance(lowered, jax.stages.Lowered):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise argument_error("lowered", lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
+    check_kind("lowered", lowered, jax.stages.Lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
     return propagate_module(_shardy.copy_of(lowered))
 
 

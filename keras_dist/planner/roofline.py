@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_axis_sizes, check_number
+from keras_dist._arguments import argument_error, check_axis_sizes, check_number, check_option
 from keras_dist.errors import MeshError
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Place, Target, as_target, places_in_mesh
@@ -100,12 +100,11 @@ def roofline(
     chip = machine.chip
     mesh = check_axis_sizes("mesh", mesh, MeshError)
     for name, value in (("flops", flops), ("accessed_nbytes", accessed_nbytes)):
-        check_number(name, value, 0, wrong="is not a number of operations or bytes", example=1e12)
+        check_number(name, value, 0, example=1e12)
     collectives = list(collectives) if isinstance(collectives, Iterable) else [collectives]
     if not all(isinstance(each, Collective) for each in collectives):
         raise argument_error("collectives", collectives, "a list of Collectives, as propagate(...).collectives")
-    if not isinstance(dtype, str) or dtype not in chip.flops_per_second:
-        raise argument_error("dtype", dtype, f"one of {', '.join(chip.flops_per_second)}", example="bfloat16")
+    dtype = check_option("dtype", dtype, [*chip.flops_per_second])
     places = places_in_mesh(machine, tuple(mesh.values()), devices)
     seconds: dict[Axes, float] = {}
     for each in collectives:

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist._arguments import argument_error, is_int
 from keras_dist.distribution import arrangement
-from keras_dist.errors import ConfigError, MeshError, UnknownNameError, did_you_mean, shorten
+from keras_dist.errors import ConfigError, KerasDistError, MeshError, shorten, unknown_name_error
 from keras_dist.planner.hardware import CHIPS, Chip, Platform
 
 _FORM = re.compile(r"(?P<chip>\w+):(?P<shape>\d{1,18}(?:x\d{1,18})*)(?:\*(?P<slices>\d{1,18}))?", re.ASCII)
@@ -135,12 +135,7 @@ def target(name: str) -> Target:
     found = _FORM.fullmatch(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     chip_name = found["chip"] if found else str(name).partition(":")[0]
     if isinstance(name, str) and chip_name not in CHIPS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UnknownNameError(
-            f"`target`: no chip is called {chip_name!r}{did_you_mean(chip_name, CHIPS)}",
-            given=f"target={shorten(name)}",
-            expected=f"one of {', '.join(CHIPS)}",
-            fix=f"for example {_EXAMPLES}",
-        )
+        raise unknown_name_error("`target`: there is no chip", chip_name, CHIPS, given=f"target={shorten(name)}")
     if found is None:
         raise _no_target(name, "a chip and a shape, with ':' between them")
     chip = CHIPS[chip_name]
@@ -247,19 +242,11 @@ def _gpus(target: Target) -> list[Place]:
     ]
 
 
-def _no_target(name: Any, expected: str) -> ConfigError:
-    return ConfigError(
-        f"`target` is none: {shorten(name)}",
-        given=f"target={shorten(name)}",
-        expected=expected,
-        fix=f"for example {_EXAMPLES}",
-    )
+def _no_target(name: Any, expected: str) -> KerasDistError:
+    return argument_error("target", name, expected, fix=f"for example {_EXAMPLES}", error=ConfigError)
 
 
 def _wrong_size(target: Target, shape: Sequence[int]) -> MeshError:
-    return MeshError(
-        f"a mesh of {math.prod(shape):,} devices is not one of all devices of {target.name!r}",
-        given=f"a mesh of shape {tuple(shape)}",
-        expected=f"{target.device_count:,} devices",
-        fix="another target, or a mesh of another shape: a program runs on all devices of its target",
-    )
+    summary = f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices"
+    fix = "another target, or a mesh of another shape: a program runs on all devices of its target"
+    return MeshError(summary, given=f"a mesh of shape {tuple(shape)}", fix=fix)

@@ -25,7 +25,7 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import leaf_paths
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
@@ -140,12 +140,9 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
     elif callable(given) and takes(given):
         return forward_of(given(), x, distribution)
     else:
-        raise ModelError(
-            "the planner: neither a model nor a factory of one",
-            given=f"{shorten(given)} of type {type(given).__name__}",
-            expected="a keras_dist.Model, a flax.nnx.Module, or a callable: factory() or factory(rngs=rngs)",
-            fix="for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)",
-        )
+        summary = "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)"
+        fix = "for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)"
+        raise ModelError(summary, given=with_type(given), fix=fix)
     return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), Choices()
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_fraction, check_int, check_shape, is_int
+from keras_dist._arguments import argument_error, check_fraction, check_int, check_shape, is_int, shapes
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import key_of
 
@@ -136,12 +136,8 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any =
     """
     logits = jnp.asarray(logits)
     if logits.ndim != 2:
-        raise ModelError(
-            "`logits` does not have two dims",
-            given=f"shape {logits.shape}",
-            expected="(batch, classes)",
-            fix="for one distribution pass logits[None]" if logits.ndim == 1 else "reshape it to (-1, classes)",
-        )
+        fix = "for one distribution pass logits[None]" if logits.ndim == 1 else "reshape it to (-1, classes)"
+        raise ModelError("`logits` must have the shape (batch, classes)", given=shapes(logits=logits), fix=fix)
     shape = (logits.shape[0], check_int("num_samples", num_samples, 0))
     return jax.random.categorical(key_of(seed), logits[..., None], axis=1, shape=shape).astype(dtype)
 
@@ -203,9 +199,10 @@ def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     x = jnp.asarray(x)
     if not is_int(axis, -x.ndim, x.ndim - 1):
         raise ModelError(
-            "`axis` is not an axis of `x`",
+            f"`axis` must be an integer from {-x.ndim} to {x.ndim - 1}"
+            if x.ndim
+            else "`axis` must be an axis of `x`, which has none",
             given=f"axis={shorten(axis)}, x of shape {x.shape}",
-            expected=f"an integer from {-x.ndim} to {x.ndim - 1}" if x.ndim else "an array of at least one dim",
             fix="for example axis=0" if x.ndim else "pass a list of numbers",
         )
     return jax.random.permutation(key_of(seed), x, axis, independent=True)
@@ -219,12 +216,9 @@ def _noise_shape(noise_shape: Sequence[int | None] | None, shape: tuple[int, ...
         found = tuple(size if dim is None else dim for dim, size in zip(wanted, shape, strict=True))
         if all(drawn in (1, size) for drawn, size in zip(found, shape, strict=True)):
             return found
-    raise ModelError(
-        "`noise_shape` does not broadcast to the inputs",
-        given=f"noise_shape={shorten(noise_shape)}, inputs of shape {shape}",
-        expected=f"{len(shape)} dims, each 1, None, or that of the inputs",
-        fix=f"for example noise_shape={(*shape[:1], *(1 for _ in shape[1:]))}",
-    )
+    given = f"noise_shape={shorten(noise_shape)}, inputs of shape {shape}"
+    fix = f"for example noise_shape={(*shape[:1], *(1 for _ in shape[1:]))}"
+    raise ModelError("`noise_shape` does not broadcast to the inputs", given=given, fix=fix)
 
 
 def _float_dtype(dtype: Any) -> np.dtype:

@@ -56,7 +56,7 @@ def set_random_seed(seed: int) -> None:
 
 def check_seed(seed: object) -> int:
     """Return `seed` as an int, if it is an integer, 0 <= seed < 2**32."""
-    return check_int("seed", seed, 0, 2**32 - 1, wrong="is not a random seed", example=1337)
+    return check_int("seed", seed, 0, 2**32 - 1, example=1337)
 
 
 def current_seed() -> int:
@@ -105,13 +105,9 @@ def unseeded_key() -> jax.Array:
     """
     key = next_key()
     if _stream.get() is None and _jax.is_traced(key):
-        raise ModelError(
-            "random numbers without a seed inside a compiled function",
-            given="seed=None while JAX traces, as it does with `call` of every layer",
-            expected="a SeedGenerator that the layer owns: its position is a variable of the model, so that each step "
-            "draws other numbers",
-            fix="self.seed_generator = SeedGenerator() in __init__, and seed=self.seed_generator in call",
-        )
+        summary = "random numbers without a seed inside a compiled function would be the same in each call"
+        fix = "seed=self.seed_generator in call, a SeedGenerator that the layer owns and makes in __init__"
+        raise ModelError(summary, given="seed=None while JAX traces, as it does with `call` of every layer", fix=fix)
     return key
 
 
@@ -208,7 +204,6 @@ class SeedGenerator(nnx.Module):
             raise ModelError(
                 "a SeedGenerator is drawn from inside a compiled function that does not own it",
                 given=f"a generator of seed {self.seed} that was made outside of jax.jit or the like",
-                expected="a generator that goes in and out of the function, as those of layers do in a model",
                 fix="pass a key instead: jax.jit(lambda key: random.normal((2,), seed=key))(generator.next()); "
                 "in a layer write self.seed_generator = SeedGenerator() in __init__",
             ) from error
@@ -240,12 +235,9 @@ def key_of(seed: Any) -> jax.Array:
     if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.shape == (2,):
         return wrap_key(seed)
     if isinstance(seed, jax.Array):
-        raise ModelError(
-            "`seed` is not a random seed",
-            given=f"an array of {seed.dtype}, shape {seed.shape}",
-            expected="an integer, a SeedGenerator, or one PRNG key",
-            fix="for example seed=1337, or seed=self.seed_generator in a layer",
-        )
+        given = f"an array of {seed.dtype}, shape {seed.shape}"
+        fix = "for example seed=1337, or seed=self.seed_generator in a layer"
+        raise ModelError("`seed` must be an integer, a SeedGenerator, or one PRNG key", given=given, fix=fix)
     return wrap_key(jnp.array([check_seed(seed), 0], jnp.uint32))
 
 

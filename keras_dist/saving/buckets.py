@@ -32,12 +32,9 @@ def folder_path(path: str) -> pathlib.Path:
         _file_system(place)
         return cast(pathlib.Path, place)
     if is_elsewhere(path):
-        raise CheckpointError(
-            f"{path!r} cannot hold checkpoints",
-            given="a path of another kind of storage, or a URL of which pathlib.Path has made a path",
-            expected="a folder, or 'gs://bucket/folder' as a string or an etils.epath.Path",
-            fix="mount it as a folder, or correct the path; a folder of such a name is './name'",
-        )
+        given = "a path of another kind of storage, or a URL of which pathlib.Path has made a path"
+        fix = "a folder, or 'gs://bucket/folder' as a string or epath.Path; a folder of such a name is './name'"
+        raise CheckpointError(f"{path!r} cannot hold checkpoints", given=given, fix=fix)
     return pathlib.Path(path)
 
 
@@ -68,12 +65,9 @@ def _file_system(path: Any) -> Any:
     try:
         return path._backend.fs(str(path)) if hasattr(path._backend, "fs") else None
     except ImportError as error:
-        raise MissingExtraError(
-            f"{str(path)!r} needs the package gcsfs",
-            given=f"an environment in which it cannot be imported: {error}",
-            expected="gcsfs, with which etils reaches buckets",
-            fix="pip install gcsfs",
-        ) from error
+        given = f"an environment in which it cannot be imported: {error}"
+        fix = "pip install gcsfs"
+        raise MissingExtraError(f"{str(path)!r} needs the package gcsfs", given=given, fix=fix) from error
 
 
 def files_below(folder: pathlib.Path) -> list[str]:

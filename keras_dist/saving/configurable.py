@@ -35,12 +35,9 @@ def absent(obj: object, name: str, hint: str = "") -> AttributeError:
 def not_initialised(obj: object) -> ConstructorError:
     """Return the error for an object whose constructor does not call that of its base."""
     name = type(obj).__name__
-    return ConstructorError(
-        f"{name}.__init__ does not call super().__init__()",
-        given=f"a {name} without what the constructor of {type(obj).__bases__[0].__name__} sets",
-        expected="super().__init__() before anything else",
-        fix="def __init__(self, ..., **kwargs): super().__init__(**kwargs)",
-    )
+    given = f"a {name} without what the constructor of {type(obj).__bases__[0].__name__} sets"
+    fix = "def __init__(self, ..., **kwargs): super().__init__(**kwargs)"
+    return ConstructorError(f"{name}.__init__ does not call super().__init__()", given=given, fix=fix)
 
 
 class Configurable:
@@ -79,12 +76,9 @@ class Configurable:
         """
         arguments = self._config_arguments()
         if unnamed := [name for name in arguments if name.startswith("*")]:
-            raise ConfigError(
-                f"{type(self).__name__} was made with arguments that have no name",
-                given=f"{unnamed[0]} = {shorten(arguments[unnamed[0]])}",
-                expected="a constructor whose arguments all have names",
-                fix="take one list instead, or override get_config and from_config",
-            )
+            given = f"{unnamed[0]} = {shorten(arguments[unnamed[0]])}"
+            fix = "take one list instead, or override get_config and from_config"
+            raise ConfigError(f"{type(self).__name__} was made with arguments that have no name", given=given, fix=fix)
         return {name: _plain(value) for name, value in arguments.items()}
 
     def _config_arguments(self) -> dict[str, Any]:
@@ -128,12 +122,8 @@ def _check_overrides(cls: type) -> None:
     for base in cls.__mro__:
         for name, instead in vars(base).get("_never_called", {}).items():
             if name in theirs:
-                raise ModelError(
-                    f"{cls.__name__}.{name} would not be called",
-                    given=f"a {base.__name__} that defines {name}",
-                    expected=f"what keras_dist calls of a {base.__name__}",
-                    fix=instead,
-                )
+                given = f"a {base.__name__} that defines {name}"
+                raise ModelError(f"{cls.__name__}.{name} would not be called", given=given, fix=instead)
 
 
 def _is_ours(cls: type) -> bool:

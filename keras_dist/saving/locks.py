@@ -51,12 +51,9 @@ class Lock:
 
     def __init__(self, directory: pathlib.Path) -> None:
         if directory.exists() and not directory.is_dir():
-            raise CheckpointError(
-                f"{str(directory)!r} is a file",
-                given="a directory for checkpoints that is none",
-                expected="a directory, or nothing",
-                fix="choose another path, or move the file away",
-            )
+            given = "a directory for checkpoints that is none"
+            fix = "choose another path, or move the file away"
+            raise CheckpointError(f"{str(directory)!r} is a file", given=given, fix=fix)
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / NAME
         self._file = _locked(self._path)
@@ -98,12 +95,9 @@ def _locked(path: pathlib.Path) -> TextIO:
             file.seek(0)
             owner = file.read()
             file.close()
-            raise CheckpointError(
-                f"{str(path.parent)!r} is busy: another job writes checkpoints there",
-                given=_described(owner),
-                expected="one writer of a directory",
-                fix="another directory for this job, or wait until the other one has ended",
-            ) from None
+            summary = f"{str(path.parent)!r} is busy: another job writes checkpoints there"
+            fix = "another directory for this job, or wait until the other one has ended"
+            raise CheckpointError(summary, given=_described(owner), fix=fix) from None
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in _WITHOUT_LOCKS:
                 return file

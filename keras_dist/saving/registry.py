@@ -36,21 +36,15 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
         'shop>double'
     """
     if not isinstance(package, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            "register_keras_serializable decorates only when it is called",
-            given=f"package={shorten(package)}",
-            expected="the name of a package",
-            fix="write @saving.register_keras_serializable()",
-        )
+        given = f"package={shorten(package)}"
+        fix = "write @saving.register_keras_serializable()"
+        raise ConfigError("register_keras_serializable decorates only when it is called", given=given, fix=fix)
 
     def register(obj: Any) -> Any:
         if inspect.isclass(obj) and not hasattr(obj, "get_config"):
-            raise ConfigError(
-                f"{obj.__name__} cannot be registered: it has no get_config",
-                given=f"{shorten(obj)}",
-                expected="a class with get_config(), or a function",
-                fix="inherit from a class of keras_dist, or define get_config(self) and from_config(cls, config)",
-            )
+            given = f"{shorten(obj)}"
+            fix = "inherit from a class of keras_dist, or define get_config(self) and from_config(cls, config)"
+            raise ConfigError(f"{obj.__name__} cannot be registered: it has no get_config", given=given, fix=fix)
         registered_name = f"{package}>{name or obj.__name__}"
         _registered[registered_name] = obj
         _names[obj] = registered_name

@@ -65,12 +65,9 @@ def identity_of(path: pathlib.Path) -> tuple[int, ...] | None:
 
 def overwritten(caller: str, path: pathlib.Path) -> OverwrittenError:
     """Return the error for files that another process has replaced while they were read."""
-    return OverwrittenError(
-        f"{caller}{str(path)!r} is being overwritten",
-        given="files that another process replaces while they are read",
-        expected="files that stay until they are read",
-        fix="read them again when the save has ended; or save to a path that nobody reads, and rename that",
-    )
+    given = "files that another process replaces while they are read"
+    fix = "read them again when the save has ended; or save to a path that nobody reads, and rename that"
+    return OverwrittenError(f"{caller}{str(path)!r} is being overwritten", given=given, fix=fix)
 
 
 def retried(read: Callable[[], T]) -> T:

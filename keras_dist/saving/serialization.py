@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.errors import ConfigError, ConfigTypeError, shorten
+from keras_dist.errors import ConfigError, ConfigTypeError, shorten, with_type
 from keras_dist.saving.registry import (
     custom_object_scope,
     get_registered_name,
@@ -99,12 +99,9 @@ def serialize_keras_object(obj: Any) -> Any:
         return _description(type(obj), config) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
-    raise ConfigError(
-        "an object cannot be written down in a config",
-        given=f"{shorten(obj)} of type {type(obj).__name__}",
-        expected="plain values, arrays, named functions, or objects with get_config()",
-        fix="give its class get_config() and from_config(), or override get_config() where it is used",
-    )
+    summary = "an object cannot be written down in a config: it has no get_config(), and is no value or named function"
+    fix = "give its class get_config() and from_config(), or override get_config() where it is used"
+    raise ConfigError(summary, given=with_type(obj), fix=fix)
 
 
 def _written(config: Any) -> Any:
@@ -302,37 +299,26 @@ def _unknown(name: str, config: Mapping[str, Any]) -> ConfigError:
         f"the config mentions {name!r}, which is not known",
         given=f"class_name={config.get('class_name')!r}, module={config.get('module')!r}, "
         f"registered_name={config.get('registered_name')!r}",
-        expected="a class or function of keras_dist, or a registered one",
         fix=f"decorate it with @saving.register_keras_serializable(), or pass custom_objects={{{name!r}: {name}}}",
     )
 
 
 def _without_from_config(cls: type) -> ConfigTypeError:
-    return ConfigTypeError(
-        f"{cls.__name__} cannot be made from its config: it has no from_config",
-        given=shorten(cls),
-        expected="a class with get_config(self) and from_config(cls, config)",
-        fix="@classmethod def from_config(cls, config): return cls(**config)",
-    )
+    summary = f"{cls.__name__} cannot be made from its config: it has no from_config"
+    fix = "@classmethod def from_config(cls, config): return cls(**config)"
+    return ConfigTypeError(summary, given=shorten(cls), fix=fix)
 
 
 def _imitated(name: str, config: Mapping[str, Any]) -> ConfigError:
     registered = config["registered_name"]
-    return ConfigError(
-        f"the config gives {name!r}, which is of keras_dist, a name of something else",
-        given=f"registered_name={shorten(registered)}, which is not registered",
-        expected=f"registered_name=None, or an object that is registered under {shorten(registered)}",
-        fix="import the module that registers it; or pass custom_objects={...}; or take the name out of the config",
-    )
+    summary = f"the config gives {name!r}, which is of keras_dist, a name of something else"
+    fix = "import the module that registers it; or pass custom_objects={...}; or take the name out of the config"
+    return ConfigError(summary, given=f"registered_name={shorten(registered)}, which is not registered", fix=fix)
 
 
 def _damaged(config: Mapping[str, Any]) -> ConfigTypeError:
-    return ConfigTypeError(
-        "the config of an object cannot be read",
-        given=shorten(dict(config)),
-        expected='{"class_name": <name>, "config": {...}}, as serialize_keras_object writes it',
-        fix="write it again with serialize_keras_object, or mend it by hand",
-    )
+    fix = 'write {"class_name": <name>, "config": {...}}, as serialize_keras_object does'
+    return ConfigTypeError("the config of an object cannot be read", given=shorten(dict(config)), fix=fix)
 
 
 def lambda_refused(what: str, fix: str = "") -> ConfigError:
@@ -345,7 +331,6 @@ def lambda_refused(what: str, fix: str = "") -> ConfigError:
     return ConfigError(
         f"the config holds a lambda: {what}",
         given="a lambda, whose code is not run, with safe_mode=False neither",
-        expected="named functions, which are registered or in custom_objects",
         fix=f"{fix}decorate a named function with @saving.register_keras_serializable(), and save the model with it; "
         "or make the model in code, and then model.load_weights(path)",
     )

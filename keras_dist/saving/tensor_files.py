@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.regular_files import identity_of, overwritten, read_regular
@@ -216,7 +216,7 @@ class TensorReader:
         try:
             index = json.loads(read_regular(self.path, follow_links=True))
         except (OSError, ValueError, RecursionError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from error
+            raise self._damaged(cause(error)) from error
         weight_map = _mapping(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise self._damaged("no 'weight_map' from names of weights to names of files")
@@ -260,14 +260,8 @@ class TensorReader:
             raise self._damaged(f"{file.name!r} is no regular file")
 
     def _damaged(self, given: str) -> ModelError:
-        return ModelError(
-            f"{self.caller}: {str(self.path)!r} cannot be read",
-            given=given,
-            expected="a file that model.save_weights, or safetensors, wrote"
-            if self.path.name.endswith(SUFFIX)
-            else "an index in Hugging Face's form, and beside it the files that it names",
-            fix="check that all was copied whole",
-        )
+        fix = "check that all was copied whole"
+        return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
 
 class TensorWriter:
@@ -360,12 +354,8 @@ def write_file(
         with writing_to(place):
             save_file(arrays, file, {**(metadata or {}), CHECKSUMS: json.dumps(checksums)})
     except SafetensorError as error:
-        raise ModelError(
-            f"{caller}: {str(place)!r} cannot be written",
-            given=str(error),
-            expected="element types that safetensors knows",
-            fix="build the model with another dtype",
-        ) from error
+        fix = "build the model with another dtype"
+        raise ModelError(f"{caller}: {str(place)!r} cannot be written", given=str(error), fix=fix) from error
     file.chmod(mode)  # safetensors leaves a file that only its owner may read
     return checksums
 

@@ -16,7 +16,7 @@ from keras_dist.errors import (
     UnknownNameError,
     did_you_mean,
     shorten,
-    type_name,
+    with_type,
 )
 from keras_dist.saving.registry import custom_object_scope, get_custom_objects, get_registered_object
 from keras_dist.saving.serialization import deserialize_keras_object
@@ -78,7 +78,7 @@ class Vocabulary:
         self._accepted = accepted
         self._example = example
         self._convert = convert
-        self._wrong = wrong or f"is not {accepted}"
+        self._wrong = wrong or f"must be {accepted}"
         self._functions = functions
         self._aliases = aliases or {}
         self._spell = spell
@@ -127,12 +127,9 @@ class Vocabulary:
             )
         if isinstance(found, type):
             if not takes(found):
-                raise ConfigError(
-                    f"`{self._kind}` is a class that needs arguments",
-                    given=f"{self._kind}={shorten(cast('object', identifier))}",
-                    expected="a class that can be made without arguments",
-                    fix=f"pass an object: {found.__name__}(...)",
-                )
+                given = f"{self._kind}={shorten(cast('object', identifier))}"
+                fix = f"pass an object: {found.__name__}(...)"
+                raise ConfigError(f"`{self._kind}` is a class that needs arguments", given=given, fix=fix)
             found = found()
         converted = self._convert(found)
         if converted is None:
@@ -146,12 +143,9 @@ class Vocabulary:
 
     def refused(self, identifier: Any) -> KerasDistError:
         """Return the error for an object of another kind."""
-        return self._error(
-            f"`{self._kind}` {self._wrong}",
-            given=f"{shorten(identifier)} of type {type_name(identifier)}",
-            expected=f"a name, a config, or {self._accepted}",
-            fix=f"for example {self._example}",
-        )
+        expected = f"a name, a config, or {self._accepted}"
+        fix = f"for example {self._example}"
+        return self._error(f"`{self._kind}` {self._wrong}", given=with_type(identifier), expected=expected, fix=fix)
 
     def _named(self, name: str) -> Any:
         found = get_registered_object(name, module_objects=self.names)

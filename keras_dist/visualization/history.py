@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist._extras import import_extra
 from keras_dist.distribution.job import is_chief
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 from keras_dist.saving.drafts import writing_to
 
 _PANEL_INCHES = (4.0, 3.0)
@@ -41,12 +41,8 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
     """
     values: Mapping[str, Sequence[Any]] = getattr(history, "history", history)
     if not isinstance(values, Mapping) or not values:
-        raise ModelError(
-            "plot_history: there is nothing to draw",
-            given=f"history={shorten(history)} of type {type(history).__name__}",
-            expected="what fit returned after at least one epoch, or a dict from names to values by epoch",
-            fix="plot_history(model.fit(...))",
-        )
+        fix = "plot_history(model.fit(...)), or a dict from names to values by epoch"
+        raise ModelError("plot_history: there is nothing to draw", given=f"history={with_type(history)}", fix=fix)
     epochs = list(getattr(history, "epoch", [])) or list(range(max(map(len, values.values()))))
     panels = list(dict.fromkeys(name.removeprefix("val_") for name in values))
     columns = min(len(panels), _PANELS_IN_A_ROW)

@@ -135,12 +135,9 @@ def plot_model(
         write_text(path, graph.to_string())
         return None
     if shutil.which("dot") is None:
-        raise MissingExtraError(
-            "plot_model: Graphviz is not installed, which draws pictures",
-            given=f"to_file={str(path)!r}, and no program `dot`",
-            expected="Graphviz, which is no package of Python",
-            fix="install it (apt install graphviz, brew install graphviz), or write its source: to_file='model.dot'",
-        )
+        given = f"to_file={str(path)!r}, and no program `dot`"
+        fix = "install it (apt install graphviz, brew install graphviz), or write its source: to_file='model.dot'"
+        raise MissingExtraError("plot_model: Graphviz is not installed, which draws pictures", given=given, fix=fix)
     with writing_to(path):
         graph.write(str(path), format=form)
     if "IPython" not in sys.modules or form == "pdf":
@@ -322,12 +319,8 @@ def _layout_of(source: _Entry, name: str, tensor: Any, distribution: Distributio
 
 def _check_built(model: Any) -> None:
     if getattr(model, "_session", None) is None and not getattr(model, "built", False):
-        raise ModelError(
-            "the graph of a model that is not built",
-            given=shorten(model),
-            expected="a model whose weights exist",
-            fix="model.build((None, 28, 28, 1)), or a model that begins with Input",
-        )
+        fix = "model.build((None, 28, 28, 1)), or a model that begins with Input"
+        raise ModelError("the graph of a model can be drawn after the model is built", given=shorten(model), fix=fix)
 
 
 def _joined(prefix: str, name: str) -> str:

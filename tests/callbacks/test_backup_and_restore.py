@@ -226,5 +226,5 @@ def test_arguments_that_cannot_be_used(arguments):
 
 @pytest.mark.parametrize("keep", [0, "all", True])
 def test_numbers_of_states_that_cannot_be(keep, tmp_path):
-    with pytest.raises(CheckpointError, match="`keep` is not a number of states"):
+    with pytest.raises(CheckpointError, match="`keep` must be an integer of at least 1"):
         BackupAndRestore(tmp_path, double_checkpoint=True, keep=keep)

@@ -276,7 +276,7 @@ class TestCallbackList:
 
     @pytest.mark.parametrize("callback", [None, Callback, lambda epoch: None])
     def test_what_is_no_callback_is_refused(self, callback):
-        with pytest.raises(ModelError, match="not a Callback"):
+        with pytest.raises(ModelError, match=r"must hold instances of keras_dist.callbacks.Callback"):
             CallbackList([Callback()]).append(callback)
 
 

@@ -183,7 +183,7 @@ def test_a_value_of_one_number_in_an_array_is_compared():
 
 
 def test_a_value_of_several_numbers_is_refused():
-    with pytest.raises(ModelError, match="`f1` is more than one number") as error:
+    with pytest.raises(ModelError, match="`f1` must be a scalar") as error:
         run(EarlyStopping(monitor="f1", mode="max"), [np.ones(3)], "f1")
     assert "(3,)" in error.value.given
 

@@ -174,7 +174,7 @@ class TestLearningRateScheduler:
 
     @pytest.mark.parametrize("rate", [None, "0.1", [0.1], True])
     def test_what_is_no_rate(self, model, rate):
-        with pytest.raises(ModelError, match="is no number") as error:
+        with pytest.raises(ModelError, match="must be a number") as error:
             fit(model, LearningRateScheduler(lambda epoch: rate), 1)
         assert f"{rate!r} for epoch 0" in error.value.given
 

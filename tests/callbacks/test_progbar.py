@@ -104,14 +104,14 @@ def test_where_nothing_is_shown_meanwhile_few_values_are_kept():
     ("use", "message"),
     [
         (lambda: Progbar("10"), "`target` "),
-        (lambda: Progbar(10, verbose=3), "`verbose` is none of its options"),
+        (lambda: Progbar(10, verbose=3), "`verbose` must be one of"),
         (lambda: Progbar(10, width=0), "`width` "),
-        (lambda: Progbar(10, interval=-1), "`interval` is out of range"),
+        (lambda: Progbar(10, interval=-1), "`interval` must be a finite number"),
         (lambda: Progbar(10).update(1.5), "`current` "),
         (lambda: Progbar(10).add(-1), "`n` "),
-        (lambda: Progbar(10).update(1, 0.5), "(?s)`values` is not pairs of a name and a number.*given: +values=0.5"),
-        (lambda: Progbar(10).update(1, [0.5]), "`values` is not pairs"),
-        (lambda: Progbar(10).update(1, [("a", "x")]), "`values` is not pairs of a name and a number"),
+        (lambda: Progbar(10).update(1, 0.5), "(?s)`values` must be pairs of a name and a number.*given: +values=0.5"),
+        (lambda: Progbar(10).update(1, [0.5]), "`values` must be pairs"),
+        (lambda: Progbar(10).update(1, [("a", "x")]), "`values` must be pairs of a name and a number"),
     ],
 )
 def test_errors_name_the_argument(use, message):

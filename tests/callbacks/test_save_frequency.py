@@ -131,4 +131,4 @@ def test_a_number_of_numpy_is_a_number_of_batches(tmp_path):
 def test_what_is_no_frequency_is_told_with_the_way_to_give_seconds(save_freq):
     with pytest.raises(ModelError, match="`save_freq`") as raised:
         kd.callbacks.ModelCheckpoint("model", save_freq=save_freq)
-    assert "datetime.timedelta" in raised.value.expected
+    assert "datetime.timedelta" in raised.value.summary

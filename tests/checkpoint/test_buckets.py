@@ -131,7 +131,7 @@ def test_a_folder_of_other_things_is_not_deleted(bucket):
 def test_other_storage_is_refused_and_no_folder_is_made_of_its_name(bucket, place):
     with pytest.raises(CheckpointError, match="cannot hold checkpoints") as raised:
         CheckpointManager(Held(), place)
-    assert "gs://bucket/folder" in raised.value.expected
+    assert "gs://bucket/folder" in raised.value.fix
 
 
 def test_the_package_that_reaches_buckets_is_named_where_it_is_missing(monkeypatch):

@@ -229,7 +229,7 @@ def test_the_same_as_json(trained, capsys):
 
 @pytest.mark.parametrize("mesh", [{"data": 0}, {"data": "2"}, "data=-1"], ids=repr)
 def test_each_axis_needs_a_size(tmp_path, mesh):
-    with pytest.raises(MeshError, match="axis 'data' of `mesh` has no size"):
+    with pytest.raises(MeshError, match="axis 'data' of `mesh` must have a size"):
         examine(tmp_path, mesh)
 
 

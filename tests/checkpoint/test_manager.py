@@ -88,7 +88,7 @@ def test_what_is_kept_for_good_does_not_count_among_the_newest_nor_stands_for_da
 @pytest.mark.parametrize("number", [0, -1, True, False, "3", 2.5])
 @pytest.mark.parametrize("argument", ["keep", "keep_every"])
 def test_numbers_that_cannot_be(directory, argument, number):
-    with pytest.raises(CheckpointError, match=f"`{argument}` is not a number of"):
+    with pytest.raises(CheckpointError, match=f"`{argument}` must be an integer of at least 1"):
         CheckpointManager(Held(), directory, **{argument: number})
     assert not directory.exists()
 
@@ -109,7 +109,7 @@ def test_other_things_in_the_directory_stay(write, directory):
 @pytest.mark.parametrize("path", [None, "", 3])
 def test_directories_that_are_no_path(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="`directory` is no path"):
+    with pytest.raises(CheckpointError, match="`directory` must be a path"):
         CheckpointManager(Held(), path)
     assert names(tmp_path) == []
 
@@ -482,7 +482,7 @@ def test_a_process_that_is_killed_while_it_prunes_leaves_no_half_state(write, di
 
 def test_a_document_that_json_cannot_hold_leaves_no_draft(directory, threads):
     with CheckpointManager(Held(), directory, asynchronous=True) as manager:
-        with pytest.raises(CheckpointError, match="the document 'training' of a snapshot cannot be written down"):
+        with pytest.raises(CheckpointError, match="the document 'training' of a snapshot must be JSON"):
             manager.save(snapshot_of({"variables/k": np.zeros(3)}, 1, training={"callbacks": object()}))
         assert threads() == []
         assert names(directory) == [".lock"]

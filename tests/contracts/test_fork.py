@@ -59,4 +59,4 @@ model.fit(X, Y, verbose=0)
 def test_a_child_of_a_process_in_which_jax_has_started_is_refused():
     first, *others = run_fork(PROGRAM, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines()
     assert first == "ran"
-    assert others == ["this process was forked from one in which JAX had started, and JAX cannot run in it"] * 8
+    assert others == ["JAX cannot run in a process that was forked after JAX had started"] * 8

@@ -83,14 +83,14 @@ def test_numbers_of_every_kind(x):
 @pytest.mark.parametrize(
     ("x", "name", "given"),
     [
-        (np.array([1, "a"], object), "x cannot be batched", "dtype object"),
-        (np.array(["a", "b"]), "x cannot be batched", "<U1"),
-        (np.array(["2026-01-01"], "datetime64[D]"), "x cannot be batched", "datetime64"),
-        (np.float32(3), "x cannot be batched", r"shape \(\)"),
-        ({"image": X, "name": np.array(["a"] * 20)}, r"x\['name'\] cannot be batched", "<U1"),
-        ([["a"], ["b"]], r"x\[0\]\[0\] is not an array", "'a' of type str"),
-        ("digits.csv", "x is not an array", "digits.csv"),
-        ((row for row in X), "x is not an array", "generator"),
+        (np.array([1, "a"], object), "x must hold numbers or booleans", "dtype object"),
+        (np.array(["a", "b"]), "x must hold numbers or booleans", "<U1"),
+        (np.array(["2026-01-01"], "datetime64[D]"), "x must hold numbers or booleans", "datetime64"),
+        (np.float32(3), "x must hold numbers or booleans", r"shape \(\)"),
+        ({"image": X, "name": np.array(["a"] * 20)}, r"x\['name'\] must hold numbers or booleans", "<U1"),
+        ([["a"], ["b"]], r"x\[0\]\[0\] must be an array", "'a' of type str"),
+        ("digits.csv", "x must be an array", "digits.csv"),
+        ((row for row in X), "x must be an array", "generator"),
         (None, "x holds no array", "None"),
         ({}, "x holds no array", "{}"),
         (X[:0], "the data set is empty", "x with 0 rows"),
@@ -101,16 +101,16 @@ def test_what_cannot_be_batched_is_refused_by_name(x, name, given):
     with pytest.raises(DataError, match=name) as caught:
         ArraySource(x)
     assert re.search(given, caught.value.given)
-    assert caught.value.expected and caught.value.fix
+    assert caught.value.given and caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("arrays", "names"),
     [
-        ((X, X[:19]), "x and y have different lengths"),
-        ((X, X, np.ones(21)), "x and sample_weight have different lengths"),
-        ((X, {"a": X, "b": X[:3]}), r"x and y\['b'\] have different lengths"),
-        (({"u": X, "v": X[1:]},), r"x\['u'\] and x\['v'\] have different lengths"),
+        ((X, X[:19]), "x and y must have one row each"),
+        ((X, X, np.ones(21)), "x and sample_weight must have one row each"),
+        ((X, {"a": X, "b": X[:3]}), r"x and y\['b'\] must have one row each"),
+        (({"u": X, "v": X[1:]},), r"x\['u'\] and x\['v'\] must have one row each"),
     ],
 )
 def test_lengths_that_differ_are_named_with_both_numbers(arrays, names):
@@ -120,7 +120,7 @@ def test_lengths_that_differ_are_named_with_both_numbers(arrays, names):
 
 
 def test_validation_data_is_called_so():
-    with pytest.raises(DataError, match="validation x and validation y have different lengths"):
+    with pytest.raises(DataError, match="validation x and validation y must have one row each"):
         ArraySource(X, X[:1], name="validation ")
 
 

@@ -216,7 +216,7 @@ def test_predict_needs_no_targets() -> None:
     ["input_ids", {"y": "labels"}, {"x": 3}, {"x": "input_ids", "z": "labels"}, {"x": []}, {"x": "a", "y": None}],
 )
 def test_wrong_keys(keys: Any) -> None:
-    with pytest.raises(ModelError, match="`batch_keys` does not name"):
+    with pytest.raises(ModelError, match="`batch_keys` must be a dict of 'x', 'y' and 'sample_weight'"):
         model_of(batch_keys=keys)
 
 

@@ -83,7 +83,7 @@ def test_examples_weigh_what_their_classes_do(y):
 
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], {"a": 1.0}, {0: "heavy"}, 3.0], ids=str)
 def test_weights_that_are_none_are_refused(wrong):
-    with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index") as caught:
+    with pytest.raises(DataError, match="`class_weight` must be a dict from class indices to finite weights") as caught:
         weights_of_classes(CLASSES, wrong)
     assert repr(wrong) in caught.value.given
 
@@ -98,7 +98,7 @@ def test_weights_that_are_none_are_refused(wrong):
     ids=["none", "outputs", "steps"],
 )
 def test_classes_are_those_of_one_output(y, given):
-    with pytest.raises(DataError, match="`class_weight` needs one class for each example") as caught:
+    with pytest.raises(DataError, match="`class_weight` needs one output") as caught:
         weights_of_classes(y, {0: 1.0})
     assert caught.value.given == given
 
@@ -107,7 +107,7 @@ def test_classes_may_be_whole_floats():
     y = np.array([0.0, 1.0, 1.0])
     assert weights_of_classes(y, {0.0: 2.0, np.float32(1): 0.5}).tolist() == [2.0, 0.5, 0.5]
     for label in (0.5, np.nan, np.inf):
-        with pytest.raises(DataError, match="`class_weight` is not a dict of weights by class index"):
+        with pytest.raises(DataError, match="`class_weight` must be a dict from class indices to finite weights"):
             weights_of_classes(y, {label: 2.0})
 
 

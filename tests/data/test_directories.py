@@ -135,7 +135,7 @@ def test_windows():
     )
     x, y = (np.concatenate(parts) for parts in zip(*dataset, strict=True))
     assert x.tolist() == [[1, 3, 5], [5, 7, 9], [9, 11, 13], [13, 15, 17]] and y.tolist() == [10, 50, 90, 130]
-    with pytest.raises(DataError, match="no window"):
+    with pytest.raises(DataError, match="shorter than one window"):
         utils.timeseries_dataset_from_array(steps, None, 30)
 
 
@@ -161,16 +161,16 @@ def test_images_are_written_and_read(tmp_path):
     assert (scaled.min(), scaled.max()) == (0, 255)
     content = io.BytesIO((tmp_path / "image.png").read_bytes())
     assert kd.preprocessing.image.load_img(content, "rgba").size == (4, 5)
-    with pytest.raises(DataError, match="is no image"):
+    with pytest.raises(DataError, match="must have the shape"):
         utils.array_to_img(np.ones((2, 2, 2)))
 
 
 def test_broken_files_are_named(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG and no more")
-    with pytest.raises(DataError, match=r"broken\.png' is no image that can be read"):
+    with pytest.raises(DataError, match=r"broken\.png' cannot be read as an image"):
         list(images(tmp_path, labels=None))
     (tmp_path / "other.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match=r"other\.txt' is no text"):
+    with pytest.raises(DataError, match=r"other\.txt' must be a text file"):
         list(utils.text_dataset_from_directory(tmp_path, labels=None, verbose=False))
     for options in (
         {"labels": "all"},

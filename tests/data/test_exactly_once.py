@@ -126,7 +126,7 @@ def test_epochs_of_so_many_steps_go_on_where_the_last_has_stopped(kind, rows, si
         if key is None or kind in BY_NUMBER or kind in IN_MEMORY:
             seen_rows.append(int(starts[at + count] - starts[at]))
         else:
-            seen_rows.append(sum(map(len, seen)))  # batches of different lengths come in any order
+            seen_rows.append(sum(map(len, seen)))  # batches of must have one row each come in any order
         at += count
         passes[-1] += [row for batch in seen for row in batch]
     assert in_rows == seen_rows

@@ -62,11 +62,11 @@ def test_layouts_by_leaf():
 @pytest.mark.parametrize(
     ("arrays", "layouts", "title"),
     [
-        (np.ones(8), {"x": sharding_on}, "layouts are not those"),
-        (np.float32(1), sharding_on, "has no rows"),
-        ([1, 2], sharding_on, r"batch\[0\] has no rows"),
-        (np.ones(8), lambda mesh: kd.TensorLayout(("data", None), kd.DeviceMesh(mesh)), "more dims"),
-        (np.ones(8), "data", "no layout of a batch"),
+        (np.ones(8), {"x": sharding_on}, "layouts must be a prefix"),
+        (np.float32(1), sharding_on, "must have rows"),
+        ([1, 2], sharding_on, r"batch\[0\] must have rows"),
+        (np.ones(8), lambda mesh: kd.TensorLayout(("data", None), kd.DeviceMesh(mesh)), "at most 1 entries"),
+        (np.ones(8), "data", "a layout of a batch must be"),
     ],
 )
 def test_batches_that_cannot_be_placed(arrays, layouts, title):
@@ -79,7 +79,7 @@ def test_all_arrays_with_other_rows_are_named():
     tree = {"x": np.ones((8, 2)), "y": np.ones(4), "z": np.ones(16)}
     with pytest.raises(KerasDistError, match=re.escape("4 rows of batch['y'], 16 rows of batch['z']")) as error:
         data.global_batch(tree, sharding_on("data=4,model=2"), 8)
-    assert "8 of the 8 rows: 0-7" in error.value.expected
+    assert "8 of the 8 rows: 0-7" in error.value.summary
 
 
 PROGRAM = """

@@ -249,17 +249,17 @@ def test_the_source_may_not_tell_how_many_there_are():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: DataLoader(Again(9), batch_size=3), "`batch_size` cannot be given beside batches"),
-        (lambda: DataLoader(Again(9), drop_remainder=True), "`drop_remainder` cannot be given beside batches"),
+        (lambda: DataLoader(Again(9), batch_size=3), "`batch_size` cannot be used with a source of batches"),
+        (lambda: DataLoader(Again(9), drop_remainder=True), "`drop_remainder` cannot be used with a source of batches"),
         (lambda: DataLoader(np.arange(2), batch_size=3, drop_remainder=True), "leaves no batch"),
-        (lambda: DataLoader(np.arange(2), seed=-1), "`seed` fixes no order"),
-        (lambda: DataLoader(np.arange(2), batch_size=0), "`batch_size` is not a number of rows"),
-        (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "not where a run over data was"),
-        (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "not where a run"),
-        (lambda: Cursor.from_json([0, 0, 0, 0]), "not where a run"),
+        (lambda: DataLoader(np.arange(2), seed=-1), "`seed` must be an integer of at least 0"),
+        (lambda: DataLoader(np.arange(2), batch_size=0), "`batch_size` must be an integer of at least 1"),
+        (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "not the position of a run over data"),
+        (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "not the position of a run"),
+        (lambda: Cursor.from_json([0, 0, 0, 0]), "not the position of a run"),
         (
             lambda: Cursor.from_json(Cursor().to_json() | {"epoch": True}),
-            "not where a run",
+            "not the position of a run",
         ),
     ],
 )

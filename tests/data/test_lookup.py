@@ -45,10 +45,10 @@ def test_lists_of_arrays_are_several_inputs():
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"image": [[1, 2], [3]]}], r"the lists in x\['image'\] are no array"),
-        ([{"ids": [1, 2]}, {"ids": [1]}], "another than the first"),
-        ([{"text": "a word"}], r"x\['text'\] cannot be batched"),
-        ([{"ids": [1, None]}], r"x\['ids'\] cannot be batched"),
+        ([{"image": [[1, 2], [3]]}], r"the lists in x\['image'\] must have one length"),
+        ([{"ids": [1, 2]}, {"ids": [1]}], "differs from the first"),
+        ([{"text": "a word"}], r"x\['text'\] must hold numbers or booleans"),
+        ([{"ids": [1, None]}], r"x\['ids'\] must hold numbers or booleans"),
     ],
 )
 def test_rows_without_one_shape(rows, words):

@@ -155,12 +155,16 @@ def test_a_few_lengths_are_compiled_for_batches_of_many():
         (
             (TOKENS, NEXT, WEIGHTS[:4, None] * np.ones(6, np.float32)),
             {"multiple_of": 8, "dim": 1, "pads_targets": True},
-            ["sample_weight does not fit y", "(4, 6)", "(4, 7)"],
+            ["`sample_weight` must be a weight for each row", "(4, 6)", "(4, 7)"],
         ),
         ((X, Y), {"multiple_of": 2**40}, ["`multiple_of`", str(2**31 - 1)]),
         ((X, Y), {"lengths": [2**40]}, ["`lengths`"]),
         ((X, Y[:4]), {"multiple_of": 2}, ["5 rows", "4 rows"]),
-        ((X, [Y, Y], [WEIGHTS]), {"multiple_of": 2}, ["sample_weight does not match y"]),
+        (
+            (X, [Y, Y], [WEIGHTS]),
+            {"multiple_of": 2},
+            ["`sample_weight` must be one array for all outputs, or a tree like y"],
+        ),
         ((X, Y, WEIGHTS, 1), {"multiple_of": 2}, ["a tuple of 4"]),
     ],
 )
@@ -172,5 +176,5 @@ def test_mistakes_are_named(batch, options, parts):
 
 
 def test_a_reduction_that_does_not_exist():
-    with pytest.raises(ModelError, match="`reduction` is none of its options"):
+    with pytest.raises(ModelError, match="`reduction` must be one of"):
         pad_batch((X, Y), multiple_of=2, reduction="total")

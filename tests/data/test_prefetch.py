@@ -58,10 +58,10 @@ def test_sparse_rows_become_dense():
 
 @pytest.mark.parametrize("size", [0, True, 1.5])
 def test_a_size_is_a_number_of_batches(size):
-    with pytest.raises(DataError, match="`size` is no number of batches"):
+    with pytest.raises(DataError, match="`size` must be an integer of at least 1"):
         prefetch_to_mesh([], layouts.one_device(), size)
 
 
 def test_what_is_no_array_is_refused():
-    with pytest.raises(DataError, match="a leaf of batch 1 is not an array"):
+    with pytest.raises(DataError, match="a leaf of batch 1 must be an array"):
         list(prefetch_to_mesh([np.ones(2), "ab"], layouts.one_device()))

@@ -67,16 +67,16 @@ class TestRecognition:
         ids=lambda x: type(x).__name__ + getattr(x, "__name__", ""),
     )
     def test_what_holds_no_examples_is_told_what_does(self, x):
-        with pytest.raises(DataError, match="x is nothing that holds examples") as caught:
+        with pytest.raises(DataError, match=r"x must be arrays, tables, .* or examples by number") as caught:
             source_of(x)
         assert f"of type {type(x).__name__}" in caught.value.given
         for taken in ("arrays", "sparse", "PyDataset", "tf.data", "torch", "grain", "generator", "__getitem__"):
-            assert taken in caught.value.expected
+            assert taken in caught.value.summary
 
     @pytest.mark.parametrize("argument", ["y", "sample_weight"])
     def test_nothing_is_given_beside_a_data_set(self, argument):
         for x in (Batches((X, Y), 8), iter([X]), Examples((X, Y))):
-            with pytest.raises(DataError, match=f"`{argument}` cannot be given beside a data set"):
+            with pytest.raises(DataError, match=f"`{argument}` cannot be used with a data set"):
                 source_of(x, **{argument: Y})
 
     def test_nor_what_arrays_alone_can_do(self):
@@ -92,7 +92,7 @@ class TestRecognition:
 
     def test_validation_data_is_called_so(self):
         source = validation_source(iter([(X, Y), (X, Y[:3])]))
-        with pytest.raises(DataError, match="validation x and validation y have different lengths") as caught:
+        with pytest.raises(DataError, match="validation x and validation y must have one row each") as caught:
             reads(source)
         assert "in batch 1 of validation <list_iterator" in caught.value.__notes__[0]
         assert type(validation_source(Examples((X, Y)))) is LookupSource
@@ -163,9 +163,9 @@ class TestLookup:
     @pytest.mark.parametrize(
         ("example", "error", "message"),
         [
-            ((X[0].astype("f8"), Y[0]), DataError, "an example is another than the first"),
-            ((X[0, :1], Y[0]), DataError, "an example is another than the first"),
-            (X[0], DataError, "an example is another than the first"),
+            ((X[0].astype("f8"), Y[0]), DataError, "an example differs from the first"),
+            ((X[0, :1], Y[0]), DataError, "an example differs from the first"),
+            (X[0], DataError, "an example differs from the first"),
             (None, OSError, "no disk"),
         ],
         ids=["dtype", "shape", "tree", "raises"],
@@ -235,7 +235,7 @@ class TestSparse:
         assert_same(source_of(scipy.sparse.coo_array(W)).whole(1).arrays, (W, None, None))
 
     def test_lengths_count_its_rows(self):
-        with pytest.raises(DataError, match="x and y have different lengths") as caught:
+        with pytest.raises(DataError, match="x and y must have one row each") as caught:
             source_of(scipy.sparse.csr_matrix(X), Y[:19])
         assert "20 rows" in caught.value.given
 
@@ -250,7 +250,7 @@ class TestPandas:
 
     def test_numbers_alone(self):
         for column in (["a"] * 20, [True, None] * 10, pd.Timestamp("2026-01-01")):
-            with pytest.raises(DataError, match=r"x\['t'\] cannot be batched"):
+            with pytest.raises(DataError, match=r"x\['t'\] must hold numbers or booleans"):
                 source_of({"t": pd.DataFrame({"a": W, "b": column})})
 
 
@@ -270,12 +270,14 @@ def test_sources_that_cannot_recognise_are_named():
             return x.no_such_attribute
 
     for wrong in (Mute, 3):
-        with pytest.raises(DataError, match=r"register_source: (Mute|3) cannot be asked what it reads"):
+        with pytest.raises(DataError, match=r"`source` must be a class with a class method recognises"):
             register_source(wrong)  # type: ignore[type-var]
     kept = list(registered)
     try:
         register_source(Fails)
-        with pytest.raises(DataError, match=r"recognises of data source Fails failed\n.*no_such_attribute"):
+        with pytest.raises(
+            DataError, match=r"Fails.recognises\(x\) must return True or False for any x\n.*no_such_attribute"
+        ):
             is_data_set(np.ones(3))
     finally:
         registered[:] = kept

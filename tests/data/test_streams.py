@@ -90,16 +90,16 @@ class TestStreams:
     @pytest.mark.parametrize(
         ("batch", "message"),
         [
-            ((X.astype("f8"), Y), "a batch is another than the first"),
-            ((X[:, None], Y), "a batch is another than the first"),
-            ((X,), "a batch is another than the first"),
-            (({"a": X}, Y), "a batch is another than the first"),
-            ((X, Y[:3]), "x and y have different lengths"),
+            ((X.astype("f8"), Y), "a batch differs from the first"),
+            ((X[:, None], Y), "a batch differs from the first"),
+            ((X,), "a batch differs from the first"),
+            (({"a": X}, Y), "a batch differs from the first"),
+            ((X, Y[:3]), "x and y must have one row each"),
             ((X[:0], Y[:0]), "is empty"),
-            ((X.astype(object), Y), "x cannot be batched"),
-            ((X, 3), "y is not an array"),
-            ((X, np.int32(3)), "y cannot be batched"),
-            ((X, Y, W, W), "the batch cannot be used"),
+            ((X.astype(object), Y), "x must hold numbers or booleans"),
+            ((X, 3), "y must be an array"),
+            ((X, np.int32(3)), "y must hold numbers or booleans"),
+            ((X, Y, W, W), "the batch must be x, "),
             (None, "x holds no array"),
         ],
         ids=["dtype", "rank", "no y", "tree", "lengths", "empty", "object", "number", "scalar", "four", "none"],
@@ -123,7 +123,7 @@ class TestStreams:
 
         source = source_of(Changing())
         reads(source)
-        with pytest.raises(DataError, match="a batch is another than the first") as caught:
+        with pytest.raises(DataError, match="a batch differs from the first") as caught:
             reads(source)
         assert "float64" in caught.value.given and "float32" in caught.value.expected
 

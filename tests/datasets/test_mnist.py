@@ -110,7 +110,7 @@ def test_without_a_network(tmp_path: Path):
     with pytest.raises(DataError, match="cannot download MNIST") as caught:
         mnist.load_data(tmp_path / "data")
     assert NOWHERE.removeprefix("http://").split(":")[0] in caught.value.given
-    assert "train-images-idx3-ubyte.gz" in caught.value.expected
+    assert "train-images-idx3-ubyte.gz" in caught.value.summary
     assert str(tmp_path / "data" / "downloads" / "manual") in caught.value.fix
     assert "digits.load_data()" in caught.value.fix
     assert downloader.MAX_RETRIES > 4

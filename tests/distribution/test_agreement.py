@@ -166,10 +166,10 @@ differ("['trainable']: True in process 0 but False", lambda: trained.compile("sg
 layer.trainable = True
 trained.compile("sgd", sparse)
 set_rate = lambda value=0.1: setattr(trained.optimizer, "learning_rate", value)
-differ("variable 'sgd/learning_rate' is not the same in all processes", set_rate, value=0.2)
+differ("variable 'sgd/learning_rate' must be the same in all processes", set_rate, value=0.2)
 differ("np.float32(0.1) in process 0, np.float32(0.2) in process 1", set_rate, value=0.2)
 set_weights = lambda by=1: trained.set_weights([by * weights[0], weights[1]])
-differ("variable 'dense/kernel' is not the same in all processes", set_weights, by=2)
+differ("variable 'dense/kernel' must be the same in all processes", set_weights, by=2)
 
 keras_version, kd.__version__ = kd.__version__, f"0.{process}"
 differ("version of keras_dist: 0.0 in process 0 but 0.1", model.predict, X)

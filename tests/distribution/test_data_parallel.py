@@ -32,12 +32,12 @@ def test_arguments_may_be_positional(flat: kd.DeviceMesh) -> None:
 
 
 def test_devices_are_given_once(flat: kd.DeviceMesh) -> None:
-    with pytest.raises(DistributionError, match="the devices are given twice"):
+    with pytest.raises(DistributionError, match="`device_mesh` and `devices` cannot be used together"):
         kd.DataParallel(flat, ["cpu:0"])
 
 
 def test_a_mesh_is_a_mesh() -> None:
-    with pytest.raises(DistributionError, match="`device_mesh` is not a DeviceMesh"):
+    with pytest.raises(DistributionError, match=r"`device_mesh` must be a keras_dist.DeviceMesh"):
         kd.DataParallel(device_mesh="data=8")  # type: ignore[arg-type]
 
 

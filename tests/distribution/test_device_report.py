@@ -43,5 +43,5 @@ def test_meshes_have_all_devices(count):
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, "8"])
 def test_no_number_of_devices_is_an_error(count):
-    with pytest.raises(errors.DeviceError, match="`count` is not a number of devices"):
+    with pytest.raises(errors.DeviceError, match="`count` must be an integer of at least 1"):
         suggest_mesh_shapes(count)

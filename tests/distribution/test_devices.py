@@ -16,7 +16,7 @@ def test_listing_and_counting(device_type: str | None) -> None:
 def test_a_type_that_this_machine_does_not_have(ask: object) -> None:
     with pytest.raises(DeviceError, match="no 'tpu' devices") as caught:
         ask("tpu")  # type: ignore[operator]
-    assert "cpu:0 ... cpu:7" in caught.value.expected
+    assert "cpu:0 ... cpu:7" in caught.value.given
 
 
 def test_names_lead_to_the_devices_of_jax() -> None:
@@ -32,7 +32,7 @@ def test_names_that_lead_nowhere(name: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "8", True, None])
 def test_use_cpu_devices_wants_a_number(count: object) -> None:
-    with pytest.raises(DeviceError, match="`count` is not a number of devices"):
+    with pytest.raises(DeviceError, match="`count` must be an integer of at least 1"):
         kd.use_cpu_devices(count)  # type: ignore[arg-type]
 
 

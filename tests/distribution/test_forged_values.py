@@ -90,7 +90,7 @@ def test_what_a_third_party_says_is_an_error_and_runs_nothing(tmp_path):
     ended = [process.outcome(60) for process in job]
     os.kill(attack.pid, signal.SIGKILL)
     attack.outcome(10)
-    refused = "what stands in JAX's key-value store for process 1 is not from a process of this job"
+    refused = "the entry of process 1 in JAX's key-value store was not written by a process of this job"
     assert all(f"refused: {refused}" in output for _, output, _ in ended), ended
     (code, _, errors), (other, _, _) = ended
     assert code == 1 and other in (1, -signal.SIGABRT), ended  # JAX may end the process whose place another has taken

@@ -96,12 +96,15 @@ def test_each_device_holds_its_part() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda mesh: kd.FullySharded("data=8"), "is not a DeviceMesh"),  # type: ignore[arg-type]
-        (lambda mesh: kd.FullySharded(mesh, axis="dta"), "axes of the mesh \\(did you mean 'data'\\?\\)"),
-        (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`axis` does not name axes"),
-        (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` does not name axes"),
-        (lambda mesh: kd.FullySharded(mesh, layout_map={}), "not a LayoutMap of the same mesh"),  # type: ignore
-        (lambda mesh: kd.FullySharded(mesh, layout_map=kd.LayoutMap(kd.DeviceMesh(FLAT))), "of the same mesh"),
+        (lambda mesh: kd.FullySharded("data=8"), "`device_mesh` must be a keras_dist.DeviceMesh"),  # type: ignore[arg-type]
+        (lambda mesh: kd.FullySharded(mesh, axis="dta"), "or a tuple of them \\(did you mean 'data'\\?\\)"),
+        (lambda mesh: kd.FullySharded(mesh, axis=("data", "data")), "`axis` must be one of"),
+        (lambda mesh: kd.FullySharded(mesh, batch_dim_name="batch"), "`batch_dim_name` must be one of"),
+        (lambda mesh: kd.FullySharded(mesh, layout_map={}), "`layout_map` must be a LayoutMap on mesh"),  # type: ignore
+        (
+            lambda mesh: kd.FullySharded(mesh, layout_map=kd.LayoutMap(kd.DeviceMesh(FLAT))),
+            "must be a LayoutMap on mesh",
+        ),
     ],
 )
 def test_refuses_what_does_not_fit(mesh: kd.DeviceMesh, make: Any, words: str) -> None:

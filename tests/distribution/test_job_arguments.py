@@ -56,31 +56,31 @@ def test_the_chief_of_tf_config_is_the_first_process() -> None:
 @pytest.mark.parametrize(
     "environ, message",
     [
-        ({"TF_CONFIG": "{"}, "is not a JSON object"),
-        ({"TF_CONFIG": "[1]"}, "is not a JSON object"),
-        ({"TF_CONFIG": "[" * 100_000}, "is not a JSON object"),
-        ({"TF_CONFIG": '{"cluster": [1]}'}, '"cluster" is not an object'),
+        ({"TF_CONFIG": "{"}, "must be a JSON object"),
+        ({"TF_CONFIG": "[1]"}, "must be a JSON object"),
+        ({"TF_CONFIG": "[" * 100_000}, "must be a JSON object"),
+        ({"TF_CONFIG": '{"cluster": [1]}'}, '"cluster" must be an object'),
         (tf_config(worker=WORKERS, ps=["host3:3"]), '"ps" is not supported'),
         (tf_config({"type": "ps", "index": 0}, worker=WORKERS), '"ps" is not supported'),
         (tf_config(worker=WORKERS, evaluator=["host3:3"]), '"evaluator" is not supported'),
         (tf_config({"type": "evaluator", "index": 0}, worker=WORKERS), '"evaluator" is not supported'),
-        (tf_config(worker=WORKERS, master=["host3:3"]), "unknown type of task 'master'"),
-        (tf_config(worker="host1:1"), '"worker" is not a list of addresses'),
-        (tf_config(worker=[1, 2]), '"worker" is not a list of addresses'),
-        (tf_config(chief=WORKERS, worker=WORKERS), "more than one chief"),
-        (tf_config({"type": "worker"}, worker=WORKERS), '"index" of the worker is out of range'),
-        (tf_config({"type": "worker", "index": 2}, worker=WORKERS), '"index" of the worker is out of range'),
-        (tf_config({"type": "worker", "index": True}, worker=WORKERS), '"index" of the worker is out of range'),
-        (tf_config({"type": "chief", "index": 0}, worker=WORKERS), '"index" of the chief is out of range'),
-        (tf_config(["worker"], worker=WORKERS), '"task" does not say which process this is'),
-        (tf_config({"type": ["worker"], "index": 0}, worker=WORKERS), '"task" does not say which process this is'),
-        (tf_config(worker=["host1"]), "the coordinator's address has no port"),
+        (tf_config(worker=WORKERS, master=["host3:3"]), 'must be "chief" or "worker", not .master.'),
+        (tf_config(worker="host1:1"), '"worker" must be a list of addresses'),
+        (tf_config(worker=[1, 2]), '"worker" must be a list of addresses'),
+        (tf_config(chief=WORKERS, worker=WORKERS), "only one chief"),
+        (tf_config({"type": "worker"}, worker=WORKERS), '"index" of the worker must be'),
+        (tf_config({"type": "worker", "index": 2}, worker=WORKERS), '"index" of the worker must be'),
+        (tf_config({"type": "worker", "index": True}, worker=WORKERS), '"index" of the worker must be'),
+        (tf_config({"type": "chief", "index": 0}, worker=WORKERS), '"index" of the chief must be an integer below'),
+        (tf_config(["worker"], worker=WORKERS), '"task" must name this process'),
+        (tf_config({"type": ["worker"], "index": 0}, worker=WORKERS), '"task" must name this process'),
+        (tf_config(worker=["host1"]), 'address must be "host:port"'),
     ],
 )
 def test_mistakes_in_tf_config(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ClusterError, match=message) as raised:
         resolve(environ)
-    assert raised.value.given and raised.value.expected and raised.value.fix
+    assert raised.value.given and raised.value.fix
 
 
 def test_as_many_addresses_as_processes() -> None:
@@ -92,7 +92,7 @@ def test_as_many_addresses_as_processes() -> None:
 
 @pytest.mark.parametrize("variable", ["KERAS_DISTRIBUTION_NUM_PROCESSES", "KERAS_DISTRIBUTION_PROCESS_ID"])
 def test_a_variable_that_is_no_integer(variable: str) -> None:
-    with pytest.raises(ClusterError, match=f"environment variable {variable} is not an integer"):
+    with pytest.raises(ClusterError, match=f"environment variable {variable} must be an integer"):
         resolve({variable: "two"})
 
 
@@ -104,10 +104,10 @@ def test_the_process_is_one_of_the_job(index: Any) -> None:
 
 @pytest.mark.parametrize("address", ["host", "host:", ":1234", "host:0", "host:65536", "host:1234x", "host:²"])
 def test_the_coordinator_has_a_port(address: str) -> None:
-    with pytest.raises(ClusterError, match="the coordinator's address has no port"):
+    with pytest.raises(ClusterError, match='address must be "host:port"'):
         resolve({}, address, 2, 0)
 
 
 def test_addresses_are_a_string() -> None:
-    with pytest.raises(ClusterError, match="`job_addresses` is not a string"):
+    with pytest.raises(ClusterError, match="`job_addresses` must be a string"):
         resolve({}, [FIRST], 1, 0)

@@ -330,7 +330,7 @@ def test_what_no_process_says_when_it_joins_is_an_error(record):
         def blocking_key_value_get(self, key, timeout_in_ms):
             return record.encode(errors="surrogateescape").decode()  # as jaxlib does
 
-    with pytest.raises(ClusterError, match="were not given the same arguments") as error:
+    with pytest.raises(ClusterError, match="must be given the same arguments") as error:
         joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
     assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
 
@@ -363,6 +363,6 @@ def test_the_launcher_sets_time_outs_that_are_not_given(monkeypatch, name):
 
 @pytest.mark.parametrize("value", ["no", "False", None, 2, 0.0])
 def test_required_is_true_or_false(value):
-    with pytest.raises(ClusterError, match="`required` is not True or False") as caught:
+    with pytest.raises(ClusterError, match="`required` must be True or False") as caught:
         kd.initialize(required=value)
     assert f"required={value!r}" in caught.value.given

@@ -57,7 +57,7 @@ def test_an_axis_typo_raises_on_insertion(rules: Any) -> None:
 
 @pytest.mark.parametrize("key", [3, None, ("d1", "kernel")])
 def test_a_key_is_a_string(rules: Any, key: object) -> None:
-    with pytest.raises(LayoutError, match="`rule` is not a string"):
+    with pytest.raises(LayoutError, match="`rule` must be a string"):
         rules[key] = (None,)
 
 
@@ -85,7 +85,7 @@ def test_a_layout_of_an_equal_mesh_is_taken(rules: Any, mesh: kd.DeviceMesh) -> 
 
 @pytest.mark.parametrize("value", ["data=2,model=4", (2, 4)])
 def test_the_mesh_is_a_mesh(value: object) -> None:
-    with pytest.raises(LayoutError, match="`device_mesh` is not a DeviceMesh"):
+    with pytest.raises(LayoutError, match=r"`device_mesh` must be a keras_dist.DeviceMesh"):
         kd.LayoutMap(value)  # type: ignore[arg-type]
 
 

@@ -80,7 +80,7 @@ def test_unknown_arguments_are_refused(rules: kd.LayoutMap) -> None:
     [
         (None, "You must specify a layout_map argument"),
         ({"kernel": (None, "model")}, "Argument `layout_map` must be a `LayoutMap` instance"),
-        (kd.LayoutMap(None), "the layout map has no mesh"),
+        (kd.LayoutMap(None), "the layout map must have a mesh"),
     ],
 )
 def test_a_layout_map_is_needed(layout_map: Any, words: str) -> None:

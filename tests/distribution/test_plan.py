@@ -149,7 +149,7 @@ def test_init_of_nothing(mesh: kd.DeviceMesh) -> None:
     [
         (lambda: {"w": jnp.ones((8, 8)), "extra": jnp.ones(2)}, r"not planned: \['extra'\]"),
         (lambda: {"v": jnp.ones((8, 8))}, r"missing: \['w'\]"),
-        (lambda: {"w": jnp.ones((8, 9))}, "'w' in the result of the initialiser does not have the shape"),
+        (lambda: {"w": jnp.ones((8, 9))}, "'w' in the result of the initialiser must have the planned shape"),
     ],
 )
 def test_init_must_return_what_was_planned(mesh: kd.DeviceMesh, fn: Any, words: str) -> None:

@@ -87,6 +87,6 @@ def test_tasks_have_scopes_of_their_own(one: kd.DataParallel, two: kd.DataParall
 
 @pytest.mark.parametrize("value", ["data", 8, kd.DataParallel, kd.DeviceMesh("data=8")])
 def test_only_a_distribution_can_be_set(value: object) -> None:
-    with pytest.raises(DistributionError, match="`value` is not a Distribution"):
+    with pytest.raises(DistributionError, match="`value` must be a DataParallel, "):
         kd.set_distribution(value)  # type: ignore[arg-type]
     assert distribution() is None

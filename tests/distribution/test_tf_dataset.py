@@ -93,7 +93,7 @@ def test_processes_that_own_the_same_rows_read_the_same(monkeypatch: pytest.Monk
 
 def test_processes_with_more_devices_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, [0, 0, 0, 1, 1, 1, 1, 1], 0)
-    with pytest.raises(DataError, match="own unequal parts of a batch") as error:
+    with pytest.raises(DataError, match="own equal parts of a batch") as error:
         kd.DataParallel().distribute_dataset(of_rows(16, 8))
     assert error.value.given == "processes [0]: 3 shards; processes [1]: 5 shards"
 

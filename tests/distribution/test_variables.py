@@ -165,7 +165,7 @@ def test_a_rule_for_an_rng_leaf_alone_is_dead(mesh: kd.DeviceMesh) -> None:
 
 @pytest.mark.parametrize("leaf", ["text", object()])
 def test_a_leaf_that_is_no_array_is_named(leaf: Any) -> None:
-    with pytest.raises(LayoutError, match="plan: 'a/0' is not an array"):
+    with pytest.raises(LayoutError, match="plan: 'a/0' must be an array"):
         kd.DataParallel().plan({"a": [leaf]})
 
 

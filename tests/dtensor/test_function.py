@@ -442,7 +442,11 @@ def test_different_meshes_are_refused_also_eagerly(mesh, combine):
     ("call", "error", "message"),
     [
         (lambda: dtensor.value_and_grad(lambda: 1.0, [jnp.ones(2)]), ModelError, "`variables`"),
-        (lambda: dtensor.value_and_grad(lambda: jnp.ones(()), [], has_aux=True), ModelError, "returns no pair"),
+        (
+            lambda: dtensor.value_and_grad(lambda: jnp.ones(()), [], has_aux=True),
+            ModelError,
+            "`fn` must be a function that returns a pair",
+        ),
         (lambda: dtensor.function(lambda x: x)(np.array([2**40])), DataError, "32"),
     ],
 )

@@ -231,9 +231,9 @@ class TestLayoutMap:
     def test_its_mesh_is_that_of_the_first_layout(self, mesh: dtensor.Mesh) -> None:
         layout_map = LayoutMap()
         assert layout_map.get_default_mesh() is None
-        with pytest.raises(errors.DistributionError, match="the layout map has no mesh"):
+        with pytest.raises(errors.DistributionError, match="the layout map must have a mesh"):
             layout_map.scope()
-        with pytest.raises(errors.LayoutError, match="`layout` has no mesh"):
+        with pytest.raises(errors.LayoutError, match="`layout` must be a Layout"):
             layout_map["kernel"] = ["batch"]
         layout_map["kernel"] = dtensor.Layout(["batch"], mesh)
         assert layout_map.mesh is mesh
@@ -251,7 +251,7 @@ class TestLayoutMap:
         ):
             with pytest.raises(errors.LayoutError, match=message):
                 layout_map[key] = value
-        with pytest.raises(errors.LayoutError, match="`mesh` is not a Mesh"):
+        with pytest.raises(errors.LayoutError, match="`mesh` must be a Mesh"):
             LayoutMap(mesh=["batch"])
         monkeypatch.setattr(_patterns, "LIMIT_SECONDS", 0.05)
         layout_map["(a|a)*b"] = ["batch"]
@@ -302,5 +302,5 @@ class TestToLayoutMap:
         assert "'feature' -> left out; decides for nothing" in told
 
     def test_what_is_no_map_of_keras_2_is_refused(self, nested: kd.Model) -> None:
-        with pytest.raises(errors.LayoutError, match=r"`old_map` is not a dtensor\.keras\.LayoutMap"):
+        with pytest.raises(errors.LayoutError, match=r"`old_map` must be a dtensor\.keras\.LayoutMap"):
             dtensor.to_layout_map(kd.LayoutMap(nested.distribution.device_mesh), nested)

@@ -40,7 +40,7 @@ def test_dims_in_any_form(dims):
     [
         ({"mesh_dims": [("a", 3)]}, MeshError, "Shape does not match the number of devices"),
         ({"mesh_dims": [("a", 2)], "devices": ["CPU:0", "CPU:99"]}, DeviceError, "Device not found: 'cpu:99'"),
-        ({"devices": ["/job:worker/replica:0/task:3/device:CPU:0"]}, DeviceError, "is of another process"),
+        ({"devices": ["/job:worker/replica:0/task:3/device:CPU:0"]}, DeviceError, "`device` must be"),
         ({"mesh_dims": [("a", 8)], "device_type": "TPU"}, DeviceError, "no 'TPU' devices"),
         ({"mesh_dims": [("a", 1)], "devices": ["CPU:0"], "device_type": "GPU"}, MeshError, "`device_type`"),
         ({"mesh_dims": [("a", 2), ("a", 4)]}, MeshError, "'a' appears more than once|twice"),
@@ -55,7 +55,6 @@ def test_a_mesh_that_cannot_be(arguments, error, words):
     with pytest.raises(error, match=words) as raised:
         dtensor.create_mesh(**arguments)
     assert raised.value.given
-    assert raised.value.expected
     assert raised.value.fix
 
 
@@ -87,8 +86,8 @@ def test_the_only_process():
     [
         ({"DTENSOR_JOBS": "127.0.0.1:1,127.0.0.1:2"}, "JAX has started already"),
         ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX has started already"),
-        ({"KERAS_DISTRIBUTION_PROCESS_ID": "one"}, "KERAS_DISTRIBUTION_PROCESS_ID is not an integer"),
-        ({"DTENSOR_JOBS": "127.0.0.1:1", "DTENSOR_CLIENT_ID": "one"}, "DTENSOR_CLIENT_ID is not an integer"),
+        ({"KERAS_DISTRIBUTION_PROCESS_ID": "one"}, "KERAS_DISTRIBUTION_PROCESS_ID must be an integer"),
+        ({"DTENSOR_JOBS": "127.0.0.1:1", "DTENSOR_CLIENT_ID": "one"}, "DTENSOR_CLIENT_ID must be an integer"),
     ],
 )
 def test_one_that_cannot_join_its_job_is_told(monkeypatch, variables, words):

@@ -38,7 +38,7 @@ def elsewhere() -> dtensor.Mesh:
 
 
 def parts_of(error):
-    return [error.value.summary, error.value.given, error.value.expected, error.value.fix]
+    return [part for part in (error.value.summary, error.value.given, error.value.expected, error.value.fix) if part]
 
 
 class TestPack:
@@ -94,19 +94,22 @@ class TestPack:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda parts: parts[:7], ["needs a component for each device", "7 components", "8 components", "split"]),
-            (lambda parts: X, ["component 0 .* rank", r"shape \(8,\)", "2 dims", "1 entries"]),
+            (
+                lambda parts: parts[:7],
+                ["needs a component for each device", "7 components for the 8 local devices", "split"],
+            ),
+            (lambda parts: X, ["component 0 .* 2 dims", r"shape \(8,\)", "1 entries"]),
             (
                 lambda parts: [*parts[:3], parts[3][:1], *parts[4:]],
-                ["component 3", r"shape \(1, 2\)", r"shape \(4, 2\)", "parts of one size"],
+                [r"component 3 .* shape \(4, 2\)", r"shape \(1, 2\)", "parts of one size"],
             ),
             (
                 lambda parts: [*parts[:5], parts[5].astype(np.int32), *parts[6:]],
-                ["component 5", "int32", "float32", "split"],
+                ["component 5 .* float32", "int32", "split"],
             ),
             (
                 lambda parts: [part[0] for part in parts],
-                ["component 0 .* rank", r"shape \(2,\)", "2 dims", "1 entries"],
+                ["component 0 .* 2 dims", r"shape \(2,\)", "1 entries"],
             ),
         ],
         ids=["too few", "an array of as many rows", "shape", "dtype", "rank"],
@@ -122,7 +125,7 @@ class TestPack:
         layout = Layout(["batch"], mesh)
         parts = components(np.arange(4.0), layout)
         parts[6] = parts[6] + 1
-        with pytest.raises(LayoutError, match="components 4 and 6 of pack are one shard, and differ"):
+        with pytest.raises(LayoutError, match="components 4 and 6 of pack are one shard, but differ"):
             dtensor.pack(parts, layout)
 
     def test_components_of_this_process_alone(self, mesh, monkeypatch):
@@ -142,7 +145,7 @@ class TestPack:
 
     def test_a_component_on_a_mesh(self, mesh, elsewhere):
         packed = dtensor.copy_to_mesh(X, Layout(["batch", "model"], elsewhere))
-        with pytest.raises(LayoutError, match="component 0 of pack lies on several devices"):
+        with pytest.raises(LayoutError, match="component 0 of pack must be an array of one device"):
             dtensor.pack([packed] * 8, Layout.replicated(mesh, 2))
 
     def test_integers_that_jax_has_not(self, line):
@@ -197,7 +200,7 @@ class TestLayouts:
         for other in (Layout(["batch", "model"], mesh), Layout(["batch", UNSHARDED], elsewhere)):
             with pytest.raises(LayoutError, match="the layout of the array is another one") as error:
                 dtensor.check_layout(array, other)
-            assert all(parts_of(error))
+            assert len(parts_of(error)) == 4
 
 
 class TestRelayout:
@@ -226,7 +229,7 @@ class TestRelayout:
         for other in (elsewhere, line):
             with pytest.raises(LayoutError, match="to another mesh") as error:
                 dtensor.relayout(dtensor.DVariable(array), Layout(["batch", UNSHARDED], other))
-            assert all(parts_of(error))
+            assert len(parts_of(error)) == 3
             assert "copy_to_mesh" in error.value.fix
 
     @pytest.mark.parametrize("act", [dtensor.relayout, dtensor.copy_to_mesh])
@@ -346,7 +349,7 @@ class TestDefaultMesh:
             assert dtensor.fetch_layout(array).sharding_specs == [entry]
 
     def test_without_one(self):
-        with pytest.raises(LayoutError, match="says no mesh"):
+        with pytest.raises(LayoutError, match="`layout` must be a Layout without a default mesh"):
             dtensor.copy_to_mesh(X)
         with pytest.raises(MeshError), dtensor.default_mesh("batch"):
             pass

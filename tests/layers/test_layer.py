@@ -181,7 +181,7 @@ class TestWeights:
         [
             (("kernel",), {}, ValueError, "`name` is a keyword argument"),
             (("kernel",), {"shape": (3, 4), "initializer": "zeros"}, ValueError, "`name` is a keyword argument"),
-            (((3, 4), "zeros", "float32", "kernel"), {}, TypeError, "`trainable` is not"),
+            (((3, 4), "zeros", "float32", "kernel"), {}, TypeError, "`trainable` must be True or False"),
             (
                 ((3, 4),),
                 {"shape": (3, 4)},

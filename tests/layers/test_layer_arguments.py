@@ -18,8 +18,12 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: layers.Dense(0), ModelError, r"(?s)`units` of layer 'dense' is not a size.*units=0"),
-            (lambda: layers.Dense(2.5), ModelError, "`units` of layer 'dense' is not a size"),
+            (
+                lambda: layers.Dense(0),
+                ModelError,
+                r"(?s)`units` of layer 'dense' must be an integer of at least 1.*units=0",
+            ),
+            (lambda: layers.Dense(2.5), ModelError, "`units` of layer 'dense' must be an integer of at least 1"),
             (
                 lambda: layers.Dense(3, unts=3),
                 ModelError,
@@ -31,7 +35,7 @@ class TestArguments:
             (
                 lambda: layers.Dense(3, dtype="float33"),
                 ModelError,
-                r"(?s)`dtype` is neither an element type nor a policy.*layer 'dense'",
+                r"(?s)`dtype` must be a name or numpy dtype.*layer 'dense'",
             ),
             (lambda: layers.Input(3), ModelError, r"(?s)`shape` is not a sequence of dims.*shape=\(3,\)"),
             (lambda: layers.Input(), ModelError, "needs `shape` or `batch_shape`"),

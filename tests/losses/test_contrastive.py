@@ -39,12 +39,12 @@ def test_what_has_no_other_of_its_class_does_not_count():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((jnp.ones(3), EMBEDDINGS), r"(?s)`y_true` does not fit `y_pred`.*\(3,\).*\(4, 2\)"),
-        ((jnp.ones(4), jnp.ones(4)), "`y_true` does not fit `y_pred`"),
-        ((jnp.ones(4), EMBEDDINGS, None, EMBEDDINGS[:2]), "`ref_labels` does not fit `ref_embeddings`"),
+        ((jnp.ones(3), EMBEDDINGS), r"(?s)`y_true` must be .* and `y_pred` .*\(3,\).*\(4, 2\)"),
+        ((jnp.ones(4), jnp.ones(4)), "`y_true` must be .* and `y_pred` "),
+        ((jnp.ones(4), EMBEDDINGS, None, EMBEDDINGS[:2]), "`ref_labels` must be .* and `ref_embeddings` "),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(arguments, message):
     with pytest.raises(ModelError, match=message) as caught:
         losses.circle(*arguments)
-    assert caught.value.expected and caught.value.fix
+    assert caught.value.given and caught.value.fix

@@ -57,7 +57,7 @@ def test_vectors_are_rows_of_one():
 
 @pytest.mark.parametrize(("y_true", "y_pred"), [((8, 1), (8, 3)), ((8,), (8, 3)), ((8,), (4,)), ((2, 1, 3), (2, 3))])
 def test_nothing_is_broadcast(y_true, y_pred):
-    with pytest.raises(ModelError, match="it: targets do not have the shape") as caught:
+    with pytest.raises(ModelError, match="it: targets must have the shape") as caught:
         matched("it", jnp.ones(y_true), jnp.ones(y_pred))
     assert str(y_true) in caught.value.given and str(y_pred) in caught.value.given
 

@@ -26,15 +26,13 @@ GOLDEN: dict[str, tuple[Callable[[], Any], str]] = {
         """\
 Shape does not match the number of devices
   given:    shape=(2, 3) (2 x 3 = 6) on 8 device(s)
-  expected: sizes whose product is 8
   fix:      change a size, write -1 for one of them, or use some devices only: devices=list_devices()[:6]""",
     ),
     "a device that does not exist": (
         lambda: kd.DeviceMesh((2,), ("data",), ["cpu:0", "cpu:77"]).backend_mesh,
         """\
 Device not found: 'cpu:77'
-  given:    'cpu:77'
-  expected: one of cpu:0 ... cpu:7
+  given:    devices cpu:0 ... cpu:7
   fix:      name an existing device; for more fake CPU devices call `kd.use_cpu_devices(n)` before any other JAX call\
 """,
     ),
@@ -43,16 +41,14 @@ Device not found: 'cpu:77'
         """\
 Invalid layout: mesh axis 'data' is used for more than one dim
   given:    axes=('data', 'data')
-  expected: each mesh axis at most once
   fix:      keep it on one dim and write None for the other""",
     ),
     "an axis with a typo": (
         lambda: planned({"d1/kernel": (None, "modle")}, {}),
         """\
 Invalid axis names for Layout: 'modle' (did you mean 'model'?)
-  given:    axes=(None, 'modle')
-  expected: axes of mesh {data: 2, model: 4}, or None
-  fix:      the value should be a TensorLayout, tuple or list of these names; None leaves a dim unsharded""",
+  given:    axes=(None, 'modle'), mesh {data: 2, model: 4}
+  fix:      the value should be a TensorLayout, tuple or list of ['data', 'model']; None leaves a dim unsharded""",
     ),
     "indivisible": (
         lambda: planned({"decoder/.*kernel": (None, "model")}, {"decoder": {"dense": {"kernel": KERNEL}}}),
@@ -75,8 +71,7 @@ the layout of 'kernel' has the wrong rank
         """\
 Path 'd1/kernel' matches multiple layout specification keys: ['.*kernel', 'd1/.*']
   given:    'd1/kernel' of shape (16, 30), mesh {data: 2, model: 4}; path 'd1/kernel', rules ['.*kernel', 'd1/.*']
-  expected: at most one rule for each path
-  fix:      narrow the regular expressions, or add an exact rule 'd1/kernel'""",
+  fix:      make the regular expressions more specific, or add an exact rule 'd1/kernel'""",
     ),
     "several at once": (
         lambda: planned({"a": ("data", "model"), "b": ("model",), "c/kernal": (None,)}, {"a": KERNEL, "b": KERNEL}),
@@ -105,8 +100,7 @@ rule 'd1/kernal' matched nothing
         lambda: planned({"kernel": kd.TensorLayout(("model",), kd.DeviceMesh("data=4,model=2"))}, {}),
         """\
 rule 'kernel': the layout belongs to a different mesh
-  given:    layout ('model',) of mesh {data: 4, model: 2}, in a LayoutMap for mesh {data: 2, model: 4}
-  expected: a layout without a mesh, or of the same mesh
+  given:    layout ('model',) of mesh {data: 4, model: 2}, not {data: 2, model: 4}
   fix:      insert the axes themselves: rules['kernel'] = ('model',)""",
     ),
     "JAX has started": (
@@ -114,13 +108,12 @@ rule 'kernel': the layout belongs to a different mesh
         """\
 use_cpu_devices(4): JAX has already started, and its devices can no longer be changed
   given:    8 running device(s), cpu:0 ... cpu:7
-  expected: a call before the first JAX computation, jax.devices() or DeviceMesh
   fix:      restart the process (notebook: the kernel) and put `kd.use_cpu_devices(4)` first""",
     ),
     "another tree": (
         lambda: planned({}, {"w": KERNEL}).place({"v": jnp.ones((16, 30))}),
         """\
-the tree to place does not have the structure that was planned
+the tree to place must have the structure that was planned
   given:    1 arrays; not planned: ['v']
   expected: 1 arrays; missing: ['w']
   fix:      plan the tree you have: distribution.plan(jax.eval_shape(...))""",
@@ -128,9 +121,8 @@ the tree to place does not have the structure that was planned
     "no batch axis": (
         lambda: kd.ModelParallel(kd.LayoutMap(kd.DeviceMesh("data=2,model=4")), "dta"),
         """\
-`batch_dim_name` does not name axes of the mesh (did you mean 'data'?)
+`batch_dim_name` must be one of ['data', 'model'], or a tuple of them (did you mean 'data'?)
   given:    batch_dim_name='dta', mesh {data: 2, model: 4}
-  expected: one of ['data', 'model'], or a tuple of them
   fix:      batch_dim_name='data'""",
     ),
 }
@@ -162,5 +154,6 @@ def test_the_parts_stay_on_the_exception(name):
     with pytest.raises(KerasDistError) as caught:
         GOLDEN[name][0]()
     error = caught.value
-    parts = [error.summary, f"  given:    {error.given}", f"  expected: {error.expected}", f"  fix:      {error.fix}"]
+    expected = [f"  expected: {error.expected}"] if name == "indivisible" else []
+    parts = [error.summary, f"  given:    {error.given}", *expected, f"  fix:      {error.fix}"]
     assert str(error) == "\n".join(parts)

@@ -83,19 +83,23 @@ MISUSE = {
         "the validation data set is empty",
     ),
     "empty prediction": (lambda: compiled().predict(X[:0]), DataError, "the data set is empty"),
-    "labels of the wrong length": (lambda: compiled().fit(X, Y[:31]), DataError, "x and y have different lengths"),
+    "labels of the wrong length": (lambda: compiled().fit(X, Y[:31]), DataError, "x and y must have one row each"),
     "weights of the wrong length": (
         lambda: compiled().fit(X, Y, sample_weight=np.ones(3)),
         DataError,
-        "x and sample_weight have different lengths",
+        "x and sample_weight must have one row each",
     ),
     "validation of the wrong length": (
         lambda: compiled().fit(X, Y, validation_data=(X, Y[:1])),
         DataError,
-        "validation x and validation y have different lengths",
+        "validation x and validation y must have one row each",
     ),
-    "labels of the wrong shape": (lambda: compiled().fit(X, np.eye(4)[Y]), ModelError, "`y_true` does not fit"),
-    "targets of the wrong shape": (lambda: again(loss="mse").fit(X, X), ModelError, "do not have the shape"),
+    "labels of the wrong shape": (
+        lambda: compiled().fit(X, np.eye(4)[Y]),
+        ModelError,
+        "`y_true` must be class indices",
+    ),
+    "targets of the wrong shape": (lambda: again(loss="mse").fit(X, X), ModelError, "must have the shape"),
     "validation that is no pair": (lambda: compiled().fit(X, Y, validation_data=X), DataError, "`validation_data`"),
     "validation of one": (lambda: compiled().fit(X, Y, validation_data=(X,)), DataError, "`validation_data`"),
     "batch_size of zero": (lambda: compiled().fit(X, Y, batch_size=0), DataError, "`batch_size`"),
@@ -104,7 +108,7 @@ MISUSE = {
     "lists of other lengths": (
         lambda: compiled().fit([[1.0, 2.0], [1.0]], Y),
         DataError,
-        r"x\[0\] and x\[1\] have different lengths",
+        r"x\[0\] and x\[1\] must have one row each",
     ),
     "weights for a scalar loss": (
         lambda: again(loss=lambda y, z: z.mean()).fit(X, Y, sample_weight=np.ones(32)),
@@ -157,7 +161,7 @@ MISUSE = {
     "outputs that are dicts, metric": (
         lambda: of_dicts(lambda y, z: z["sum"].mean(-1), metrics=["accuracy"]).fit(TWO, Y),
         ModelError,
-        "accuracy: `y_pred` is not an array",
+        "accuracy: `y_pred` must be one array",
     ),
     "loss of one parameter": (lambda: again(loss=lambda y: y), ModelError, "`loss` cannot be called"),
     "loss class of arguments": (lambda: again(loss=kd.losses.LossFunctionWrapper), ConfigError, "`loss` is a class"),
@@ -227,7 +231,7 @@ MISUSE = {
 def test_misuse_ends_in_an_error_with_given_expected_and_remedy(misuse, error, message):
     with pytest.raises(error, match=message) as caught:
         misuse()
-    assert caught.value.given and caught.value.expected and caught.value.fix
+    assert caught.value.given and caught.value.fix
 
 
 def test_rules_that_cannot_be_applied_are_refused_when_the_model_is_built():

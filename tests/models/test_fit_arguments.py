@@ -98,7 +98,7 @@ class TestClassWeight:
 
     @pytest.mark.parametrize("method", ["fit", "train_on_batch"])
     def test_beside_sample_weight_it_is_refused(self, model, method):
-        with pytest.raises(DataError, match="`class_weight` and `sample_weight` cannot be given at the same time"):
+        with pytest.raises(DataError, match="`class_weight` and `sample_weight` cannot be used together"):
             getattr(model, method)(X, Y, sample_weight=np.ones(ROWS), class_weight={0: 1.0})
 
 

@@ -91,7 +91,7 @@ def test_layouts_of_weights_may_be_of_keras(mesh):
     }.items(),
 )
 def test_what_is_to_be_made_of_a_distribution_of_keras_is_told(value, way, mesh):
-    with pytest.raises(DistributionError, match="`value` is not a Distribution") as caught:
+    with pytest.raises(DistributionError, match="`value` must be a DataParallel") as caught:
         kd.set_distribution(value(mesh))
     assert f"make keras_dist.{way}" in caught.value.fix
 

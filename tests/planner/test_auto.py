@@ -391,11 +391,11 @@ def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
         ({"objective": "speed"}, "objective"),
         ({"memory_limit": 0}, "memory_limit"),
         ({"time_limit_seconds": 0}, "time_limit_seconds"),
-        ({"mesh_or_devices": []}, "`mesh_or_devices` is not"),
-        ({"mesh_or_devices": 8}, "`mesh_or_devices` is not"),
-        ({"mesh_or_devices": [3]}, "`mesh_or_devices` is not"),
+        ({"mesh_or_devices": []}, "`mesh_or_devices` must be a DeviceMesh"),
+        ({"mesh_or_devices": 8}, "`mesh_or_devices` must be a DeviceMesh"),
+        ({"mesh_or_devices": [3]}, "`mesh_or_devices` must be a DeviceMesh"),
         ({"compiles": "no"}, "compiles"),
-        ({"cache": 3}, "`cache` is no path"),
+        ({"cache": 3}, "`cache` must be a path"),
     ],
 )
 def test_arguments(arguments, message):

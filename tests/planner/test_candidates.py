@@ -73,7 +73,7 @@ def test_logical_rules_for_unknown_names():
         LogicalRules({"mpl": "model"}).applied(classes, mesh)
     with pytest.raises(kd.errors.DistributionError, match="modle"):
         LogicalRules({"mlp": "modle"}).applied(classes, mesh)
-    with pytest.raises(kd.errors.DistributionError, match="`rules` is no such dict"):
+    with pytest.raises(kd.errors.DistributionError, match="`rules` must be a dict"):
         LogicalRules(["mlp"])
 
 

@@ -59,5 +59,5 @@ def test_nothing_is_allocated_or_left_behind():
 
 
 def test_what_is_no_model_is_an_error():
-    with pytest.raises(errors.ModelError, match="neither a model nor a factory"):
+    with pytest.raises(errors.ModelError, match=r"needs a keras_dist.Model"):
         kd.planner.check(3, X, kd.DataParallel())

@@ -107,5 +107,5 @@ def test_other_meshes_and_other_models(paired):
 
 @pytest.mark.parametrize("wrong", [None, {}, "report"])
 def test_a_report_is_needed(paired, wrong):
-    with pytest.raises(ModelError, match="`other` is not a PlanReport"):
+    with pytest.raises(ModelError, match="`other` must be a PlanReport"):
         paired.compare(wrong)

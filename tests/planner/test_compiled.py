@@ -209,13 +209,17 @@ def test_a_program_that_needs_more_memory_than_there_is_has_figures(monkeypatch,
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: compile_for(jnp.sum, "cpu:8"), kd.errors.ModelError, "`lowered` is not a lowered program"),
-        (lambda: compile_for(lowered(jnp.sum), "cpu:4"), kd.errors.MeshError, "a mesh of 8 devices"),
-        (lambda: compile_for(lowered(jnp.sum), "gpu:8"), kd.errors.UnknownNameError, "no chip is called 'gpu'"),
+        (lambda: compile_for(jnp.sum, "cpu:8"), kd.errors.ModelError, "`lowered` must be a lowered program"),
+        (lambda: compile_for(lowered(jnp.sum), "cpu:4"), kd.errors.MeshError, "must have all of its 4 devices"),
+        (
+            lambda: compile_for(lowered(jnp.sum), "gpu:8"),
+            kd.errors.UnknownNameError,
+            "`target`: there is no chip 'gpu'",
+        ),
         (
             lambda: compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0),
             kd.errors.ModelError,
-            "`timeout_seconds` is not a positive number",
+            "`timeout_seconds` must be a finite number above 0",
         ),
     ],
 )

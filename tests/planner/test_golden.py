@@ -188,9 +188,9 @@ def test_a_place_that_cannot_be_written(report, tmp_path):
 
 
 def test_arguments(report, tmp_path):
-    with pytest.raises(ModelError, match="`report` is not a PlanReport"):
+    with pytest.raises(ModelError, match="`report` must be a PlanReport"):
         assert_plan({}, tmp_path / "plan.json")
-    with pytest.raises(ModelError, match="`path` is no path"):
+    with pytest.raises(ModelError, match="`path` must be a path"):
         assert_plan(report, None)
-    with pytest.raises(ModelError, match="`update` is not"):
+    with pytest.raises(ModelError, match="`update` must be True"):
         assert_plan(report, tmp_path / "plan.json", update="yes")

@@ -204,7 +204,7 @@ def _dead_rule():
 
 @pytest.mark.parametrize("wrong", [None, 3, "", "a\0b"])
 def test_a_path_is_needed(report, wrong):
-    with pytest.raises(ModelError, match="`path` is no path"):
+    with pytest.raises(ModelError, match="`path` must be a path"):
         report.to_html(wrong)
 
 

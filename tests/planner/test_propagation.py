@@ -189,7 +189,7 @@ def test_layers_are_named_also_in_the_backward_pass(kind, up):
 
 
 def test_what_is_not_lowered_is_refused():
-    with pytest.raises(kd.errors.ModelError, match="`lowered` is not a lowered program"):
+    with pytest.raises(kd.errors.ModelError, match="`lowered` must be a lowered program"):
         propagate(jax.jit(jnp.sum))
 
 

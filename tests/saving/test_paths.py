@@ -36,7 +36,7 @@ def test_what_is_no_path_is_named(argument, use, value):
 
 def test_what_is_no_path_of_a_config_file():
     for value in ({}, 1.0):
-        with pytest.raises(kd.errors.ConfigError, match="`path` is no path"):
+        with pytest.raises(kd.errors.ConfigError, match="`path` must be a path"):
             kd.distribution_from_config(value)
 
 

@@ -80,6 +80,6 @@ def test_registered_names_are_near_ones_too() -> None:
 
 
 def test_objects_of_another_kind_are_refused() -> None:
-    with pytest.raises(ModelError, match="`thing` is not a function") as caught:
+    with pytest.raises(ModelError, match="`thing` must be a function") as caught:
         resolve(7)
     assert (caught.value.given, caught.value.fix) == ("7 of type int", "for example half")

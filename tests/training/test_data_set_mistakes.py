@@ -68,7 +68,7 @@ class TestMistakes:
 
     def test_batches_that_change(self, model):
         for other in ((X.astype("f8"), Y), (X[:, None], Y), ({"a": X}, Y), (X, Y, W)):
-            with pytest.raises(DataError, match="a batch is another than the first") as caught:
+            with pytest.raises(DataError, match="a batch differs from the first") as caught:
                 model.fit(iter([(X, Y), other]), verbose=0)
             assert "in batch 1 of <list_iterator" in caught.value.__notes__[0]
         model.fit(X, Y, verbose=0)

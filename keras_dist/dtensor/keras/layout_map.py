@@ -86,7 +86,7 @@ class LayoutMap(distribution.LayoutMap):
             mesh = mesh or self.mesh
             if mesh is None:
                 expected = "a Layout, which carries its mesh, in a LayoutMap without one"
-                raise argument_error("layout", layout, expected, wrong="has no mesh", error=LayoutError)
+                raise argument_error("layout", layout, expected, error=LayoutError)
             layout = Layout(axes, mesh)
         super().__setitem__(key, layout)
         self._device_mesh = self._device_mesh or layout.mesh  # pyright: ignore[reportAttributeAccessIssue]
