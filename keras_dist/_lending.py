@@ -210,7 +210,18 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return next((keeper.lock for keeper in (self.borrower, *self.keepers) if keeper is not None), Operators._lock)
+        keeper = self._keeper()
+        return Operators._lock if keeper is None else keeper.lock
+
+    def _keeper(self) -> Borrower | None:
+        borrower = self._slot("_borrower", None)
+        if borrower is not None:
+            return borrower
+        for reference in self._slot("_keepers", ()):  # not `keepers`: `get_weights` asks for each weight
+            keeper = reference()
+            if keeper is not None:
+                return keeper
+        return None
 
     def _array(self) -> Any:
         borrower = self.borrower
@@ -229,9 +240,9 @@ class Lendable(Operators, nnx.Variable):
 
     def numpy(self) -> np.ndarray:
         """Return the value on the host. Of a model in a job of several processes all must call it."""
-        keeper = self.borrower or next(iter(self.keepers), None)
+        keeper = self._keeper()
         if keeper is None or current_scope() is not None or _jax.is_traced(self.peek()):
             return super().numpy()
-        with self._lock:  # a borrower waits for it
+        with keeper.lock:  # a borrower waits for it
             array = self.peek()
             return np.array(array) if isinstance(array, np.ndarray) else keeper.host_copy(array)

@@ -491,17 +491,17 @@ class StateCell(Keeper):
         for name, optimizer in optimizers.items():
             params = optimizer.select(self.state.trainable)
             shapes = jax.eval_shape(optimizer.transformation.init, params)
-            plan = self.trainable_plan(optimizer).follow(shapes)
+            plan = self.trainable_plan(optimizer, self.plan).follow(shapes)
             slots[name] = plan.init(optimizer.transformation.init, params)
             plans[name] = plan.prefixed(name)
         self.state_plan = self._plan_of_state(plans)
         step = place_copy(np.zeros((), np.int32), self.state_plan.shardings.step)
         self.state = self.state.replace(slots=slots, step=step)
 
-    def trainable_plan(self, optimizer: Optimizer | None = None) -> LayoutPlan:
-        """The plan for the trained variables, or those that one optimizer updates, as nested dicts."""
+    def trainable_plan(self, optimizer: Optimizer, plan: LayoutPlan) -> LayoutPlan:
+        """Return the part of a plan for the variables that an optimizer updates, as nested dicts."""
         paths, _ = self.graph.nest([spec.path for spec in self.graph.specs])
-        return self.plan.arrange(paths if optimizer is None else optimizer.select(paths))
+        return plan.arrange(optimizer.select(paths))
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
         """Bring everything to the layouts of another distribution.
@@ -517,21 +517,14 @@ class StateCell(Keeper):
                 expected="one mesh for all models of a layer",
                 fix="move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights",
             )
-        plan, before = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.plan
-        state = self.state
-        try:
-            self.plan = plan
-            state_plan = self._plan_of_state(
-                {
-                    name: self.trainable_plan(optimizer).follow(state.slots[name]).prefixed(name)
-                    for name, optimizer in optimizers.items()
-                }
-            )
-            state = state_plan.place(state)
-        except BaseException:
-            self.plan = before
-            raise
-        self.state_plan, self.state = state_plan, state
+        plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
+        slots = {
+            name: self.trainable_plan(optimizer, plan).follow(state.slots[name]).prefixed(name)
+            for name, optimizer in optimizers.items()
+        }
+        state_plan = self._plan_of_state(slots, plan)
+        state = state_plan.place(state)
+        self.plan, self.state_plan, self.state = plan, state_plan, state
         for _, variable in self._ours:
             variable.join(self)
         for variable in (*self._views.values(), *self._slots.values()):
@@ -549,10 +542,11 @@ class StateCell(Keeper):
         trainable, rest = self.graph.nest(jax.tree.leaves(copies))
         return self.graph.merge(trainable, rest)
 
-    def _plan_of_state(self, slot_plans: dict[str, LayoutPlan]) -> LayoutPlan:
+    def _plan_of_state(self, slot_plans: dict[str, LayoutPlan], plan: LayoutPlan | None = None) -> LayoutPlan:
+        plan = self.plan if plan is None else plan
         trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
-        step = LayoutPlan.replicated_scalar("step", jnp.int32, self.plan.mesh)
-        return LayoutPlan.join(TrainState(self.plan.arrange(trainable), self.plan.arrange(rest), slot_plans, step))
+        step = LayoutPlan.replicated_scalar("step", jnp.int32, plan.mesh)
+        return LayoutPlan.join(TrainState(plan.arrange(trainable), plan.arrange(rest), slot_plans, step))
 
 
 def _lies_at(array: Any, sharding: jax.sharding.Sharding) -> bool:
