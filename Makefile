@@ -37,10 +37,11 @@ test: $(READY) ## run the tests
 soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
 	SOAK=$(or $(ROUNDS),5) $(BIN)/python -m pytest -m soak --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
-lint: $(READY) ## check style, format and floors
+lint: $(READY) ## check style, format, floors and words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.contracts.test_words --check
 
 type: $(READY) ## check types
 	$(BIN)/pyright --pythonpath $(BIN)/python

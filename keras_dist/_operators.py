@@ -22,7 +22,7 @@ def value_of(operand: Any) -> Any:
 
 
 def values_in(tree: PyTree) -> PyTree:
-    """Return the tree with the arrays that its leaves stand for; JAX itself would take those of DVariables unseen."""
+    """Return the tree with the arrays of its variables; JAX itself would read DVariables without the current scope."""
     return jax.tree.map(value_of, tree, is_leaf=lambda leaf: isinstance(leaf, Operators))
 
 
@@ -104,7 +104,7 @@ class Operators:
         """Set the value, and return the new one.
 
         Raises:
-            ModelError: it has another shape, or it is no array that the dtype can hold.
+            ModelError: the shape differs, or the dtype cannot represent the value.
         """
         value, scope = self._checked(value), current_scope()
         return self._write(value) if scope is None else scope.put(self, value)

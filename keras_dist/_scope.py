@@ -29,7 +29,7 @@ class Scope:
     """
 
     def __init__(self, variables: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
-        self._given = list(variables)  # ids are those of living objects
+        self._given = list(variables)  # the objects must live as long as their ids are keys
         self._values: dict[int, Any] = dict(zip(map(id, self._given), values, strict=True))
         self._outer: Scope | None = None
         self.found: list[Any] = []
@@ -40,7 +40,7 @@ class Scope:
         if id(variable) not in self._values:
             if self._outer is None and variable.is_traced:
                 return own()  # a copy that JAX has made of a variable, with the array of a trace
-            with jax.ensure_compile_time_eval():  # copies that it makes are no part of the trace
+            with jax.ensure_compile_time_eval():  # copies are made outside of the trace
                 self._values[id(variable)] = own() if self._outer is None else self._outer.get(variable, own)
             self.found.append(variable)
         return self._values[id(variable)]

@@ -103,7 +103,7 @@ def lay_out(layer: Any) -> None:
         except DistributionError:  # of an AutoParallel that has found none yet
             return
         if layout is not None:
-            weight.lie(layout)
+            weight.reshard(layout)
 
 
 class Building:

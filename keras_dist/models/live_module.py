@@ -34,7 +34,7 @@ from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
 
 _MOST_PROGRAMS = 32
-"""How many programs a model keeps for calls that differ in structure, or in arguments that are no arrays."""
+"""Largest number of programs that a model keeps for calls of other structures or static arguments."""
 
 
 class LiveModule:
@@ -78,10 +78,10 @@ class LiveModule:
         return Draw.begun(self.seed, self.draws)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """What the module gives for these arguments. Random streams go on, in training statistics, too.
+        """Return the outputs for these arguments; advance random streams, and in training statistics.
 
-        A program is compiled for each value of what is no array. Values are told apart by type and `==`, so that one
-        whose class defines no `__eq__` counts as the same when its attributes have changed.
+        A program is compiled for each value of an argument that is not an array. Values are compared by type and `==`:
+        an object whose class defines no `__eq__` is the same after its attributes have changed.
         """
         kwargs = dict(kwargs)
         training = kwargs.pop("training", None)  # None: each layer's own default
@@ -128,7 +128,7 @@ class LiveModule:
     def _call_in_scope(
         self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
     ) -> PyTree:
-        """As `call`, with the values that the variables have in a function that is traced."""
+        """Call the module with the values that the variables have in the current scope."""
         graph, rows = self.cell.graph, self.cell.plan.rows
         handles = [self.variable(row.path) for row in rows]
         before = [handle.value for handle in handles]
@@ -151,7 +151,7 @@ class LiveModule:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"the model was called with {_MOST_PROGRAMS + 1} different values of arguments that are no arrays, and "
+                f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
                 "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
                 stacklevel=lint.frames_inside(),
             )
@@ -171,7 +171,7 @@ class LiveModule:
     def stateless_call(
         self, trainable: PyTree, rest: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PyTree, PyTree, list[jax.Array]]:
-        """What the module gives with these values, `rest` afterwards, and what is added to the loss."""
+        """Return the outputs for these values, `rest` after the call, and the added losses."""
         kwargs = dict(kwargs)
         training = kwargs.pop("training", None)  # None: each layer's own default
         training = None if training is None else bool(training)
@@ -200,9 +200,9 @@ class LiveModule:
         draw: Draw | None = None,
         masked: tuple[list[Any], list[Any]] = ([], []),
     ) -> tuple[PyTree, PyTree, call_context.CallContext]:
-        """What the module gives with these values, where some tensors have masks; itself and the call afterwards.
+        """Return the outputs for these values, the module after the call, and the context of the call.
 
-        Without a `draw`, random numbers are those of the next training step.
+        Without a `draw`, random numbers are drawn as in the next training step.
         """
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
@@ -295,7 +295,7 @@ class LiveModule:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
-        """As `stateless_call`, for lists of values."""
+        """Call `stateless_call` with lists of values."""
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
             raise ModelError(
@@ -321,7 +321,7 @@ class LiveModule:
         return self.cell.place_of(variable)
 
     def take_values(self, module: Any) -> None:
-        """Set all variables to those of a module, from the next step on."""
+        """Set all variables to the values of a module."""
         if not isinstance(module, nnx.Module):
             raise ModelError(
                 "`model.module` is not a flax.nnx.Module",
@@ -349,6 +349,6 @@ def _as_key(value: Any) -> tuple[type, Any]:
 
 
 def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:
-    """What the layers of a module have added to the loss since it was merged, by their paths."""
+    """Return the losses that the layers of a module have added since it was merged, by path."""
     found = {path: layer._outside.added for path, layer in layers_below(module)}
     return {path: list(terms) for path, terms in found.items() if terms}

@@ -1,4 +1,4 @@
-"""`Session`: what a model has from the time on when its weights exist."""
+"""`Session`: the state and the compiled steps of a model whose weights exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from keras_dist.variables.variable import Variable
 
 
 class Session(LiveModule):
-    """What a model has from the time on when its weights exist: arrays, distribution, steps.
+    """The state and the compiled steps of a model whose weights exist.
 
     Args:
         cell: owns the arrays.
@@ -146,7 +146,7 @@ class Session(LiveModule):
             self.compile(choices)
 
     def settle_layers(self) -> None:
-        """Set path and owners of the variables, except those of another model; store their order."""
+        """Set path and owners of the variables, unless another model has them; store their order."""
         self._indexed, self._order = None, []
         for parts, variable, owners in walk_owned(self.model):
             path = self.cell.path_of(variable)
@@ -238,7 +238,7 @@ class Session(LiveModule):
         return objective
 
     def next_shuffle_key(self) -> tuple[int, ...]:
-        """What fixes the order of rows of the next `fit` without a seed."""
+        """Return the key of the order of rows in the next `fit` without a seed."""
         self.fits += 1
         return self.seed, self.fits - 1
 
@@ -251,7 +251,7 @@ class Session(LiveModule):
             )
 
     def check_current_distribution(self, method: str) -> None:
-        """Check that the current distribution, if there is one, is that of the model."""
+        """Check that the current distribution, if there is one, equals the distribution of the model."""
         current = current_distribution()
         if current is not None and current != self.distribution and not current.is_searched:
             raise DistributionError(

@@ -30,7 +30,7 @@ _INSTEAD = {
     "assign": "call variable.assign(value)",
     "assign_add": "call variable.assign_add(value)",
     "assign_sub": "call variable.assign_sub(value)",
-    "learning_rate": "set those of its `optimizers`, one by one",
+    "learning_rate": "set `learning_rate` of each of its `optimizers`",
     "load_own_variables": "call set_weights(arrays)",
     "save_own_variables": "take [variable.numpy() for variable in optimizer.variables]",
     "update_step": "define `transformation`, or call optimizer.update(grads, state, params)",
@@ -96,10 +96,10 @@ class HeldState:
         """Make the variables of the state before the first step; does nothing for a built optimizer.
 
         Args:
-            variables: what is to be trained, such as `model.trainable_variables`, or arrays.
+            variables: the variables to train, such as `model.trainable_variables`, or arrays.
 
         Raises:
-            ModelError: one lies on another mesh than the optimizer was made for.
+            ModelError: one is on another mesh than the `mesh` of the optimizer.
         """
         if self.built:
             return
@@ -194,7 +194,7 @@ class HeldState:
             steps = int(self.iterations.value) if self.built or self._count is not None else 0
             if not steps:
                 return
-            given = f"an optimizer with variables of its own, {steps} steps old"
+            given = f"an optimizer that has taken {steps} steps"
         raise ModelError(
             f"compile: the optimizer {self.name!r} is in use",
             given=given,
@@ -207,10 +207,10 @@ class HeldState:
         own, theirs = (getattr(one, "backend_mesh", one) for one in (self._mesh, mesh))
         if own is not None and theirs is not None and own != theirs:
             raise ModelError(
-                f"the optimizer {self.name!r} was made for another mesh than that of the variables",
+                f"the optimizer {self.name!r} has another mesh than the variables",
                 given=f"mesh={self._mesh}, variables on {mesh}",
                 expected="one mesh",
-                fix="make it with the mesh of the variables, or leave `mesh` out: slots lie where their variables do",
+                fix="leave `mesh` out: slots are placed as their variables",
             )
 
     @property
@@ -242,9 +242,9 @@ class HeldState:
 
     @property
     def iterations(self) -> Any:
-        """The number of steps taken, as a variable; with `gradient_accumulation_steps` that of updates, an array.
+        """The number of steps taken, one variable for the life of the optimizer.
 
-        Before the optimizer has variables it counts as 0, and can be passed around: it is that variable afterwards.
+        With `gradient_accumulation_steps` the number of updates, an array.
         """
         steps = self._steps_taken()
         accumulated = getattr(self, "gradient_accumulation_steps", None)
@@ -275,7 +275,7 @@ class HeldState:
             raise ModelError(
                 f"`{method}` of the optimizer {self.name!r}, which holds no variables",
                 given=f"optimizer.{method} before build()",
-                expected="an optimizer that was built; a compiled model keeps the state of its own",
+                expected="an optimizer that was built; a compiled model holds the state of its optimizer",
                 fix=f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}",
             )
 

@@ -330,7 +330,7 @@ class StateCell(Keeper):
             f"{self.owner} cannot train now: {borrower.owner} is training variables of it",
             given=f"variable {path!r}, which both have",
             expected="one training at a time: each step consumes the arrays before it",
-            fix="wait for the first to end, or give each model variables of its own: keras_dist.models.clone_model",
+            fix="wait for the first to end, or give the models separate variables: keras_dist.models.clone_model",
         )
 
     def shared_with(self) -> list[StateCell]:
@@ -361,7 +361,7 @@ class StateCell(Keeper):
                     "the model is training in another thread",
                     given=f"a second training in thread {threading.current_thread().name!r}",
                     expected="one training at a time: each step consumes the state before it",
-                    fix="wait for the first to end, or give each thread a model of its own",
+                    fix="wait for the first to end, or give each thread a separate model",
                 )
             self._trainings += 1
             try:

@@ -74,14 +74,14 @@ class Variable(Lendable):
 
     Args:
         initializer: its first value, or what gives it for a shape: a name, a config or a function.
-        shape: its dims; those of the value by default.
-        dtype: its element type; that of the value by default, float32 where there is none.
+        shape: the shape; by default the shape of the value.
+        dtype: the element type; by default the dtype of the value, or float32.
         trainable: whether gradients train it: then it is an `nnx.Param`.
         autocast: whether the `call` of a layer reads it in the element type that the layer computes in.
         aggregation: unused, as in Keras: arrays are global.
         synchronization: unused.
         name: its name; by default the attribute's.
-        layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
+        layout: a `TensorLayout`, or the axes; layout rules take precedence.
 
     Raises:
         ModelError: the initializer gives another shape, or it is made while a layer's `call` runs.
@@ -133,7 +133,7 @@ class Variable(Lendable):
         path = "/".join((*current_names(), label))
         self._begin(value, path, name, layout=from_keras(layout), autocast=autocast)
         if not _of_layer.get():
-            self._lie_as_distributed()
+            self._shard_as_distributed()
 
     def _begin(
         self,
@@ -178,8 +178,8 @@ class Variable(Lendable):
         variable.constraint = constraint
         return variable
 
-    def _lie_as_distributed(self) -> None:
-        """Lie as the current distribution says, which knows it by its path. In a model the plan says where it lies."""
+    def _shard_as_distributed(self) -> None:
+        """Shard the value as the current distribution assigns to its path; in a model the plan does."""
         distribution = current_distribution()
         if distribution is None or distribution.device_mesh.size == 1 or _jax.is_traced(self.peek()):
             return
@@ -189,7 +189,7 @@ class Variable(Lendable):
         except DistributionError:  # of an AutoParallel that has found none yet
             return
         if layout is not None:
-            self.lie(layout)
+            self.reshard(layout)
 
     @property
     def name(self) -> str:
@@ -218,7 +218,7 @@ class Variable(Lendable):
 
     @property
     def constraint(self) -> Any:
-        """What its value is put through after each step; None for nothing."""
+        """The function that is applied to the value after each update, or None."""
         return self.get_metadata("constraint")
 
     @constraint.setter
@@ -272,7 +272,7 @@ class Variable(Lendable):
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The element type; in the `call` of a layer that of its value there."""
+        """The element type; in the `call` of a layer the dtype that it is read in."""
         own, wanted = _jax.raw_value.__get__(self).dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
@@ -326,8 +326,8 @@ class Variable(Lendable):
             self.keep(value)
         return self[...]
 
-    def lie(self, layout: TensorLayout) -> None:
-        """Lie on the devices as the layout says, from now on.
+    def reshard(self, layout: TensorLayout) -> None:
+        """Reshard the value to `layout`.
 
         Raises:
             LayoutError: it does not divide a dim.

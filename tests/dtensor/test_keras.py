@@ -265,9 +265,9 @@ class TestOptimizers:
             assert getattr(dtensor.keras.optimizers, name) is getattr(kd.optimizers, name)
 
     def test_another_mesh_than_the_models_is_an_error(self, nested: kd.Model, mesh: dtensor.Mesh) -> None:
-        with pytest.raises(errors.ModelError, match="'sgd' was made for another mesh than that of the variables"):
+        with pytest.raises(errors.ModelError, match="'sgd' has another mesh than the variables"):
             nested.compile(dtensor.keras.optimizers.SGD(0.1, mesh=mesh), "mse")
-        with pytest.raises(errors.ModelError, match="'sgd' was made for another mesh"):
+        with pytest.raises(errors.ModelError, match="'sgd' has another mesh"):
             dtensor.keras.optimizers.SGD(0.1, mesh=mesh).build(nested.trainable_variables)
 
 

@@ -272,7 +272,7 @@ class TestArguments:
         variable = kd.Variable(np.ones(8), layout=kd.TensorLayout(["batch"], mesh))
         optimizer = make("Adam", 0.01, mesh=other)
         assert "mesh" not in optimizer.get_config()
-        with pytest.raises(errors.ModelError, match="'adam' was made for another mesh than that of the variables"):
+        with pytest.raises(errors.ModelError, match="'adam' has another mesh than the variables"):
             optimizer.build([variable])
         for own in (mesh, mesh.backend_mesh, None):
             make("Adam", 0.01, mesh=own).build([variable])
