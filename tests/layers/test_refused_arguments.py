@@ -76,7 +76,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     ),
     # convolution
     (lambda: layers.Conv2D(0, 3), ("`filters` of layer 'conv2d'", "filters=0")),
-    (lambda: layers.Conv2D(4, (3, 3, 3)), ("`kernel_size`", "2 sizes", "(3, 3, 3)")),
+    (lambda: layers.Conv2D(4, (3, 3, 3)), ("`kernel_size`", "or 2 of them", "(3, 3, 3)")),
     (lambda: layers.Conv1D(4, 0), ("`kernel_size`", "kernel_size=0", "at least 1")),
     (lambda: layers.Conv2D(4, 3, strides=(1, 0)), ("`strides`", "(1, 0)")),
     (lambda: layers.Conv2D(4, 3, dilation_rate=-1), ("`dilation_rate`", "-1")),
