@@ -76,7 +76,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     ),
     # convolution
     (lambda: layers.Conv2D(0, 3), ("`filters` of layer 'conv2d'", "filters=0")),
-    (lambda: layers.Conv2D(4, (3, 3, 3)), ("`kernel_size`", "2 sizes", "(3, 3, 3)")),
+    (lambda: layers.Conv2D(4, (3, 3, 3)), ("`kernel_size`", "or 2 of them", "(3, 3, 3)")),
     (lambda: layers.Conv1D(4, 0), ("`kernel_size`", "kernel_size=0", "at least 1")),
     (lambda: layers.Conv2D(4, 3, strides=(1, 0)), ("`strides`", "(1, 0)")),
     (lambda: layers.Conv2D(4, 3, dilation_rate=-1), ("`dilation_rate`", "-1")),
@@ -176,7 +176,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.GroupNormalization(groups=2, axis=0)(ones(2, 4, 6)), ("`axis`", "axis=0", "the batch")),
     (lambda: layers.UnitNormalization(axis=None), ("`axis`", "axis=None")),
     (lambda: layers.UnitNormalization(axis=3)(ones(2, 4, 6)), ("`axis`", "(2, 4, 6)", "from -3 to 2")),
-    (lambda: layers.LayerNormalization(axis=[2, -1])(ones(2, 4, 6)), ("[2, -1]", "twice")),
+    (lambda: layers.LayerNormalization(axis=[2, -1])(ones(2, 4, 6)), ("[2, -1]", "different integers")),
     (
         lambda: layers.BatchNormalization()(ones(2, 4, 6), training=True, mask=jnp.ones((2,), bool)),
         ("mask", "(2,)", "rank 2"),
