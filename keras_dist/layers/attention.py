@@ -13,6 +13,7 @@ from keras_dist._arguments import check_fraction, check_option
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
+from keras_dist.ops.attention import softmax_of_kept
 
 
 class Attention(Layer):
@@ -86,11 +87,7 @@ class Attention(Layer):
         query, value, key = inputs[0], inputs[1], inputs[-1]
         query_mask, value_mask = self._masks(mask)
         scores = self._scores(query, key)
-        kept = jnp.ones(scores.shape[-2:], bool)
-        kept = jnp.tril(kept) if use_causal_mask else kept
-        kept = kept if value_mask is None else kept & jnp.asarray(value_mask, bool)[..., None, :]
-        lowest = 65504.0 if scores.dtype == jnp.float16 else 1e9
-        weights = jax.nn.softmax(jnp.where(kept, scores, scores - lowest))
+        weights = softmax_of_kept(scores, value_mask, use_causal_mask)
         if training and self.dropout:
             weights = random.dropout(weights, self.dropout, seed=self.seed_generator)
         outputs = jnp.matmul(weights, value)

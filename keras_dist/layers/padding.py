@@ -63,7 +63,7 @@ class Cropping(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the inputs without their borders."""
-        sizes = [inputs.shape[axis] for axis in self._dims.axes]
+        sizes = [inputs.shape[axis] for axis in self.spatial_axes]
         kept = [
             slice(before, max(before, size - after)) for (before, after), size in zip(self.cropping, sizes, strict=True)
         ]

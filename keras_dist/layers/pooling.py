@@ -110,7 +110,7 @@ class GlobalMaxPooling(GlobalPooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest value of each channel, (batch, channels)."""
-        return jnp.max(inputs, axis=self._dims.axes, keepdims=self.keepdims)
+        return jnp.max(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
 
 
 class GlobalAveragePooling(GlobalPooling):
@@ -118,7 +118,7 @@ class GlobalAveragePooling(GlobalPooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the mean of each channel, (batch, channels)."""
-        return jnp.mean(inputs, axis=self._dims.axes, keepdims=self.keepdims)
+        return jnp.mean(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
 
 
 class AdaptivePooling(SpatialLayer):
@@ -224,7 +224,7 @@ class GlobalAveragePooling1D(GlobalPooling):
             inputs: (batch, steps, channels), or (batch, channels, steps).
             mask: true for the steps that count, (batch, steps).
         """
-        axis = self._dims.axes
+        axis = self.spatial_axes
         if mask is None:
             return jnp.mean(inputs, axis=axis, keepdims=self.keepdims)
         counts = jnp.expand_dims(mask, self._dims.channel_axis).astype(bool)

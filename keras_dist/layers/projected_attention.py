@@ -19,6 +19,7 @@ from keras_dist.layers.einsum_dense import EinsumDense
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization import Dropout
 from keras_dist.layers.weight_arguments import KernelAndBiasArguments, Layout, defaults_of
+from keras_dist.ops.attention import attend, positions_kept
 
 
 class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
@@ -201,7 +202,8 @@ class ProjectedAttention(Layer):
             expected = "return_attention_scores=False, value_dim=key_dim, one dim of positions"
             raise self._no_flash(f"return_attention_scores={return_attention_scores}, query {query.shape}", expected)
         else:
-            outputs, scores = self._attend(heads, keys, values, mask, axes, training)
+            drop = functools.partial(self._members["dropout"], training=training)
+            outputs, scores = attend(heads, keys, values, mask, axes, self._scale, drop)
         if self.use_gate:
             outputs = outputs * self._members["gate"](query)
         outputs = self._members["attention_output"](outputs)
@@ -211,23 +213,6 @@ class ProjectedAttention(Layer):
         implementation = "cudnn" if self.flash_attention else None
         options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
         return jax.nn.dot_product_attention(query, key, value, **options)
-
-    def _attend(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        mask: jax.Array | None,
-        axes: tuple[int, ...],
-        training: bool | None,
-    ) -> tuple[jax.Array, jax.Array]:
-        repeats = self.query_heads // self.shared_heads
-        key, value = jnp.repeat(key, repeats, -2), jnp.repeat(value, repeats, -2)
-        targets, sources, products = _letters(query.ndim, axes)
-        scores = jnp.einsum(f"{sources},{targets}->{products}", key, query * jnp.asarray(self._scale, query.dtype))
-        scores = _masked_softmax(scores, mask, tuple(range(-len(axes), 0)))
-        kept = self._members["dropout"](scores, training=training)
-        return jnp.einsum(f"{products},{sources}->{targets}", kept, value), scores
 
     def _merged_mask(
         self,
@@ -247,9 +232,7 @@ class ProjectedAttention(Layer):
         if causal or self.sliding_window is not None:
             if len(axes) != 1:
                 raise self._does_not_fit("a causal mask or a sliding window", f"attention over the dims {list(axes)}")
-            distance = jnp.arange(query.shape[axes[0]])[:, None] - jnp.arange(value.shape[axes[0]])
-            masks += [distance >= 0] if causal else []
-            masks += [] if self.sliding_window is None else [jnp.abs(distance) < self.sliding_window]
+            masks += positions_kept(query.shape[axes[0]], value.shape[axes[0]], causal, self.sliding_window)
         masks += [] if attention_mask is None else [attention_mask]
         rank = query.ndim + len(axes)
         found = [self._as_scores(jnp.asarray(mask, bool), rank, len(axes)) for mask in masks]
@@ -332,21 +315,3 @@ class ProjectedAttention(Layer):
             expected=expected,
             fix="leave flash_attention out",
         )
-
-
-def _letters(rank: int, axes: tuple[int, ...]) -> tuple[str, str, str]:
-    """Return query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
-    targets = string.ascii_lowercase[:rank]
-    fresh = dict(zip(axes, string.ascii_lowercase[rank:], strict=False))
-    sources = "".join(fresh.get(dim, letter) for dim, letter in enumerate(targets))
-    batch = "".join(letter for dim, letter in enumerate(targets[:-1]) if dim not in axes)
-    products = batch + "".join(targets[axis] for axis in axes) + "".join(sources[axis] for axis in axes)
-    return targets, sources, products
-
-
-def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
-    """Return the softmax of the scores; 0 where everything is masked."""
-    if mask is None:
-        return jax.nn.softmax(scores, axes)
-    lowest = -3e4 if scores.dtype == jnp.float16 else -1e9
-    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, lowest), axes), 0)

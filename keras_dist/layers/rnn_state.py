@@ -12,7 +12,7 @@ from keras_dist._types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.symbolic.shape_tracing import SIZES
+from keras_dist.symbolic.shape_tracing import is_unknown
 from keras_dist.variables.variable import Variable
 
 
@@ -22,8 +22,8 @@ def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[
     Raises:
         ModelError: the batch size is not known.
     """
-    if sequences_shape[0] is None or sequences_shape[0] in SIZES:
-        rest = ", ".join("None" if size in SIZES else str(size) for size in sequences_shape[1:])
+    if is_unknown(sequences_shape[0]):
+        rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
         raise ModelError(
             f"layer {layer.name!r} with `stateful=True` needs a fixed batch size",
             given=f"sequences of shape (None, {rest})",

@@ -37,6 +37,11 @@ class SpatialLayer(Layer):
         """The dims of inputs."""
         return SpatialDims(self.rank, self.data_format == "channels_last")
 
+    @property
+    def spatial_axes(self) -> tuple[int, ...]:
+        """The spatial dims."""
+        return self._dims.axes
+
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments with the format that was chosen, for processes where another one is the default."""
         arguments = super()._config_arguments()

@@ -31,7 +31,7 @@ class UpSampling(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Repeat each step of the inputs."""
-        for axis, times in zip(self._dims.axes, self.size, strict=True):
+        for axis, times in zip(self.spatial_axes, self.size, strict=True):
             inputs = jnp.repeat(inputs, times, axis=axis)
         return inputs
 
@@ -81,7 +81,7 @@ class UpSampling2D(UpSampling):
         """Return the larger images."""
         if self.interpolation == "nearest":
             return super().call(inputs)
-        height, width = (inputs.shape[axis] * times for axis, times in zip(self._dims.axes, self.size, strict=True))
+        height, width = (inputs.shape[axis] * times for axis, times in zip(self.spatial_axes, self.size, strict=True))
         return image_transforms.resize(inputs, (height, width), self.interpolation, data_format=self.data_format)
 
 

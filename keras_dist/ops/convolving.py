@@ -18,17 +18,7 @@ def convolve(
     dilation_rate: Sequence[int],
     groups: int = 1,
 ) -> jax.Array:
-    """Convolve inputs in groups of channels with `kernel` (*window, channels of a group, filters), in its element type.
-
-    Args:
-        dims: the dims of the inputs.
-        inputs: an array.
-        kernel: an array.
-        strides: the step of the window in each spatial dim.
-        padding: `"valid"`, `"same"`, or `"causal"` for zeros before the inputs alone.
-        dilation_rate: the distance of the inputs in a window, in each spatial dim.
-        groups: the number of groups of channels.
-    """
+    """Convolve inputs in groups of channels with `kernel` (*window, channels of a group, filters), in its dtype."""
     before = [(rate * (size - 1), 0) for rate, size in zip(dilation_rate, kernel.shape, strict=False)]
     return jax.lax.conv_general_dilated(
         inputs.astype(kernel.dtype),
@@ -56,17 +46,7 @@ def convolve_transposed(
     output_padding: Sequence[int] | None,
     dilation_rate: Sequence[int],
 ) -> jax.Array:
-    """Return the gradient of a convolution with `kernel` (*window, filters, channels) with respect to its inputs.
-
-    Args:
-        dims: the dims of the inputs.
-        inputs: an array.
-        kernel: an array.
-        strides: the distance of the inputs in the output, in each spatial dim.
-        padding: `"valid"` or `"same"`.
-        output_padding: steps that are added at the end of each spatial dim; None for as many as `padding` says.
-        dilation_rate: the distance of the outputs of a window, in each spatial dim.
-    """
+    """Return the gradient of a convolution with `kernel` (*window, filters, channels) with respect to its inputs."""
     extra = [None] * dims.rank if output_padding is None else output_padding
     zeros = [
         _zeros_around((size - 1) * rate + 1, step, padding, added)

@@ -184,10 +184,17 @@ def _transformed(
     given: Images, transform: jax.Array, interpolation: str, fill_mode: str, fill_value: float, is_affine: bool = True
 ) -> jax.Array:
     """Return images, each moved by its transform, (batch or 1, 8)."""
-    of_each = jnp.broadcast_to(transform, (len(given.values), 8))
+    y, x = jnp.meshgrid(*map(jnp.arange, given.values.shape[1:3]), indexing="ij")
+    t = [number[:, None, None] for number in transform.T]
+    # not by `image_transforms.affine_transform`, which adds the products in another order: the sums round differently
+    rows, columns = t[3] * x + t[4] * y + t[5], t[0] * x + t[1] * y + t[2]
+    if not is_affine:
+        depth = t[6] * x + t[7] * y + 1
+        rows, columns = rows / depth, columns / depth
+    coordinates = jnp.stack([rows, columns], 1)
+    of_each = jnp.broadcast_to(coordinates, (len(given.values), *coordinates.shape[1:]))
     options = (*_checked(interpolation, fill_mode), fill_value)
-    moved = image_transforms.affine_transform(given.values, of_each, *options, is_affine=is_affine)
-    return given.restored(moved)
+    return given.restored(image_transforms.sampled(given.values, of_each, *options))
 
 
 def _checked(interpolation: str, fill_mode: str) -> tuple[str, str]:

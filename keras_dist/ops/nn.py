@@ -15,6 +15,7 @@ from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
+from keras_dist.ops.attention import dot_product_attention as dot_product_attention
 from keras_dist.ops.normalization import batch_normalization as batch_normalization
 from keras_dist.ops.normalization import layer_normalization as layer_normalization
 from keras_dist.ops.normalization import moments as moments
@@ -246,60 +247,6 @@ def psnr(x1: ArrayLike, x2: ArrayLike, max_val: float) -> jax.Array:
             fix="crop or resize one of them",
         )
     return 20 * jnp.log10(as_array(max_val, other.dtype)) - 10 * jnp.log10(jnp.mean(jnp.square(one - other)))
-
-
-@operation
-def dot_product_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-    flash_attention: bool | None = None,
-    attn_logits_soft_cap: float | None = None,
-) -> jax.Array:
-    """Return `softmax(query @ key * scale + bias) @ value` for each head; see `jax.nn.dot_product_attention`.
-
-    Args:
-        query: (batch, steps, heads, dims).
-        key: (batch, steps of the source, heads, dims); a divisor of the heads of `query` will do.
-        value: as `key`.
-        bias: broadcasts against (batch, heads, steps, steps of the source).
-        mask: true where a step may look; broadcasts so, too.
-        scale: None for `1 / sqrt(dims)`.
-        is_causal: whether steps look at earlier ones and themselves alone.
-        flash_attention: whether cuDNN computes it, which only GPUs have; None for what XLA makes of it.
-        attn_logits_soft_cap: only None.
-
-    Raises:
-        ModelError: the arrays do not have four dims, or logits are to be capped.
-    """
-    arrays = [as_array(array) for array in (query, key, value)]
-    if any(array.ndim != 4 for array in arrays) or attn_logits_soft_cap is not None:
-        raise ModelError(
-            "dot_product_attention does not take these arguments",
-            given=f"shapes {[array.shape for array in arrays]}, attn_logits_soft_cap={attn_logits_soft_cap}",
-            expected="query, key and value (batch, steps, heads, dims), logits without a cap",
-            fix="ops.expand_dims(x, 2) for one head",
-        )
-    dtype = jnp.result_type(*arrays)
-
-    def of_heads(array: jax.Array) -> jax.Array:
-        while array.ndim < 4:
-            is_of_heads = array.ndim == 3 and array.shape[1] == arrays[0].shape[2]
-            array = jnp.expand_dims(array, 2 if is_of_heads else 1)
-        return array
-
-    return jax.nn.dot_product_attention(
-        *(array.astype(dtype) for array in arrays),
-        bias=None if bias is None else of_heads(as_array(bias, dtype)),
-        mask=None if mask is None else of_heads(as_array(mask)).astype(bool),
-        scale=scale,
-        is_causal=is_causal,
-        implementation="cudnn" if flash_attention else "xla",
-    )
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -30,10 +30,7 @@ def standardized(
     gamma: jax.Array | None = None,
     beta: jax.Array | None = None,
 ) -> jax.Array:
-    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, mean and variance over the dims `axes`.
-
-    `gamma` and `beta` broadcast against the values.
-    """
+    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, mean and variance over the dims `axes`."""
     factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + epsilon)
     mean = jnp.mean(values, axes, keepdims=True)
     if gamma is not None:

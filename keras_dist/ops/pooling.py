@@ -41,14 +41,7 @@ def adaptive(
     counts: Sequence[int],
     reduction: Callable[[jax.Array, np.ndarray, int], jax.Array],
 ) -> jax.Array:
-    """Reduce spatial dims to as many windows as `counts` says, one dim after the other.
-
-    Args:
-        dims: the dims of the inputs.
-        inputs: an array.
-        counts: the number of windows in each spatial dim.
-        reduction: `largest_of_steps` or `mean_of_steps`.
-    """
+    """Reduce spatial dims to as many windows as `counts` says by `reduction`, one of the functions below."""
     for axis, count in zip(dims.axes, counts, strict=True):
         size = inputs.shape[axis]
         windows = np.arange(count)

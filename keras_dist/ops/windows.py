@@ -18,13 +18,9 @@ def positions(size: int, length: int, stride: int) -> np.ndarray:
 
 
 def spectra(signals: jax.Array, weights: jax.Array, stride: int, center: bool) -> jax.Array:
-    """Return the Fourier transforms of windows of signals (..., time), (..., windows, len(weights) // 2 + 1).
+    """Return the Fourier transforms of weighted windows of signals (..., time), (..., windows, len(weights) // 2 + 1).
 
-    Args:
-        signals: floats.
-        weights: what the elements of a window are multiplied by.
-        stride: the distance between the beginnings of windows.
-        center: whether the n-th window has its middle at `n * stride`. Signals are mirrored at their ends.
+    With `center`, the n-th window has its middle at `n * stride`: signals are mirrored at their ends.
     """
     size = len(weights)
     if center:

@@ -1,12 +1,14 @@
-"""Tracing of shapes: sizes in place of unknown dims."""
+"""Tracing of shapes: a symbolic dim, or two sizes, in place of dims of unknown size."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
+from jax import export
 
 from keras_dist._types import PyTree, Shape
 
@@ -14,12 +16,23 @@ if TYPE_CHECKING:
     from keras_dist.symbolic.tensors import KerasTensor
 
 SIZES = (3360, 6720)
-"""Two sizes for dims of unknown size: large enough for strides and pools, and divisible by what reshapes divide by.
-Nothing of these sizes is ever allocated. What differs between the two depends on a dim of unknown size."""
+"""Two sizes for dims of unknown size, where a symbolic dim does not suffice: large enough for strides and pools, and
+divisible by what reshapes divide by. No array of these sizes is allocated."""
+
+
+@functools.cache
+def symbolic_dim() -> Any:
+    """Return JAX's symbolic dim for all dims of unknown size; slices and windows up to `SIZES[0]` fit into it."""
+    return export.symbolic_shape("unknown", constraints=[f"unknown >= {SIZES[0]}"])[0]
+
+
+def is_unknown(size: Any) -> bool:
+    """Return whether a dim that a traced function sees stands for a dim of unknown size."""
+    return not isinstance(size, int) or size in SIZES
 
 
 def trace(
-    run: Callable[[list[jax.ShapeDtypeStruct]], PyTree], tensors: Sequence[KerasTensor], size: int = SIZES[0]
+    run: Callable[[list[jax.ShapeDtypeStruct]], PyTree], tensors: Sequence[KerasTensor], size: Any = SIZES[0]
 ) -> PyTree:
     """Return `run(shapes)` for shapes like those of the tensors.
 
@@ -29,7 +42,7 @@ def trace(
     Args:
         run: a function of a list of shapes.
         tensors: with `shape` and `dtype`; dims may be None.
-        size: in place of None.
+        size: in place of None: an integer, or `symbolic_dim()`.
     """
     shapes = [tensor.shape for tensor in tensors]
     try:
@@ -44,7 +57,7 @@ def trace(
         raise
 
 
-def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: int) -> list[jax.ShapeDtypeStruct]:
+def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: Any) -> list[jax.ShapeDtypeStruct]:
     """Return these shapes with `size` for the dims of unknown size, and the element types of the tensors."""
     return [
         jax.ShapeDtypeStruct(

@@ -48,17 +48,9 @@ class Step(Protocol):
     """A call in the graph: a layer, or an `Operation`."""
 
     @property
-    def name(self) -> str:
-        """The name that errors show."""
-        ...
+    def name(self) -> str: ...  # noqa: D102
 
-    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the result for arrays."""
-        ...
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the symbolic outputs of a call that is not added to the graph."""
-        ...
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -329,6 +321,24 @@ def infer(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
 def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
     """Return the symbolic outputs of a call, with their masks, by tracing `run`."""
     call, tensors = _abstract_call(run, args, kwargs)
+    try:
+        found = jax.tree.map(_without_symbols, _traced(step, call, tensors, shape_tracing.symbolic_dim()))
+    except Exception:  # of any kind: the code of a layer may need integers
+        found = _traced_with_sizes(step, call, tensors)
+    outputs, masks = found
+    for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
+        tensor.mask = mask
+    return outputs
+
+
+def _traced_with_sizes(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor]) -> PyTree:
+    """Return the outputs of a call, and their masks, by tracing it with two sizes in place of dims of unknown size.
+
+    JAX's symbolic dims do not suffice where a dim becomes an integer (a loop over a dim, `int(x.shape[1])`), where JAX
+    must know that a number divides a dim (a reshape to `(-1, 2, 4)`), where dims of unknown size must equal known ones
+    (the sum of shapes (None, 3) and (4, 3)), and where a weight has the size of such a dim. Calls that fail in any case
+    raise their errors here.
+    """
     first = second = _traced(step, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
         second = _traced(step, call, tensors, shape_tracing.SIZES[1])
@@ -339,10 +349,7 @@ def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str
             expected="a number of outputs that does not depend on the batch, or on what else is None",
             fix="another axis, or an Input with batch_size=",
         )
-    outputs, masks = jax.tree.map(_between, first, second)
-    for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
-        tensor.mask = mask
-    return outputs
+    return jax.tree.map(_between, first, second)
 
 
 def _after_devices(operation: Any, tensor: KerasTensor) -> ModelError:
@@ -402,6 +409,11 @@ def _abstract_call(
 def mask_of(leaf: Any) -> KerasTensor | None:
     """Return the mask of a symbolic tensor; None for none."""
     return leaf.mask if isinstance(leaf, KerasTensor) else None
+
+
+def _without_symbols(traced: jax.ShapeDtypeStruct) -> KerasTensor:
+    """Return a shape with None in place of symbolic dims."""
+    return KerasTensor([size if isinstance(size, int) else None for size in traced.shape], traced.dtype)
 
 
 def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
