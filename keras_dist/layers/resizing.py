@@ -29,7 +29,8 @@ class Resizing(ImageLayer):
         **kwargs: as of `Layer`.
 
     Example:
-        >>>         >>> from keras_dist import layers
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
         >>> layers.Resizing(8, 6)(jnp.ones((2, 16, 20, 3))).shape
         (2, 8, 6, 3)
     """

@@ -164,3 +164,28 @@ def test_build_creates_the_weights(make, shapes, count):
     called(*[np.ones((1, 4, 5))] * shapes)
     assert layer.built and len(layer.weights) == count
     assert [(w.path, w.shape) for w in layer.weights] == [(w.path, w.shape) for w in called.weights]
+
+
+def test_an_unknown_dim_is_traced_once_as_a_symbolic_dim():
+    shapes = []
+
+    def call(x):
+        shapes.append(x.shape)
+        return x[:, 1:]
+
+    assert layers.Lambda(call)(layers.Input((None, 4))).shape == (None, None, 4)
+    ((batch, steps, channels),) = shapes
+    assert not isinstance(batch, int) and not isinstance(steps, int) and channels == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda x: x * int(x.shape[1]), (None, None, 4)),
+        (lambda x: x.reshape(-1, 2, 4), (None, 2, 4)),
+        (lambda x: jnp.stack([x[:, step] for step in range(min(x.shape[1], 3))], 1), (None, 3, 4)),
+        (lambda x: jnp.ones((x.shape[0], 3360)) * x[:, :1, 0], (None, 3360)),
+    ],
+)
+def test_dims_that_must_be_integers_are_unknown_all_the_same(call, shape):
+    assert layers.Lambda(call)(layers.Input((None, 4))).shape == shape
