@@ -180,9 +180,13 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     def trainable(self, value: bool) -> None:
         for layer in self._owners():
             layer._trainable, layer._trainable_was_set = bool(value), True
+        self._settle_kinds()
+
+    def _settle_kinds(self) -> None:
+        """Let the weights be an `nnx.Param` or not, as the layers around them are trained."""
         for _, variable, owners in walk_owned(self):
             if isinstance(variable, Variable):
-                variable.follow(owners)
+                variable.follow(max(owners, variable._owners, key=len))
 
     def call(self, *args: Any, **kwargs: Any) -> PyTree:
         """Compute the output. Subclasses define this method.
@@ -214,6 +218,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             outputs = self._run(args, kwargs, context)
         if is_alone and not was_built:
             lay_out(self)
+            self._settle_kinds()
         return outputs
 
     def rematerialized_call(

@@ -122,6 +122,8 @@ class Session(LiveModule):
             self.cell.add_slots(optimizers)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
+        constraints = tuple(self.variable(row.path).constraint for row in self.cell.plan.rows)
+        self.cell.graph = dataclasses.replace(self.cell.graph, constraints=constraints)
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
 

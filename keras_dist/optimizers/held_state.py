@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _paths
-from keras_dist._operators import value_of
+from keras_dist._operators import value_of, values_in
 from keras_dist._scope import without_scope
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
@@ -55,7 +55,7 @@ class ModelState:
     cell: Any
     trained: Sequence[Any] = ()
     parts: Sequence[_paths.Parts] = ()
-    scattered: Callable[[Any], Any] = dataclasses.field(default=lambda grads: grads)
+    scattered: Callable[[Any], Any] = values_in
 
 
 class HeldState:

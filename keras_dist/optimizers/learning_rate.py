@@ -42,6 +42,10 @@ class LearningRate(float):
         optimizer: the optimizer that it was read from.
     """
 
+    name = path = "learning_rate"
+    shape: tuple[int, ...] = ()
+    dtype = jnp.dtype("float32")
+
     def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
         """A float."""
         rate = super().__new__(cls, value)

@@ -126,6 +126,7 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
 
     trainable = False
     is_key = True
+    constraint = None
     name = "seed_generator_state"
 
     @property
