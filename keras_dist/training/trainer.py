@@ -42,13 +42,7 @@ _VALIDATIONS = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoggedStep:
-    """A train or test step, and how what it logs is accumulated.
-
-    Attributes:
-        step: the step.
-        accumulators: by the names that are logged.
-        zeros: their states before the first batch; steps do not consume them, so one copy will do.
-    """
+    """A step, its accumulators by logged name, and their states before the first batch, which no step consumes."""
 
     step: LoggingStep
     accumulators: dict[str, Accumulator]
@@ -265,15 +259,7 @@ class Trainer:
     def predict(
         self, examples: Examples, hooks: Hooks, draw: Draw, call: ModuleCall | None = None, local: bool = False
     ) -> PyTree:
-        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process.
-
-        Args:
-            examples: in batches.
-            hooks: called around executions and the run.
-            draw: where the first batch draws its random numbers.
-            call: in place of how the module is called.
-            local: whether for rows on devices of this process alone.
-        """
+        """Return the outputs for the examples, in order, on the host; with `local` for rows of this process alone."""
         outputs: list[PyTree] = []
         self._check_agreement("predict", examples, {"local": local, **_facts_of_draw(draw)})
         self._compiled.forget_shapes("predict")
