@@ -30,16 +30,9 @@ from keras_dist.training.step import Forward, ModuleCall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """The module, or module factory, of a model; see `Model.from_nnx`.
+    """The module, or module factory, of a model, with the arguments of `Model.from_nnx`.
 
-    Attributes:
-        given: the module or the factory.
-        call: calls the module; None for `module(x)`.
-        trainable: selects the trained variables.
-        seed: fixes initial values; None for the next one.
-        policy: dtype policy of the module.
-        order: paths in the order of `model.variables`; None for the order of the plan.
-        compute_loss: returns an additional loss; None without one.
+    `order` are paths in the order of `model.variables`; None for the order of the plan.
     """
 
     given: Any

@@ -198,17 +198,7 @@ def check_narrowed(reader: Any, name: str, dtype: Any) -> None:
 
 
 def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarray:
-    """Return a copy of an array of a file in another element type, in which finite numbers stay finite.
-
-    Args:
-        array: of numbers.
-        dtype: the element type.
-        reader: of the file.
-        name: of the array in error messages.
-
-    Raises:
-        ModelError: a number is too large for the type, or complex where it is real; or an integer is not the same.
-    """
+    """Return a copy of an array of a file in another element type, if all its finite numbers stay finite."""
     if np.iscomplexobj(array) and not jnp.issubdtype(dtype, jnp.complexfloating):
         summary = f"{reader.caller}: {name!r} in {str(reader.path)!r} is complex"
         given = f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}"

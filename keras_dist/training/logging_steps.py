@@ -16,12 +16,7 @@ Logs = dict[str, Any]
 
 
 class LoggingStep(Protocol):
-    """A train or test step with the accumulation of its logs.
-
-    Attributes:
-        changed: indices of arrays that a test step changes, beside random streams and states.
-        may_read_values: whether the step may read values when it is not compiled.
-    """
+    """A train or test step that accumulates its logs; `changed` are the indices of arrays that a test step changes."""
 
     changed: Sequence[int]
     may_read_values: bool

@@ -81,16 +81,10 @@ def apply_gradients(
     value_fn: Callable[[PyTree], jax.Array] | None = None,
     batch_weight: ArrayLike | None = None,
 ) -> TrainState:
-    """`state` after one update by the optimizer `name`, or by all of them.
+    """Return `state` after one update by the optimizer `name`, or by all of them.
 
-    Args:
-        state: values, slots and step before.
-        named: the model's optimizers.
-        grads: gradients of all trained variables, or of those that the optimizer updates.
-        name: which optimizer; None for all of them.
-        value: the loss before, for optimizers that search along a line (lbfgs).
-        value_fn: the loss as a function of all trained variables, for the same.
-        batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
+    `value` and `value_fn` are the loss before, and as a function of all trained variables, for line searches (lbfgs).
+    `batch_weight` is the weight of the gradients among those that are accumulated.
     """
     if name is not None and name not in named:
         raise unknown_name_error("there is no optimizer", name, named, error=ModelError)

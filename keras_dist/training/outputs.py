@@ -16,12 +16,8 @@ from keras_dist.errors import ModelError
 class Outputs:
     """The arrays that a model returned, by name.
 
-    Names are the keys of a dict (`"a/b"` in nested ones), those given for a list or tuple, else `"output_1"` and so on;
-    a lone array has the name given or `""`.
-
-    Args:
-        y_pred: what the model returned.
-        names: of the arrays in a list or tuple, or of the lone array.
+    Names are the keys of a dict (`"a/b"` in nested ones), the `names` given for a list or tuple, else `"output_1"` and
+    so on; a lone array has the name given or `""`.
     """
 
     def __init__(self, y_pred: PyTree, names: Sequence[str] | None = None) -> None:

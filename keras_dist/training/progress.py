@@ -140,15 +140,8 @@ def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[
 class Run:
     """One call of `fit`: its examples and callbacks, and how far it has come.
 
-    Args:
-        examples: in batches.
-        hooks: the callbacks.
-        progress: before the first batch.
-        zeros: the states of loss and metrics before the first batch.
-        options: how the steps run.
-
-    Attributes:
-        progress: after the last dispatched batch; or what a callback has given to go on with.
+    `zeros` are the states of loss and metrics before the first batch. A callback may replace `progress` to continue
+    an earlier training.
     """
 
     def __init__(

@@ -83,15 +83,7 @@ class VariablesAccumulator:
 class ProtocolStep:
     """One step of a model in the form of Keras, on a `TrainState` and logs.
 
-    Args:
-        mode: of the step.
-        protocol: of the model.
-        cell: knows the places of the variables.
-        optimizers: of the model, by name.
-
-    Attributes:
-        changed: the places of the arrays that it exchanges for others, known once `accumulators` has traced it.
-        may_read_values: always: steps of the user that are not compiled may.
+    `changed` are the places of the arrays that the step exchanges for others, known once `accumulators` has traced it.
     """
 
     may_read_values = True
