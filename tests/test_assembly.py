@@ -87,7 +87,7 @@ def test_data_parallel_takes_the_batch_on_the_first_axis_only(tmp_path):
     text = '[mesh]\nshape = {model = 2, data = 4}\n[distribution]\nbatch_axis = "data"\n'
     with pytest.raises(ConfigError, match=r"run\.toml: distribution\.batch_axis") as caught:
         from_text(tmp_path, text)
-    assert "'model'" in caught.value.expected
+    assert "'model'" in caught.value.summary
 
 
 def test_a_shape_that_the_devices_do_not_fill(tmp_path):

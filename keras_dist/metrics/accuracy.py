@@ -172,9 +172,6 @@ def _indices(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
 
 def _check_shapes(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
-        raise ModelError(
-            f"{name}: targets do not fit the predictions",
-            given=f"y_true of shape {found}",
-            expected=f"shape {expected}",
-            fix="reshape the targets, or choose the metric for such targets: binary, categorical or sparse categorical",
-        )
+        summary = f"{name}: targets do not fit the predictions"
+        fix = "reshape the targets, or choose the binary, categorical or sparse categorical metric"
+        raise ModelError(summary, given=f"y_true of shape {found}, not {expected}", fix=fix)

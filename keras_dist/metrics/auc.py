@@ -65,12 +65,9 @@ class AUC(Metric, direction="up"):
         self.label_weights = None if label_weights is None else np.asarray(label_weights, self.dtype)
         self.from_logits = from_logits
         if num_labels and not multi_label:
-            raise ModelError(
-                "AUC: `num_labels` is for labels that are counted alone",
-                given=f"num_labels={num_labels}, multi_label=False",
-                expected="num_labels only with multi_label=True",
-                fix="leave num_labels out, or pass multi_label=True",
-            )
+            summary = "AUC: `num_labels` is for labels that are counted alone"
+            fix = "leave num_labels out, or pass multi_label=True"
+            raise ModelError(summary, given=f"num_labels={num_labels}, multi_label=False", fix=fix)
         if num_labels or not multi_label:
             self._build(num_labels)
 
@@ -84,12 +81,9 @@ class AUC(Metric, direction="up"):
         """
         y_true, y_pred = selected("AUC", y_true, y_pred)
         if self.multi_label and y_pred.ndim != 2:
-            raise ModelError(
-                "AUC: `multi_label` needs labels in the last of two dims",
-                given=f"predictions of shape {y_pred.shape}",
-                expected="shape (batch, labels)",
-                fix="reshape predictions and targets, or leave multi_label out",
-            )
+            summary = "AUC: `multi_label` needs predictions of shape (batch, labels)"
+            fix = "reshape predictions and targets, or leave multi_label out"
+            raise ModelError(summary, given=f"predictions of shape {y_pred.shape}", fix=fix)
         if not self.variables:
             self._build(y_pred.shape[-1])
         if self.from_logits:

@@ -310,12 +310,9 @@ def parse_thresholds(thresholds: float | Sequence[float] | None, default: float 
     found: list[Any] = list(thresholds) if isinstance(thresholds, Sequence | np.ndarray) else [thresholds]
     for threshold in found:
         if threshold is None or not 0 <= threshold <= 1:
-            raise ModelError(
-                "`thresholds` holds something that is no threshold",
-                given=f"thresholds={shorten(thresholds)}",
-                expected="numbers from 0 to 1",
-                fix="for logits pass 0, which is a probability of one half",
-            )
+            summary = "`thresholds` must be numbers from 0 to 1"
+            fix = "for logits pass 0, which is a probability of one half"
+            raise ModelError(summary, given=f"thresholds={shorten(thresholds)}", fix=fix)
     return found
 
 
@@ -361,12 +358,9 @@ def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
         weight = jnp.squeeze(weight, -1)
     weight = weight.reshape(weight.shape + (1,) * (values.ndim - weight.ndim))
     if weight.ndim != values.ndim or any(n not in (1, m) for n, m in zip(weight.shape, values.shape, strict=True)):
-        raise ModelError(
-            "`sample_weight` does not fit the predictions",
-            given=f"sample_weight of shape {jnp.shape(sample_weight)}, predictions of shape {values.shape}",
-            expected="a weight for each example, or for each prediction",
-            fix="reshape the weights: their dims must be the first of the predictions",
-        )
+        given = f"sample_weight of shape {jnp.shape(sample_weight)}, predictions of shape {values.shape}"
+        fix = "reshape the weights: their dims must be the first of the predictions"
+        raise ModelError("`sample_weight` does not fit the predictions", given=given, fix=fix)
     return jnp.broadcast_to(weight, values.shape)
 
 
@@ -376,12 +370,9 @@ def selected(
     """Return targets and scores of one shape: of `class_id`, with scores outside the `top_k` below all thresholds."""
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.shape != y_pred.shape:
-        raise ModelError(
-            f"{name}: targets do not have the shape of the predictions",
-            given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-            expected="equal shapes, with targets 0 and 1",
-            fix="turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)",
-        )
+        given = f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}"
+        fix = "turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)"
+        raise ModelError(f"{name}: targets do not have the shape of the predictions", given=given, fix=fix)
     y_pred = y_pred.astype(jnp.float32)
     if top_k is not None:
         _check_classes(name, top_k, y_pred)
@@ -390,24 +381,18 @@ def selected(
         y_pred = jnp.where(is_best, y_pred, _NEVER)
     if class_id is not None:
         if y_pred.ndim == 1:
-            raise ModelError(
-                f"{name}: `class_id` needs predictions with classes",
-                given=f"class_id={class_id}, predictions of shape {y_pred.shape}",
-                expected="shape (batch, ..., classes)",
-                fix="leave class_id out",
-            )
+            summary = f"{name}: `class_id` needs predictions with classes"
+            given = f"class_id={class_id}, predictions of shape {y_pred.shape}"
+            raise ModelError(summary, given=given, fix="leave class_id out")
         y_true, y_pred = y_true[..., class_id, None], y_pred[..., class_id, None]
     return y_true, y_pred
 
 
 def _check_classes(name: str, top_k: int, y_pred: jax.Array) -> None:
     if y_pred.ndim == 0 or top_k > y_pred.shape[-1]:
-        raise ModelError(
-            f"{name}: `top_k` is larger than the number of classes",
-            given=f"top_k={top_k}, predictions of shape {y_pred.shape}",
-            expected="at least top_k scores in each row",
-            fix="choose a smaller top_k, or leave it out for a threshold",
-        )
+        summary = f"{name}: `top_k` is larger than the number of classes"
+        fix = "choose a smaller top_k, or leave it out for a threshold"
+        raise ModelError(summary, given=f"top_k={top_k}, predictions of shape {y_pred.shape}", fix=fix)
 
 
 def _is_even(thresholds: Sequence[float]) -> bool:

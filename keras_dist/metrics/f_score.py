@@ -51,12 +51,9 @@ class FBetaScore(Metric, direction="up"):
         """Add a batch of targets 0 and 1 and of scores (batch, classes), with weights (batch,)."""
         y_true, y_pred = as_arrays(type(self).__name__, y_true, y_pred)
         if y_pred.ndim != 2 or y_true.shape != y_pred.shape:
-            raise ModelError(
-                f"{type(self).__name__}: targets or predictions have another shape",
-                given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-                expected="(batch, classes) for both",
-                fix="turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)",
-            )
+            summary = f"{type(self).__name__}: targets and predictions must have one shape (batch, classes)"
+            fix = "turn class indices into one-hot rows: jax.nn.one_hot(y_true, classes)"
+            raise ModelError(summary, given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}", fix=fix)
         if not self._built:
             shape = () if self.average == "micro" else y_pred.shape[1:]
             for name in _COUNTS:
@@ -75,12 +72,9 @@ class FBetaScore(Metric, direction="up"):
     def _weights(self, sample_weight: ArrayLike, rows: int) -> jax.Array:
         weight = jnp.asarray(sample_weight, self.dtype)
         if weight.shape not in ((), (1,), (rows,), (rows, 1)):
-            raise ModelError(
-                f"{type(self).__name__}: `sample_weight` does not fit the predictions",
-                given=f"sample_weight of shape {weight.shape}, {rows} rows of predictions",
-                expected=f"a weight for each row: shape ({rows},)",
-                fix="reduce the weights to one for each example",
-            )
+            summary = f"{type(self).__name__}: `sample_weight` must have a weight for each row, shape ({rows},)"
+            fix = "reduce the weights to one for each example"
+            raise ModelError(summary, given=f"sample_weight of shape {weight.shape}", fix=fix)
         return weight.reshape(-1, 1)
 
     def result(self) -> jax.Array:

@@ -131,10 +131,7 @@ def get_all(identifiers: Any) -> list[Metric]:
     found = [as_metric(identifier) for identifier in several if identifier is not None]
     for metric in found:
         if metric.name == "loss":
-            raise ModelError(
-                "`metrics`: two values would be logged as 'loss'",
-                given=f"a {type(metric).__name__} of this name",
-                expected="a name of its own for each metric",
-                fix='keras_dist.metrics.MeanMetricWrapper(fn, name="another_loss")',
-            )
+            summary = "`metrics`: two values would be logged as 'loss'"
+            fix = 'keras_dist.metrics.MeanMetricWrapper(fn, name="another_loss")'
+            raise ModelError(summary, given=f"a {type(metric).__name__} of this name", fix=fix)
     return found

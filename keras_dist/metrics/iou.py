@@ -50,12 +50,9 @@ class IoU(Metric, direction="up"):
     ) -> None:
         super().__init__(name=name, dtype=dtype or "int32", mesh=mesh)
         if not all(0 <= target < num_classes for target in target_class_ids):
-            raise ModelError(
-                "`target_class_ids` holds a class that does not exist",
-                given=f"target_class_ids={list(target_class_ids)}, num_classes={num_classes}",
-                expected=f"classes from 0 to {num_classes - 1}",
-                fix="correct the class, or num_classes",
-            )
+            summary = f"`target_class_ids` must be classes from 0 to {num_classes - 1}"
+            given = f"target_class_ids={list(target_class_ids)}, num_classes={num_classes}"
+            raise ModelError(summary, given=given, fix="correct the class, or num_classes")
         self.num_classes = num_classes
         self.target_class_ids = list(target_class_ids)
         self.ignore_class = ignore_class
@@ -75,12 +72,9 @@ class IoU(Metric, direction="up"):
         weight = self._weights(sample_weight, found)
         true, found = true.astype(jnp.int32).reshape(-1), found.astype(jnp.int32).reshape(-1)
         if true.shape != found.shape:
-            raise ModelError(
-                f"{type(self).__name__}: there is no target for each prediction",
-                given=f"{true.size} targets, {found.size} predictions",
-                expected="as many of each",
-                fix="for one-hot targets pass sparse_y_true=False, for scores sparse_y_pred=False",
-            )
+            summary = f"{type(self).__name__}: there is no target for each prediction"
+            fix = "for one-hot targets pass sparse_y_true=False, for scores sparse_y_pred=False"
+            raise ModelError(summary, given=f"{true.size} targets, {found.size} predictions", fix=fix)
         counts = (true >= 0) & (true < self.num_classes) & (found >= 0) & (found < self.num_classes)
         if self.ignore_class is not None:
             counts &= true != self.ignore_class

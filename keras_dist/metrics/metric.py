@@ -72,12 +72,8 @@ class Metric(Configurable):
             self._arguments.pop("mesh", None)
         check_is_mesh(mesh)
         if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ModelError(
-                "`name` is no name",
-                given=f"name={shorten(name)}",
-                expected="a string, or None for the name of the class",
-                fix="to give a function a name: MeanMetricWrapper(fn, name='mine')",
-            )
+            fix = "to give a function a name: MeanMetricWrapper(fn, name='mine')"
+            raise ModelError("`name` must be a string or None", given=f"name={shorten(name)}", fix=fix)
         self.name = name or snake_case(type(self).__name__)
         self._dtype = _resolved_dtype(dtype).name
         self._variables: list[Variable] = []
@@ -121,12 +117,9 @@ class Metric(Configurable):
         if hasattr(initializer, "shape"):
             make = functools.partial(_checked_array, initializer)
         if not callable(make):
-            raise UnknownNameError(
-                f"unknown initializer{did_you_mean(str(initializer), _INITIALIZERS)}",
-                given=f"initializer={shorten(initializer)}",
-                expected=f"one of {', '.join(_INITIALIZERS)}, an array, or a callable (shape, dtype) -> array",
-                fix='for example initializer="zeros"',
-            )
+            summary = f"unknown initializer{did_you_mean(str(initializer), _INITIALIZERS)}"
+            fix = f"one of {', '.join(_INITIALIZERS)}, an array, or a callable (shape, dtype) -> array"
+            raise UnknownNameError(summary, given=f"initializer={shorten(initializer)}", fix=fix)
         dtype = _resolved_dtype(dtype)
         with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
             value = np.asarray(make(tuple(shape), dtype=dtype))
@@ -207,12 +200,9 @@ class Metric(Configurable):
     def _checked(self, values: Sequence[ArrayLike]) -> list[jax.Array]:
         variables = self.variables
         if len(values) != len(variables):
-            raise ModelError(
-                f"metric {self.name!r}: `metric_variables` does not fit",
-                given=f"{len(values)} values",
-                expected=f"one for each of {[variable.name for variable in variables]}",
-                fix="start from metric.stateless_reset_state()",
-            )
+            summary = f"metric {self.name!r}: `metric_variables` does not fit"
+            given = f"{len(values)} values for {[variable.name for variable in variables]}"
+            raise ModelError(summary, given=given, fix="start from metric.stateless_reset_state()")
         return [jnp.asarray(value, variable.dtype) for variable, value in zip(variables, values, strict=True)]
 
     def _check_initialised(self) -> None:
@@ -222,12 +212,9 @@ class Metric(Configurable):
 
 def _checked_array(array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if tuple(array.shape) != shape:
-        raise ModelError(
-            "`initializer` is an array of another shape than the variable",
-            given=f"an array of shape {tuple(array.shape)}",
-            expected=f"shape {shape}, as `shape` says",
-            fix=f"add_variable(shape={tuple(array.shape)}, ...)",
-        )
+        summary = "`initializer` is an array of another shape than the variable"
+        given = f"an array of shape {tuple(array.shape)} for shape {shape}"
+        raise ModelError(summary, given=given, fix=f"add_variable(shape={tuple(array.shape)}, ...)")
     return np.array(value_of(array), dtype)
 
 
@@ -237,12 +224,8 @@ def _resolved_dtype(dtype: Any) -> np.dtype:
     try:
         return jnp.dtype(widths.get(dtype, dtype))
     except TypeError:
-        raise ModelError(
-            "`dtype` is no dtype",
-            given=f"dtype={shorten(dtype)}",
-            expected="the name of a dtype",
-            fix="leave it out for float32; a name goes into name=",
-        ) from None
+        fix = "leave it out for float32; a name goes into name="
+        raise ModelError("`dtype` must be the name of a dtype", given=f"dtype={shorten(dtype)}", fix=fix) from None
 
 
 def _metrics_in(value: Any) -> list[Metric]:

@@ -29,14 +29,10 @@ def no_plain_state(metric: Metric) -> Generator[None, None, None]:
     after = _attributes(metric)
     for name, value in after.items():
         if name not in before or not _is_same(before[name], value):
-            raise ModelError(
-                f"metric {metric.name!r} keeps state in the plain attribute `{name}`",
-                given=f"{type(metric).__name__}.{name} = {shorten(value)} after an update, "
-                f"{shorten(before.get(name))} before",
-                expected="variables: update_state runs in Python when a step is compiled, not with each batch",
-                fix=f"self.{name} = self.add_variable((), name={name!r}) in __init__, "
-                f"and self.{name}.assign_add(...) or assign(...) in update_state",
-            )
+            summary = f"metric {metric.name!r} keeps state in the plain attribute `{name}`"
+            given = f"{type(metric).__name__}.{name} = {shorten(value)}, before the update {shorten(before.get(name))}"
+            fix = f"self.{name} = self.add_variable((), name={name!r}) in __init__, and assign to it in update_state"
+            raise ModelError(summary, given=given, fix=fix)
 
 
 def _attributes(metric: Metric) -> dict[str, Any]:

@@ -47,12 +47,9 @@ class R2Score(Metric, direction="up"):
         """Add a batch of targets and predictions (batch, outputs), with weights (batch,) or (batch, outputs)."""
         y_true, y_pred = align_ranks(*as_arrays("R2Score", y_true, y_pred))
         if y_true.ndim != 2 or y_true.shape != y_pred.shape:
-            raise ModelError(
-                "R2Score: targets or predictions have another shape",
-                given=f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}",
-                expected="(batch, outputs) for both",
-                fix="reshape them; one output is a last dim of 1",
-            )
+            summary = "R2Score: targets and predictions must have one shape (batch, outputs)"
+            given = f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}"
+            raise ModelError(summary, given=given, fix="reshape them; one output is a last dim of 1")
         if not self._built:
             names = ("squared_sum", "sum", "residual", "count")
             self.squared_sum, self.sum, self.total_mse, self.count = (

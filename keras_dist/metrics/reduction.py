@@ -99,12 +99,9 @@ class MeanMetricWrapper(Mean):
         rows = [jnp.shape(leaf)[0] for leaf in jax.tree.leaves(y_pred) if jnp.ndim(leaf)]
         if jnp.ndim(values) == 0 and rows:
             if sample_weight is not None:
-                raise ModelError(
-                    f"metric {self.name!r}: `sample_weight` does not fit",
-                    given=f"sample_weight of shape {jnp.shape(sample_weight)}, a function that returns a scalar",
-                    expected="a function with a value for each example",
-                    fix="return the values instead of their mean, or pass it in metrics= instead of weighted_metrics=",
-                )
+                given = f"sample_weight of shape {jnp.shape(sample_weight)}, a function that returns a scalar"
+                fix = "return the values instead of their mean, or pass it in metrics= instead of weighted_metrics="
+                raise ModelError(f"metric {self.name!r}: `sample_weight` does not fit", given=given, fix=fix)
             sample_weight = rows[0]
         elif jnp.ndim(values):
             sample_weight = self._masked(sample_weight, getattr(y_pred, "_keras_mask", None))

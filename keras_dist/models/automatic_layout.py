@@ -19,26 +19,14 @@ if TYPE_CHECKING:
 
 
 def find_layout(model: Trainer, examples: Examples) -> None:
-    """Find the layout of a model whose weights do not exist yet, if it is made under `AutoParallel`.
-
-    Args:
-        model: compiled.
-        examples: what it is to be trained on.
-
-    Raises:
-        DistributionError: the examples do not tell the size of their batches.
-    """
+    """Find the layout of a model without weights that was made under `AutoParallel`, from its examples."""
     asked: Any = model._outside.made_under or current_distribution()
     if model._session is not None or asked is None or not asked.is_searched:
         return
     if not isinstance(examples, Batching):
-        raise DistributionError(
-            "AutoParallel: the shapes of the batches are not known before they come",
-            given=f"{examples.source.title}",
-            expected="arrays, or a source of rows by number",
-            fix="found = distribution.search(factory, (x, y), optimizer, loss), and make the model under "
-            "found.distribution",
-        )
+        summary = "AutoParallel: the shapes of the batches are not known before they come"
+        fix = "pass arrays; or make the model under distribution.search(factory, (x, y), optimizer, loss).distribution"
+        raise DistributionError(summary, given=f"{examples.source.title}", fix=fix)
     rows = min(examples.batch_size, examples.source.length)
     batch = examples.source.gather(np.arange(rows), rows).arrays
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)

@@ -11,7 +11,7 @@ import jax
 
 from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree, Shape
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weights import children_of
@@ -92,14 +92,7 @@ def _cloned(
 
 @dataclasses.dataclass
 class _Cloning:
-    """How the layers of a model are cloned, each once.
-
-    Attributes:
-        clone_function: gives the clone of a layer.
-        inner_call_function: how the layers of the models among the layers are called.
-        is_deep: whether the models among the layers are cloned layer by layer.
-        clones: of layers, by their ids.
-    """
+    """Clones each layer once; `clones` has them by the ids of the layers."""
 
     clone_function: Callable[[Layer], Layer]
     inner_call_function: Callable[..., PyTree]
@@ -144,12 +137,9 @@ class _Cloning:
             is_inner = self.is_deep and (_is_sequential(layer) or _is_functional(layer))
             clone = self.clone(layer, self.inner_call_function) if is_inner else self.clone_function(layer)
             if not isinstance(clone, Layer):
-                raise ModelError(
-                    "clone_model: `clone_function` does not return a layer",
-                    given=f"{shorten(clone)} of type {type(clone).__name__} for layer {layer.name!r}",
-                    expected="a layer",
-                    fix="return type(layer).from_config(layer.get_config()), or the layer itself",
-                )
+                summary = "clone_model: `clone_function` does not return a layer"
+                fix = "return type(layer).from_config(layer.get_config()), or the layer itself"
+                raise ModelError(summary, given=f"{with_type(clone)} for layer {layer.name!r}", fix=fix)
             is_ours = is_inner or self.clone_function is _made_again  # a function has given the names that it wants
             self.clones[id(layer)] = named(clone, name) if is_ours else clone
         return self.clones[id(layer)]
@@ -179,12 +169,9 @@ def _checked(input_tensors: PyTree, shapes: list[Shape]) -> list[KerasTensor]:
     """`input_tensors` as a list, one for each of these shapes of examples."""
     given = jax.tree.leaves(input_tensors)
     if len(given) != len(shapes) or not all(isinstance(tensor, KerasTensor) for tensor in given):
-        raise ModelError(
-            "clone_model: `input_tensors` do not fit the model",
-            given=shorten(input_tensors),
-            expected=f"{len(shapes)} symbolic tensor(s)",
-            fix=f"for example {', '.join(f'Input({shape})' for shape in shapes)}",
-        )
+        summary = "clone_model: `input_tensors` must be a symbolic tensor for each input of the model"
+        fix = f"for example {', '.join(f'Input({shape})' for shape in shapes)}"
+        raise ModelError(summary, given=shorten(input_tensors), fix=fix)
     return given
 
 
@@ -193,18 +180,12 @@ def _keys(tree: PyTree) -> list[Any] | None:
 
 
 def _unlike(input_tensors: PyTree, model: Model) -> ModelError:
-    return ModelError(
-        "clone_model: `input_tensors` must have the same structure as model.input",
-        given=shorten(input_tensors),
-        expected=f"{jax.tree.map(lambda tensor: tensor.name, model.input)}",
-        fix="pass a dict with these keys, or a list where the inputs are one",
-    )
+    summary = "clone_model: `input_tensors` must have the same structure as model.input"
+    fix = f"pass tensors in the structure {jax.tree.map(lambda tensor: tensor.name, model.input)}"
+    return ModelError(summary, given=shorten(input_tensors), fix=fix)
 
 
 def _misfit(argument: str, value: Any, model: Model, expected: str) -> ModelError:
-    return ModelError(
-        f"clone_model: `{argument}` does not go with this model",
-        given=f"{argument}={shorten(value)} and a {type(model).__name__}",
-        expected=expected,
-        fix=f"leave {argument} out",
-    )
+    summary = f"clone_model: `{argument}` does not go with this model"
+    given = f"{argument}={shorten(value)} and a {type(model).__name__}"
+    return ModelError(summary, given=given, expected=expected, fix=f"leave {argument} out")

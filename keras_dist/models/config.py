@@ -31,12 +31,7 @@ _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registe
 
 @dataclasses.dataclass
 class _Shared:
-    """The layers of one config, some of which models within models may share.
-
-    Attributes:
-        written: by the ids of layers what was written first.
-        read: layers by the numbers that shared ones have.
-    """
+    """Layers that models within one config may share: as first written, by id, and as read, by number."""
 
     written: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     read: dict[Any, Layer] = dataclasses.field(default_factory=dict)
@@ -76,33 +71,22 @@ def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
 def check_not_of_keras(model: Saveable) -> None:
     """Check that a model was not made by `from_keras`: Keras itself saves those."""
     if model._outside.keras_model is not None:
-        raise ModelError(
-            "a model that from_keras made is saved by Keras",
-            given=f"model {model.name!r}, which wraps a keras.Model",
-            expected="a file of Keras; or the training state, with slots, in a directory",
-            fix='model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()',
-        )
+        given = f"model {model.name!r}, which wraps a keras.Model"
+        fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
+        raise ModelError("a model that from_keras made is saved by Keras", given=given, fix=fix)
 
 
 def check_described(model: Saveable) -> None:
     """Check that a model is made of layers, which a config describes."""
     check_not_of_keras(model)
     if not model._may_add_losses:
-        raise ConfigError(
-            "a model of a flax.nnx module cannot be written down in a config",
-            given="a model that from_nnx made",
-            expected="layers, or a registered subclass that is made of plain arguments",
-            fix="keep the code that makes the module, and call Model.from_nnx again",
-        )
+        summary = "a model of a flax.nnx module cannot be written down in a config"
+        fix = "keep the code that makes the module, and call Model.from_nnx again"
+        raise ConfigError(summary, given="a model that from_nnx made", fix=fix)
 
 
 def graph_config(model: Saveable) -> dict[str, Any]:
-    """A functional model as plain values.
-
-    Returns:
-        The arguments of its constructor but inputs and outputs; and `layers`, `input_layers` and `output_layers`: each
-        layer or operation with its config and calls, and where the inputs and outputs come from.
-    """
+    """Return a functional model as plain values: layers with their calls, and where inputs and outputs come from."""
     graph: Any = model._graph
 
     def places_of(tree: PyTree) -> PyTree:
@@ -132,13 +116,9 @@ def written_argument(name: str, value: Any) -> Any:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
     except ConfigError as error:
-        raise ConfigError(
-            f"get_compile_config: `{name}` cannot be written down: {error.summary}",
-            given=f"{name}={shorten(value)}",
-            expected="names, objects of keras_dist, or registered classes and functions",
-            fix="register it: @saving.register_keras_serializable(); in place of an optax transformation take an "
-            "optimizer of keras_dist.optimizers, or subclass Optimizer",
-        ) from error
+        summary = f"get_compile_config: `{name}` cannot be written down: {error.summary}"
+        fix = "@saving.register_keras_serializable() on it; for optax use or subclass keras_dist.optimizers.Optimizer"
+        raise ConfigError(summary, given=f"{name}={shorten(value)}", fix=fix) from error
     return written
 
 
@@ -165,12 +145,8 @@ def read_layer(config: Any) -> Layer:
         return shared.read[number]
     layer = deserialize_keras_object(config)
     if not isinstance(layer, Layer):
-        raise ConfigError(
-            "the config of a model holds what is no layer",
-            given=shorten(config),
-            expected='{"module": ..., "class_name": <class of a layer>, "config": {...}}',
-            fix="write it again with model.get_config()",
-        )
+        summary = "the config of a model contains an entry that is not a layer"
+        raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
     if shared is not None and number is not None:
         shared.read[number] = layer
     return named(layer, config.get("name", layer.name))
@@ -188,12 +164,9 @@ def _read_graph(config: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
     waiting = [_read_step(entry, tensors) for entry in config["layers"]]
     while waiting := [step for step in waiting if step.calls]:
         if not any(step.try_call(tensors) for step in waiting):
-            raise ConfigError(
-                "the config of a functional model cannot be read: its calls depend on what nothing computes",
-                given=f"calls of {', '.join(repr(step.name) for step in waiting)}",
-                expected="calls on inputs, and on what other calls of the config give",
-                fix="write it again with model.get_config(), or mend `inbound_nodes` by hand",
-            )
+            summary = "the config of a functional model cannot be read: its calls depend on what nothing computes"
+            fix = "write it again with model.get_config(), or mend `inbound_nodes` by hand"
+            raise ConfigError(summary, given=f"calls of {', '.join(repr(step.name) for step in waiting)}", fix=fix)
     return tensors.arranged(config["input_layers"]), tensors.arranged(config["output_layers"])
 
 
@@ -226,25 +199,15 @@ class _Tensors:
         if not isinstance(places, list) or [type(item) for item in places] != [str, int, int]:
             return [self.arranged(item) for item in places]
         if tuple(places) not in self._found:
-            raise ConfigError(
-                "the config of a functional model mentions an input or output that nothing computes",
-                given=shorten(places),
-                expected="[<name of a layer>, <number of its call>, <number of the output>]",
-                fix="write it again with model.get_config(), or mend `input_layers` and `output_layers` by hand",
-            )
+            summary = "the config of a functional model mentions an input or output that nothing computes"
+            fix = "write it again with model.get_config(), or mend `input_layers` and `output_layers` by hand"
+            raise ConfigError(summary, given=shorten(places), fix=fix)
         return self._found[tuple(places)]
 
 
 @dataclasses.dataclass
 class _ReadStep:
-    """A layer or operation that is being read.
-
-    Attributes:
-        name: in the config.
-        operation: the layer, or an `Operation`.
-        calls: the configs of the calls that are still to be made.
-        made: how many are made.
-    """
+    """A layer or operation that is being read; `calls` are the configs of the calls still to be made."""
 
     name: str
     operation: Layer | Operation
@@ -289,12 +252,8 @@ def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
     calls = entry.get("inbound_nodes") if isinstance(entry, Mapping) else None
     is_read = isinstance(calls, list)
     if not is_read or not all(isinstance(call, Mapping) and {"args", "kwargs"} <= {*call} for call in calls):
-        raise ConfigError(
-            "a layer in the config of a functional model cannot be read",
-            given=shorten(entry),
-            expected='"class_name", "config", "name", and "inbound_nodes": [{"args": ..., "kwargs": ...}]',
-            fix="write it again with model.get_config()",
-        )
+        summary = "a layer in the config of a functional model cannot be read"
+        raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
     operation = _read_operation(entry) if {**entry, **_OPERATION} == entry else read_layer(entry)
     if isinstance(operation, InputLayer):
         tensors.add(entry["name"], 0, operation.output)
@@ -304,10 +263,6 @@ def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
 def _read_operation(entry: Mapping[str, Any]) -> Operation:
     name = entry["config"].get("name")
     if name not in OPERATIONS:
-        raise ConfigError(
-            "the config of a functional model mentions an operation that is not known",
-            given=f"name={name!r}",
-            expected=f"one of {', '.join(OPERATIONS)}",
-            fix="write it again with model.get_config()",
-        )
+        summary = f"the config of a functional model mentions the unknown operation {shorten(name)}"
+        raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
     return Operation(name)

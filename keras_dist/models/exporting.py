@@ -46,12 +46,9 @@ def export(
     """Write what `predict` computes as a program that runs without the model's code; see `Model.export`."""
     place = check_path("filepath", filepath, "exported")
     if is_elsewhere(place):
-        raise ModelError(
-            f"{place!r} cannot hold an exported program",
-            given="a path in a bucket or of another kind of storage",
-            expected="a folder of this system",
-            fix="export to a folder, and copy that; a folder of such a name is './name'",
-        )
+        given = "a path in a bucket or of another kind of storage"
+        fix = "export to a folder, and copy that; a folder of such a name is './name'"
+        raise ModelError(f"{place!r} cannot hold an exported program", given=given, fix=fix)
     path = pathlib.Path(os.path.abspath(place))
     job = Rendezvous("an export")
     job.first(lambda: check_free("export", path, ModelError, "choose another path, or remove what is there"))
@@ -83,7 +80,6 @@ def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Di
         raise ModelError(
             f"model {model.name!r} cannot be exported: it begins with layers that run on the host",
             given=f"layers {', '.join(repr(node.operation.name) for node in model._graph.host_nodes)}",
-            expected="a model all of which is compiled",
             fix="export the model of the other layers, and call the first ones on what goes into the program",
         )
     known = model.input if model._graph is not None else model._outside.built_for
@@ -91,7 +87,6 @@ def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Di
         raise ModelError(
             f"export: it is not known what model {model.name!r} takes",
             given="a model that was made by from_nnx, or is called with several arguments",
-            expected="`input_signature`",
             fix='model.export(path, input_signature=kd.InputSpec(shape=(None, 8), dtype="float32"))',
         )
     structure, specs = described("`input_signature`", known if given is None else given)
@@ -146,9 +141,6 @@ def _predict_of(
 
 
 def _no_signature(given: Any, expected: str) -> ModelError:
-    return ModelError(
-        "export: `input_signature` does not tell what the model takes",
-        given=shorten(given),
-        expected=expected,
-        fix='for example input_signature=kd.InputSpec(shape=(None, 8), dtype="float32")',
-    )
+    summary = "export: `input_signature` does not describe what the model takes"
+    fix = 'for example input_signature=kd.InputSpec(shape=(None, 8), dtype="float32")'
+    return ModelError(summary, given=shorten(given), expected=expected, fix=fix)

@@ -65,12 +65,9 @@ def _are_defaults(model: Trainer, arguments: Mapping[str, Any]) -> bool:
 def check_idle(model: Trainer, method: str) -> None:
     """Check that the model is not training."""
     if model._session is not None and model._session.cell.is_training:
-        raise ModelError(
-            f"{method}: fit is running",
-            given=f"{method} in a callback, or in another thread, while the model trains",
-            expected="a model that is not training",
-            fix=f"end the training with model.stop_training = True, and call {method} after it",
-        )
+        given = f"{method} in a callback, or in another thread, while the model trains"
+        fix = f"end the training with model.stop_training = True, and call {method} after it"
+        raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
 
 def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
@@ -112,19 +109,12 @@ def _objective(
     """Loss and metrics; None where a pure train step needs none; `is_own`: a step of the user's may need either."""
     may_add = model._may_add_losses or model._outside.keras_model is not None
     if loss is None and train_step is None and not is_own and not may_add:
-        raise ModelError(
-            "compile: `loss` is missing",
-            given="loss=None, train_step=None",
-            expected="a loss, or a train_step of your own",
-            fix='for example model.compile("adam", loss="mse")',
-        )
+        fix = 'for example model.compile("adam", loss="mse"), or a train_step of your own'
+        raise ModelError("compile: `loss` is missing", given="loss=None, train_step=None", fix=fix)
     if loss is None and train_step is not None and (metrics or weighted_metrics):
-        raise ModelError(
-            "compile: nothing would update the metrics",
-            given="metrics, and a train_step without a loss",
-            expected="a loss, which evaluate measures, too; or a train_step that logs what it measures",
-            fix='compile(..., loss="mse"), or leave out metrics and return them in the logs of train_step',
-        )
+        summary = "compile: nothing would update the metrics"
+        fix = 'compile(..., loss="mse"), or leave out metrics and return them in the logs of train_step'
+        raise ModelError(summary, given="metrics, and a train_step without a loss", fix=fix)
     if train_step is not None and loss is None:
         return None
     layer_names = model.output_names
@@ -184,13 +174,9 @@ def _checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None
     if seed is None:
         return None
     if call is None and (not model._takes_rngs or model._chosen().is_own(mode)):
-        raise ModelError(
-            "`seed` has no effect on this model",
-            given=f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call",
-            expected="a model of from_nnx(..., call=...), or predict(..., call=...)",
-            fix="draw from the `rngs` of a call; keras_dist's layers with a seed, Dropout(0.5, seed=1), begin anew "
-            "after layer.seed_generator.state.assign((1, 0))",
-        )
+        given = f"seed={shorten(seed)}, a model that does not draw from the `rngs` of a call"
+        fix = "draw from the `rngs` of a call; layers with a seed begin anew after seed_generator.state.assign((1, 0))"
+        raise ModelError("`seed` has no effect on this model", given=given, fix=fix)
     return random.check_seed(seed)
 
 
@@ -258,12 +244,9 @@ def batching(
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
         if batch_size is not None:
-            error = DataError(
-                f"`{size_argument}` cannot be given beside batches",
-                given=f"{size_argument}={shorten(batch_size)}, {source.title}",
-                expected="a source that makes its batches itself",
-                fix=f"leave out {size_argument}, or let the source make larger or smaller batches",
-            )
+            given = f"{size_argument}={shorten(batch_size)}, {source.title}"
+            fix = f"leave out {size_argument}, or let the source make larger or smaller batches"
+            error = DataError(f"`{size_argument}` cannot be given beside batches", given=given, fix=fix)
             # Keras ignores it, and its guides have it beside a PyDataset and a DataLoader of torch.
             warnings.warn(f"{error}; it is ignored", stacklevel=lint.frames_inside())
         return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
@@ -337,12 +320,9 @@ def split_source(source: Source, validation_split: float) -> tuple[ArraySource, 
         raise _not_in_memory("validation_split", source)
     at = math.floor(source.length * (1.0 - validation_split))
     if at in (0, source.length):
-        raise DataError(
-            "`validation_split` leaves no rows to train on" if at == 0 else "`validation_split` takes no rows",
-            given=f"validation_split={validation_split} of {source.length} rows",
-            expected="at least one row for training and one for validation",
-            fix="another part, or more examples",
-        )
+        summary = "`validation_split` leaves no rows to train on" if at == 0 else "`validation_split` takes no rows"
+        given = f"validation_split={validation_split} of {source.length} rows"
+        raise DataError(summary, given=given, fix="another part, or more examples")
     return source.split(at)
 
 
@@ -361,12 +341,9 @@ def check_freq(validation_freq: Any) -> int | list[int]:
     epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
     if epochs and all(is_int(epoch, 1) for epoch in epochs):
         return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
-    raise ModelError(
-        "`validation_freq` tells no epochs",
-        given=f"validation_freq={shorten(validation_freq)}",
-        expected="an integer of at least 1, or a list of epochs that are counted from 1",
-        fix="validation_freq=2 validates after every other epoch, [1, 10] after the first and the tenth",
-    )
+    summary = "`validation_freq` must be an integer of at least 1, or a list of epochs, counted from 1"
+    fix = "for example validation_freq=2, or [1, 10] for the first and the tenth epoch"
+    raise ModelError(summary, given=f"validation_freq={shorten(validation_freq)}", fix=fix)
 
 
 def validation_source(
@@ -382,11 +359,10 @@ def validation_source(
     is_list = are_batches(validation_data) and not (fits and inputs in (None, len(validation_data[0])))
     if is_list or not fits:
         raise DataError(
-            "`validation_data` cannot be used",
+            "`validation_data` must be (x, y), (x, y, sample_weight) or a data set",
             given=f"{type(validation_data).__name__}"
             + (f" of length {len(validation_data)}" if isinstance(validation_data, tuple | list) else "")
             + (", each of whose items is a tuple, as a batch is" if is_list else ""),
-            expected="(x, y) or (x, y, sample_weight), or a data set",
             fix=OF_BATCHES if is_list else "fit(..., validation_data=(x_test, y_test))",
         )
     x, y, *weights = validation_data
@@ -394,12 +370,9 @@ def validation_source(
 
 
 def _not_in_memory(argument: str, source: Source) -> DataError:
-    return DataError(
-        f"`{argument}` is for arrays",
-        given=f"{argument}, and {type(source).__name__} of {source.title}",
-        expected="x and y as arrays in memory",
-        fix="let the data set do it: hold rows out, or give sample weights itself",
-    )
+    given = f"{argument}, and {type(source).__name__} of {source.title}"
+    fix = "let the data set do it: hold rows out, or give sample weights itself"
+    return DataError(f"`{argument}` is for arrays", given=given, fix=fix)
 
 
 def step_options(

@@ -14,7 +14,7 @@ from flax import nnx
 
 from keras_dist._types import PyTree
 from keras_dist.distribution import lint
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -248,12 +248,8 @@ class Graph:
         return jnp.asarray(value, spec.dtype)
 
     def _misfit(self, given: str, expected: str) -> ModelError:
-        return ModelError(
-            "the inputs do not fit the model",
-            given=given,
-            expected=expected,
-            fix="pass the inputs in the order of model.inputs, or by name; the first dim is the batch",
-        )
+        fix = "pass the inputs in the order of model.inputs, or by name; the first dim is the batch"
+        return ModelError("the inputs do not fit the model", given=given, expected=expected, fix=fix)
 
 
 def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
@@ -303,21 +299,14 @@ def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:
     try:
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
     except ValueError:
-        raise ModelError(
-            f"Model: the keys of `{argument}` cannot be put in order",
-            given=f"{argument}={shorten(tree)}",
-            expected="a dict whose keys are strings",
-            fix="name inputs and outputs by strings",
-        ) from None
+        summary = f"Model: the keys of `{argument}` cannot be put in order"
+        fix = "name inputs and outputs by strings"
+        raise ModelError(summary, given=f"{argument}={shorten(tree)}", fix=fix) from None
     for leaf in leaves if leaves else [tree]:
         if not isinstance(leaf, KerasTensor):
             check_is_ours(f"Model: `{argument}`: it", leaf)
-            raise ModelError(
-                f"Model: `{argument}` are not symbolic tensors",
-                given=f"{shorten(leaf)} of type {type(leaf).__name__}",
-                expected="what Input(shape) gives, and what layers give for it",
-                fix="inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)",
-            )
+            fix = "inputs = Input((8,)); outputs = layers.Dense(3)(inputs); Model(inputs, outputs)"
+            raise ModelError(f"Model: `{argument}` must be symbolic tensors", given=with_type(leaf), fix=fix)
     return leaves
 
 
@@ -328,7 +317,6 @@ def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Se
     return ModelError(
         f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
         given=f"inputs {', '.join(given)}, and an output that depends on {missing}{use}{another}",
-        expected="every tensor that the outputs depend on among the inputs, or computed from them",
         fix=f"add {tensor.name!r} to the inputs of the model, or compute the output from its inputs",
     )
 

@@ -22,18 +22,7 @@ from keras_dist.variables import call_context
 
 
 def grow(session: Session, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
-    """Change which weights a layer of a model has.
-
-    Args:
-        session: of the model.
-        prefix: the path of the layer.
-        layer: the layer.
-        change: adds weights to the layer, and exchanges others.
-
-    Raises:
-        LayoutError: the layout rules cannot be applied to the new weights.
-        ModelError: fit is running, or another model shares weights of the layer.
-    """
+    """Let `change` add weights to a layer of a built model, and exchange others; `prefix` is the path of the layer."""
     cell, model = session.cell, session.model
     _check_alone(session, prefix)
     seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # another one for each layer
@@ -56,9 +45,6 @@ def _check_alone(session: Session, prefix: str) -> None:
     variables = [(path, cell.held(path)) for path in paths]
     shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
     if cell.is_training or shared:
-        raise ModelError(
-            f"the weights of layer {prefix!r} cannot become others now",
-            given=f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained",
-            expected="a layer of one model, which is not training",
-            fix="do it before the second model is made" if shared else "do it when fit is through",
-        )
+        given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
+        fix = "do it before the second model is made" if shared else "do it when fit is through"
+        raise ModelError(f"the weights of layer {prefix!r} cannot become others now", given=given, fix=fix)

@@ -65,16 +65,7 @@ def weights_checked(check: Check) -> Iterator[None]:
 
 
 def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-    """The session of a model, whose weights are created now, if need be.
-
-    Args:
-        model: the model.
-        args: the arguments of its call, or some of them; the weights are created for inputs like these.
-        kwargs: its arguments by name.
-
-    Raises:
-        ModelError: the weights are not created, and it is not known what the inputs are.
-    """
+    """Return the session of a model; create its weights for these arguments of its call, if need be."""
     check_not_forked()
     if model._session is not None:
         return model._session
@@ -91,28 +82,15 @@ def _symbols_of_call(
     """The arguments of the call of a model, with symbolic tensors for arrays."""
     args = () if args and args[0] is None else args
     if not jax.tree.leaves((args, kwargs)):
-        raise ModelError(
-            f"the weights of model {model.name!r} do not exist yet: it has seen no input",
-            given=f"a {type(model).__name__} without Input",
-            expected="a model that knows its input",
-            fix="model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input",
-        )
+        summary = f"the weights of model {model.name!r} do not exist yet: it has seen no input"
+        fix = "model.build((None, 28, 28, 1)), fit it, call it on an array, or start a Sequential with Input"
+        raise ModelError(summary, given=f"a {type(model).__name__} without Input", fix=fix)
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     return jax.tree.map(_tensor_for_batch, (args, kwargs))
 
 
 def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> Forward:
-    """How a model is called under a distribution, without weights; those that it has are not looked at.
-
-    Args:
-        model: compiled or not.
-        x: a batch of inputs, or its shapes.
-        distribution: any; None for that of the model, or else the current one.
-
-    Raises:
-        DistributionError: a model among the layers was made under another distribution.
-        ModelError: a layer does not take its input.
-    """
+    """Return the call of a model under a distribution, by default its own or the current one, without weights."""
     remat = model._choices.remat if model._choices else None
     if model._session is not None:
         forward = model._session.forward
@@ -136,18 +114,7 @@ def create_from_source(model: Trainer, source: ModuleSource) -> Session:
 
 
 def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
-    """Create the weights of a model of layers, and compile it, if `compile` was called.
-
-    Args:
-        model: the root of the layers.
-        args: the arguments of its call, with symbolic tensors for arrays.
-        kwargs: its arguments by name.
-
-    Raises:
-        DistributionError: a model among the layers was made under another distribution.
-        LayoutError: the layout rules cannot be applied.
-        ModelError: a layer does not take its input.
-    """
+    """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called."""
     check_not_forked()
     model._check_initialised()
     named_layers(model)
@@ -165,16 +132,7 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TracedLayers:
-    """A model of layers whose creation of weights was traced.
-
-    Attributes:
-        graph: the module without its arrays.
-        init: gives its state for a seed.
-        distribution: where it is to live.
-        is_placed: whether anything says so; else that is one device.
-        known: which of them exist already.
-        built_with: the attributes that building has left, by the paths of layers.
-    """
+    """A model of layers whose creation of weights was traced; `known` are the weights that exist already."""
 
     graph: ModuleGraph
     init: Callable[[ArrayLike], PyTree]
@@ -296,13 +254,10 @@ def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
         if cells and cells[0].mesh != plan.mesh:
-            raise DistributionError(
-                f"model {model.name!r} and {cells[0].owner} have layers in common, and live on different meshes",
-                given=f"{_paths.join(_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}",
-                expected="one mesh: a layer has one set of weights",
-                fix="make both models under one distribution; or give this one layers of its own, as "
-                "keras_dist.models.clone_model(model) does, and set their weights",
-            )
+            summary = f"model {model.name!r} and {cells[0].owner} have layers in common, but are on different meshes"
+            given = f"{_paths.join(_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}"
+            fix = "make both models under one distribution, or this one of a copy: keras_dist.models.clone_model(model)"
+            raise DistributionError(summary, given=given, fix=fix)
 
 
 def _distribution_of_shared(model: Trainer) -> Distribution | None:
@@ -344,12 +299,9 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
     for spec, again in zip(graph.specs, other.specs, strict=True):
         if spec.shape != again.shape:
             shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))
-            raise ModelError(
-                f"the shape of weight {spec.path!r} follows from a dim of unknown size",
-                given=f"shape {shape} for inputs {[tensor.shape for tensor in tensors]}",
-                expected="a size for each dim that weights depend on",
-                fix="give the dim a size in Input(shape), or pool over it first",
-            )
+            summary = f"the shape of weight {spec.path!r} follows from a dim of unknown size"
+            given = f"shape {shape} for inputs {[tensor.shape for tensor in tensors]}"
+            raise ModelError(summary, given=given, fix="give the dim a size in Input(shape), or pool over it first")
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

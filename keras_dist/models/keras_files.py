@@ -28,6 +28,7 @@ from keras_dist.errors import (
     LayoutError,
     MissingExtraError,
     ModelError,
+    cause,
     shorten,
 )
 from keras_dist.interop.h5_files import H5Reader, H5Writer
@@ -167,12 +168,8 @@ def _opened(path: pathlib.Path) -> KerasArchive:
     try:
         return (KerasFolder if path.is_dir() else KerasArchive)("load_model", path)
     except FileNotFoundError as error:
-        raise FileAbsentError(
-            f"load_model: {str(path)!r} is not there",
-            given=f"filepath={str(path)!r}",
-            expected="a `.keras` file that model.save or Keras has written",
-            fix="correct the path",
-        ) from error
+        summary = f"load_model: {str(path)!r} is not there"
+        raise FileAbsentError(summary, given=f"filepath={str(path)!r}", fix="correct the path") from error
 
 
 def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:
@@ -183,12 +180,8 @@ def _check_one_config(path: pathlib.Path, own: Mapping[str, Any], config: Any) -
     """Check that the config that Keras does not read describes the model that Keras reads."""
     different = next(_differences(_config_of_keras(own["config"], own["compile"]), config, ""), None)
     if different is not None:
-        raise ConfigError(
-            f"load_model: {str(path)!r} holds two configs of different models",
-            given=different,
-            expected="the same in config.json, which Keras reads, and in metadata.json, where keras_dist keeps layouts",
-            fix=f"save it again with model.save; or take {OWN!r} out of metadata.json, to load what Keras loads",
-        )
+        fix = f"save it again with model.save; or take {OWN!r} out of metadata.json, to load what Keras loads"
+        raise ConfigError(f"load_model: {str(path)!r} holds two configs of different models", given=different, fix=fix)
 
 
 def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
@@ -207,12 +200,9 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
     """Check that a model is about as large as what a file holds, before any of it is created."""
     wanted = sum(math.prod(spec.shape) * _jax.itemsize(spec.dtype) for spec in specs)
     if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
-        raise ConfigError(
-            "the config describes a model that is larger than what is in the file",
-            given=f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}",
-            expected="a config of the model whose weights are in the file",
-            fix="write it again with model.save; or make the model in code, and then model.load_weights(path)",
-        )
+        given = f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}"
+        fix = "write it again with model.save; or make the model in code, and then model.load_weights(path)"
+        raise ConfigError("the config describes a model that is larger than what is in the file", given=given, fix=fix)
 
 
 def made_of(config: Any, model_class: type) -> Any:
@@ -225,25 +215,14 @@ def made_of(config: Any, model_class: type) -> Any:
 
 def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Make what a constructor or `compile` says of odd values in a config the error of this file."""
-    return config_read(
-        f"in {str(path)!r}",
-        lambda given: ModelError(
-            f"load_model: the config in {str(path)!r} cannot be read",
-            given=given,
-            expected="the config of a model, as Keras 3 or keras_dist writes it",
-            fix="check that all was copied whole; make the model in code, and then model.load_weights(path)",
-        ),
-    )
+    fix = "check that all was copied whole; make the model in code, and then model.load_weights(path)"
+    summary = f"load_model: the config in {str(path)!r} cannot be read"
+    return config_read(f"in {str(path)!r}", lambda given: ModelError(summary, given=given, fix=fix))
 
 
 @contextlib.contextmanager
 def config_read(place: str, unreadable: Callable[[str], KerasDistError]) -> Iterator[None]:
-    """Make what a constructor or `compile` says of odd values in a config the error of the file that it is in.
-
-    Args:
-        place: what is noted of errors that tell of the config themselves.
-        unreadable: gives the error for others from a description.
-    """
+    """Raise `unreadable(description)` for errors of constructors or `compile` over values in a config."""
     try:
         yield
     except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):
@@ -252,4 +231,4 @@ def config_read(place: str, unreadable: Callable[[str], KerasDistError]) -> Iter
         error.add_note(place)
         raise
     except Exception as error:  # constructors, and XLA, raise whatever they like about odd values
-        raise unreadable(f"{type(error).__name__}: {error}") from error
+        raise unreadable(cause(error)) from error

@@ -223,20 +223,7 @@ def opened(path: pathlib.Path) -> Iterator[H5Reader]:
 def set_contents(
     model: str, session: Session, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
 ) -> LoadReport:
-    """Set what a file has of these.
-
-    Args:
-        model: its name.
-        session: of the model.
-        contents: the weights.
-        reader: of the file.
-        strict: whether names and shapes must be those of the model.
-        beside: arrays that are set afterwards.
-
-    Raises:
-        ModelError: names or shapes are not those of the model, and `strict` is set; or an element type cannot hold a
-            number. None is set then.
-    """
+    """Set the weights and `beside` from a file; if an error is raised, none is set."""
     slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
     missing: dict[str, str] = {}
     unfit: dict[str, str] = {}
@@ -252,7 +239,7 @@ def set_contents(
     extra = tuple(name for name in there if name not in names and not _is_beside(name) and not name.startswith(hooked))
     if strict and (missing or extra or unfit):
         problems = (missing.values(), extra, unfit.values(), ())
-        raise misfit(model, str(reader.path), problems, len(slots), reader.caller)
+        raise misfit(model, str(reader.path), problems, reader.caller)
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
 
     def check() -> None:

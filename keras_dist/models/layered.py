@@ -115,12 +115,9 @@ class Layered(Saveable):
     def _check_one_side(self) -> None:
         if self._graph is not None and self._graph.host_nodes and not self.is_host_side:
             names = ", ".join(repr(node.operation.name) for node in self._graph.host_nodes)
-            raise ModelError(
-                f"model {self.name!r} cannot be a layer: it begins with layers that run on the host",
-                given=f"{names}, then layers that run on devices",
-                expected="a model whose layers run all on the host, or all on devices",
-                fix="make a model of each part, and call the second on what the first gives",
-            )
+            summary = f"model {self.name!r} cannot be a layer: it begins with layers that run on the host"
+            fix = "make a model of each part, and call the second on what the first gives"
+            raise ModelError(summary, given=f"{names}, then layers that run on devices", fix=fix)
 
 
 def _one_or_all(shapes: list[Shape]) -> PyTree:
@@ -131,12 +128,8 @@ def find_layer(model: Saveable, name: str | None, index: int | None) -> Layer:
     """The layer of a model with this name, or at this place in `layers`."""
     layers = model.layers
     if (name is None) == (index is None):
-        raise ModelError(
-            "get_layer needs a name or an index",
-            given=f"name={name!r}, index={index!r}",
-            expected="one of them",
-            fix='for example get_layer("d1")',
-        )
+        summary = "get_layer needs a name or an index"
+        raise ModelError(summary, given=f"name={name!r}, index={index!r}", fix='for example get_layer("d1")')
     if index is not None and -len(layers) <= index < len(layers):
         return layers[index]
     names = [layer.name for layer in layers]
@@ -145,12 +138,9 @@ def find_layer(model: Saveable, name: str | None, index: int | None) -> Layer:
         return members[name]
     if name in names:
         return layers[names.index(name)]
-    raise ModelError(
-        f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}",
-        given=f"get_layer({name!r})" if index is None else f"get_layer(index={index})",
-        expected=f"one of {names}" if index is None else f"an index below {len(layers)}",
-        fix="model.layers lists them",
-    )
+    summary = f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}"
+    given = f"get_layer({name!r})" if index is None else f"get_layer(index={index})"
+    raise ModelError(summary, given=given, fix=f"correct it: the layers are {names}")
 
 
 def symbols_of(model: Saveable) -> tuple[PyTree, PyTree]:
@@ -160,9 +150,6 @@ def symbols_of(model: Saveable) -> tuple[PyTree, PyTree]:
         return symbols
     if model._outside.nodes:
         return model._outside.nodes[0].inputs, model._outside.nodes[0].outputs  # as a layer of another model
-    raise AbsentError(
-        f"model {model.name!r} has no symbolic inputs and outputs",
-        given=f"a {type(model).__name__} that was not made of symbolic tensors",
-        expected="Model(inputs, outputs), or a Sequential that starts with Input",
-        fix="call it on Input(shape) and make a Model of the two",
-    )
+    summary = f"model {model.name!r} has no symbolic inputs and outputs"
+    given = f"a {type(model).__name__} that was not made of symbolic tensors"
+    raise AbsentError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")

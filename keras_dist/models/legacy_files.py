@@ -47,12 +47,8 @@ def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_op
     check_file_path("save", path, overwrite, CheckpointError)
     session = model._with_weights()
     if model._graph is None:
-        raise ModelError(
-            f"save: an `.h5` file cannot hold model {model.name!r}, whose `call` is code",
-            given=f"a {type(model).__name__}",
-            expected="a functional model, or a Sequential whose input is known",
-            fix='model.save("model.keras")',
-        )
+        summary = f"save: an `.h5` file cannot hold model {model.name!r}, whose `call` is code"
+        raise ModelError(summary, given=f"a {type(model).__name__}", fix='model.save("model.keras")')
     config = to_keras(written_model(model))
     documents = {"model_config": {name: config[name] for name in ("class_name", "config")}}
     compiled = compile_to_keras(written_compile(model)) if include_optimizer else None
@@ -83,12 +79,9 @@ def load_legacy(path: pathlib.Path, custom_objects: Mapping[str, Any] | None, co
     with H5Reader("load_model", path) as reader, custom_object_scope(custom_objects):
         config = legacy_document(reader, "model_config")
         if config is None:
-            raise ModelError(
-                f"load_model: {str(path)!r} holds weights, and no model",
-                given="a file of HDF5 without 'model_config'",
-                expected="a file in which Keras 2 has saved a model",
-                fix="make the model in code, and then model.load_weights(path)",
-            )
+            summary = f"load_model: {str(path)!r} holds weights, and no model"
+            fix = "make the model in code, and then model.load_weights(path)"
+            raise ModelError(summary, given="a file of HDF5 without 'model_config'", fix=fix)
         training = legacy_document(reader, "training_config") if compile else None
         with reading(path), weights_checked(functools.partial(check_bytes, reader)):
             config = from_keras(legacy_model(config))

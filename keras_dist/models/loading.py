@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from flax import nnx
 
 from keras_dist.checkpoint import Stored
@@ -31,11 +30,11 @@ from keras_dist.models.saving import (
     model_path,
     noted_of,
     restore,
+    retried,
 )
 from keras_dist.models.weights_files import LoadReport, files_of_others
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
-from keras_dist.saving.regular_files import retried
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -87,7 +86,7 @@ def load_model(
         raise _needs_no_factory(file)
     with scope:
         if path is not None:
-            return _retried(lambda: load_keras(path, custom_objects, compile, Model))
+            return retried(lambda: load_keras(path, custom_objects, compile, Model))
         if legacy is not None:
             return load_legacy(legacy, custom_objects, compile, Model)
         _check_is_folder(filepath)
@@ -95,12 +94,7 @@ def load_model(
         _check_holds_model(folder)
         make = None if factory is None else functools.partial(Model.from_nnx, factory, call, trainable=trainable)
         with custom_object_scope(custom_objects):
-            return _retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
-
-
-def _retried(load: Callable[[], Model]) -> Model:
-    """The model that is loaded, after some time if it is being overwritten; not in jobs, which do it all together."""
-    return load() if jax.process_count() > 1 else retried(load)
+            return retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
 
 
 def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | None = None) -> Model:
@@ -201,21 +195,13 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     try:
         config = json.loads(json_string)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "model_from_json: `json_string` is no JSON",
-            given=shorten(json_string),
-            expected="what model.to_json() gives",
-            fix="to read a file: model_from_json(pathlib.Path(name).read_text())",
-        ) from error
+        fix = "to read a file: model_from_json(pathlib.Path(name).read_text())"
+        raise ConfigError("model_from_json: `json_string` is no JSON", given=shorten(json_string), fix=fix) from error
     objects = {"Functional": Model, **(custom_objects or {})}
     model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
-        raise ConfigError(
-            "model_from_json: `json_string` describes no model",
-            given=shorten(json_string),
-            expected="what model.to_json() gives",
-            fix="for other objects: saving.deserialize_keras_object(json.loads(...))",
-        )
+        fix = "for other objects: saving.deserialize_keras_object(json.loads(...))"
+        raise ConfigError("model_from_json: `json_string` describes no model", given=shorten(json_string), fix=fix)
     return model
 
 
@@ -246,49 +232,31 @@ def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
     """Check that there is no file."""
     if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
         return
-    raise ModelError(
-        f"load_model: {str(os.fspath(filepath))!r} is a file",
-        given=f"filepath={shorten(filepath)}",
-        expected="a folder, or a file that ends in '.keras', which model.save or Keras has written",
-        fix="model.load_weights reads files of weights",
-    )
+    summary = f"load_model: {str(os.fspath(filepath))!r} is a file"
+    raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix="model.load_weights reads files of weights")
 
 
 def _check_holds_model(folder: pathlib.Path) -> None:
     """Check that a folder is not one of Hugging Face, which holds weights and no model."""
     files = files_of_others(folder) if not in_bucket(folder) and folder.is_dir() else []
     if files:
-        raise CheckpointError(
-            f"load_model: {str(folder)!r} holds weights, and no model",
-            given=f"a folder with {shorten(files)}",
-            expected="a folder that model.save has written; files of Hugging Face name a model of another library",
-            fix=f"make the model in code, and then model.load_weights({str(folder)!r}); `name_map` and `transform` are "
-            "for other names and shapes",
-        )
+        summary = f"load_model: {str(folder)!r} holds weights, and no model"
+        fix = f"make the model in code, and then model.load_weights({str(folder)!r})"
+        raise CheckpointError(summary, given=f"a folder with {shorten(files)}", fix=fix)
 
 
 def _needs_no_factory(path: pathlib.Path) -> ModelError:
-    return ModelError(
-        f"load_model: {str(path)!r} holds a model of layers",
-        given="a factory",
-        expected="no factory",
-        fix="load_model(path)",
-    )
+    return ModelError(f"load_model: {str(path)!r} holds a model of layers", given="a factory", fix="load_model(path)")
 
 
 def _no_model(stored: Stored) -> CheckpointError:
     has_config = stored.has(CONFIG)
     if not stored.has(COMPILE):
-        return CheckpointError(
-            f"load_model: {str(stored.folder)!r} holds the state of a training, and no model",
-            given=f"a checkpoint of step {stored.step}",
-            expected="a folder that model.save has written",
-            fix="make the model, and give it the state: kd.checkpoint.CheckpointManager(model, directory)"
-            ".restore_or_initialize()",
-        )
+        summary = f"load_model: {str(stored.folder)!r} holds the state of a training, and no model"
+        fix = "make the model, then kd.checkpoint.CheckpointManager(model, directory).restore_or_initialize()"
+        return CheckpointError(summary, given=f"a checkpoint of step {stored.step}", fix=fix)
     return CheckpointError(
         f"load_model: {str(stored.folder)!r} holds a model {'of layers' if has_config else 'of a flax.nnx module'}",
         given="a factory" if has_config else "no factory",
-        expected="no factory" if has_config else "what makes the module: factory(rngs=rngs)",
         fix="load_model(path)" if has_config else "load_model(path, factory=lambda rngs: MyNet(rngs=rngs))",
     )

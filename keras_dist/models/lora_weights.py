@@ -16,14 +16,7 @@ from keras_dist.models.session import Session
 
 @dataclasses.dataclass(frozen=True)
 class MergedWeight:
-    """A frozen weight with what its factors add to it. It is read as the handle of a weight is.
-
-    Attributes:
-        path: the path of the frozen weight.
-        weight: the frozen weight.
-        factors: the first and the second.
-        scale: their product counts times this.
-    """
+    """A frozen weight plus `scale` times the product of its factors; it is read as a weight is."""
 
     path: str
     weight: Any

@@ -55,12 +55,9 @@ def _distribution_of(layouts: Iterable[tuple[str, TensorLayout]]) -> Distributio
             places.setdefault(layout.device_mesh, name)
     if len(places) > 1:
         apart = zip(places.values(), told_apart(*places), strict=True)
-        raise LayoutError(
-            "the layouts of a model's weights are on different meshes",
-            given="; ".join(f"{name!r} on mesh {mesh}" for name, mesh in apart),
-            expected="layouts on one mesh, on which the model lives",
-            fix="make all layouts with the same mesh; axes alone, as kernel_layout=(None, None), go with any",
-        )
+        given = "; ".join(f"{name!r} on mesh {mesh}" for name, mesh in apart)
+        fix = "make all layouts with the same mesh; axes alone, as kernel_layout=(None, None), go with any"
+        raise LayoutError("the layouts of a model's weights are on different meshes", given=given, fix=fix)
     for mesh in places:
         return ModelParallel(LayoutMap(mesh), "batch" if "batch" in mesh.axis_names else mesh.axis_names[0])
     return None

@@ -119,20 +119,13 @@ class Model(Placed):
         **kwargs: Any,
     ) -> None:
         if isinstance(inputs, nnx.Module):
-            raise ModelError(
-                "Model is not made of a flax.nnx module by calling it",
-                given=f"Model({shorten(inputs)})",
-                expected="symbolic inputs and outputs",
-                fix="kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
-            )
+            summary = "Model is not made of a flax.nnx module by calling it"
+            fix = "kd.Model.from_nnx(lambda rngs: MyNet(rngs=rngs))"
+            raise ModelError(summary, given=f"Model({shorten(inputs)})", fix=fix)
         if (inputs is None) != (outputs is None):
             check_is_ours("Model: `inputs`: it", inputs)
-            raise ModelError(
-                "Model needs `inputs` and `outputs`",
-                given=f"inputs={shorten(inputs)}, outputs={shorten(outputs)}",
-                expected="both, or neither in a subclass",
-                fix="Model(inputs, outputs)",
-            )
+            given = f"inputs={shorten(inputs)}, outputs={shorten(outputs)}"
+            raise ModelError("Model needs `inputs` and `outputs`", given=given, fix="Model(inputs, outputs)")
         super().__init__(name=name, trainable=trainable, **kwargs)
         if name is None and inputs is not None and type(self) is Model:
             self._base_name = self._name = "functional"
@@ -237,12 +230,9 @@ class Model(Placed):
         """
         source = self._outside.keras_model
         if source is None:
-            raise ModelError(
-                "to_keras: the model was not made of a model of Keras",
-                given=f"a {type(self).__name__} of keras_dist",
-                expected="one that Model.from_keras made",
-                fix="model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it",
-            )
+            summary = "to_keras: the model was not made of a model of Keras"
+            fix = "model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it"
+            raise ModelError(summary, given=f"a {type(self).__name__} of keras_dist", fix=fix)
         for variable in self.variables:
             source.take(variable.path, variable.numpy())
         return source.model

@@ -16,7 +16,7 @@ from keras_dist.distribution.agreement import check_agreement, facts_of_config, 
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.errors import DistributionError, ModelError, with_type
 from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
@@ -30,16 +30,9 @@ from keras_dist.training.step import Forward, ModuleCall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """The module, or module factory, of a model; see `Model.from_nnx`.
+    """The module, or module factory, of a model, with the arguments of `Model.from_nnx`.
 
-    Attributes:
-        given: the module or the factory.
-        call: calls the module; None for `module(x)`.
-        trainable: selects the trained variables.
-        seed: fixes initial values; None for the next one.
-        policy: dtype policy of the module.
-        order: paths in the order of `model.variables`; None for the order of the plan.
-        compute_loss: returns an additional loss; None without one.
+    `order` are paths in the order of `model.variables`; None for the order of the plan.
     """
 
     given: Any
@@ -60,12 +53,8 @@ class ModuleSource:
             return
         check_is_no_function(self.given)
         if not callable(self.given):
-            raise ModelError(
-                "from_nnx: neither a module nor a factory",
-                given=f"{shorten(self.given)} of type {type(self.given).__name__}",
-                expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
-                fix="Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
-            )
+            fix = "Model.from_nnx(lambda rngs: MyNet(rngs=rngs))"
+            raise ModelError("from_nnx: neither a module nor a factory", given=with_type(self.given), fix=fix)
 
     @classmethod
     def of_keras(cls, source: KerasModel, seed: int | None) -> ModuleSource:
@@ -91,13 +80,9 @@ class ModuleSource:
         """
         check_not_forked()
         if asked is not None and asked.is_searched:
-            raise DistributionError(
-                "AutoParallel has no layout yet: it finds one in `fit`, when the first batch is known",
-                given="a model of from_nnx or from_keras that has seen no batch",
-                expected="a call of fit first",
-                fix="compile and fit it; or found = distribution.search(model, (x, y)), and make the model under "
-                "found.distribution",
-            )
+            summary = "AutoParallel has no layout yet: it finds one in `fit`, when the first batch is known"
+            fix = "call fit first; or make the model under distribution.search(model, (x, y)).distribution"
+            raise DistributionError(summary, given="a model of from_nnx or from_keras that has seen no batch", fix=fix)
         seed = random.next_seed() if self.seed is None else self.seed
         graph, state_or_init, found = self._traced(asked)
         distribution = distribution_now(found)

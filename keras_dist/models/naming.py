@@ -28,12 +28,9 @@ def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
     given: dict[str, Layer] = {}
     for layer in layers:
         if layer._base_name is None and given.setdefault(layer.name, layer) is not layer:
-            raise ModelError(
-                f"two layers are called {layer.name!r}",
-                given=f"{given[layer.name]!r} and {layer!r}",
-                expected="a name of its own for each layer of a model",
-                fix="name one of them otherwise, or leave its name out",
-            )
+            summary = f"two layers are called {layer.name!r}"
+            fix = "name one of them otherwise, or leave its name out"
+            raise ModelError(summary, given=f"{given[layer.name]!r} and {layer!r}", fix=fix)
     members = number_names(layers)
     for name, layer in members.items():
         if _may_be_renamed(layer):
@@ -94,12 +91,9 @@ def depth_checked(model: Layer) -> Iterator[None]:
         depth = _depth_of(model)
         if depth < _DEEP:
             raise  # a function of the user's
-        raise ModelError(
-            f"the layers of model {model.name!r} are nested too deeply",
-            given=f"{depth} models and layers, one inside of the other",
-            expected=f"a depth that Python's stack allows (sys.getrecursionlimit() is {sys.getrecursionlimit()})",
-            fix="put the layers into one Sequential or functional model, one after the other",
-        ) from None
+        given = f"{depth} models and layers; sys.getrecursionlimit() is {sys.getrecursionlimit()}"
+        fix = "put the layers into one Sequential or functional model, one after the other"
+        raise ModelError(f"the layers of model {model.name!r} are nested too deeply", given=given, fix=fix) from None
 
 
 def _depth_of(root: nnx.Module) -> int:
@@ -139,12 +133,7 @@ def by_prefix(items: Iterable[_Item], names: Callable[[_Item], Iterable[str]]) -
 
 
 def with_keras_paths(specs: Iterable[VariableSpec], paths: Mapping[str, str]) -> tuple[VariableSpec, ...]:
-    """Return the variables of a model with the paths that Keras gives them, as far as each means one variable here.
-
-    Args:
-        specs: the variables.
-        paths: Keras's path by the path here.
-    """
+    """Return the variables with Keras's paths, as far as each path names one variable."""
     specs = [_with_keras_path(spec, paths) for spec in specs]
     names = Counter(name for spec in specs for name in spec.names)
     return tuple(spec if names[spec.keras_path or ""] <= 1 else _with_keras_path(spec, {}) for spec in specs)

@@ -55,13 +55,7 @@ def told_of_one_device(is_placed: bool) -> Iterator[None]:
 
 
 def place_of(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
-    """Where a model lives, now that its weights are known: None for one device, of which a warning tells.
-
-    Args:
-        asked: where its user, or a model with some of its layers, wants it; None for nowhere.
-        expected: where the arguments of its layers lead otherwise.
-        graph: its weights.
-    """
+    """Return the distribution that was asked for, or that layers expect; None for one device, with a warning."""
     found = asked or distribution_of_weights(graph.specs) or expected
     if found is None:
         tell_of_one_device()

@@ -24,7 +24,7 @@ from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
 from keras_dist.models.saved_forms import save_in_form
-from keras_dist.models.saving import copied, documents_of, reduced, restore, snapshot
+from keras_dist.models.saving import copied, documents_of, reduced, restore, retried, snapshot
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.models.weight_names import NameMap, Transforms
@@ -225,7 +225,7 @@ class Saveable(Trainer):
         check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
             options = (strict, name_map, transform, merged_weights(self, session))
-            return load_weights(self.name, session, self.weights, filepath, *options)
+            return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
         check_no_rules(path, name_map, transform)
         return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 

@@ -34,12 +34,9 @@ def save_in_form(
 ) -> None:
     """Write a model in the format that its path determines; see `Model.save`."""
     if unknown:
-        raise ModelError(
-            f"save: there are no arguments {', '.join(map(repr, unknown))}",
-            given=", ".join(f"{name}={shorten(value)}" for name, value in unknown.items()),
-            expected="filepath, overwrite, zipped, include_optimizer",
-            fix="leave them out",
-        )
+        given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
+        fix = "leave them out: save takes filepath, overwrite, zipped, include_optimizer"
+        raise ModelError(f"save: there are no arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
     archive, legacy = archive_path(filepath), legacy_path(filepath)
     if save_format:
         _check_format(filepath, save_format, archive is not None or legacy is not None)
@@ -90,9 +87,6 @@ def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
 
 
 def _error(summary: str, given: str, example: str) -> ModelError:
-    return ModelError(
-        f"save: {summary}",
-        given=given,
-        expected="a path that ends in '.keras', or '.h5'; or one without an end, for a folder",
-        fix=f"for example model.save({example!r})" if "." in example else "leave `.keras`, or `zipped`, out",
-    )
+    expected = "a path that ends in '.keras', or '.h5'; or one without an end, for a folder"
+    fix = f"for example model.save({example!r})" if "." in example else "leave `.keras`, or `zipped`, out"
+    return ModelError(f"save: {summary}", given=given, expected=expected, fix=fix)

@@ -10,7 +10,7 @@ import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -33,19 +33,23 @@ from keras_dist.errors import (
     DataError,
     KerasDistError,
     ModelError,
+    cause,
     shorten,
+    with_type,
 )
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.models.mesh_of_layouts import in_place_of
 from keras_dist.models.session import Session
-from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving import deserialize_keras_object, regular_files, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.serialization import is_lambda, lambdas_kept
 from keras_dist.training.progress import Progress
 
 if TYPE_CHECKING:
     from keras_dist.models.saveable import Saveable
+
+T = TypeVar("T")
 
 TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
 """The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
@@ -172,12 +176,7 @@ def restore(
 def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str) -> None:
     """Check that there is nothing at a path."""
     if refreshed(path).exists() if in_bucket(path) else os.path.lexists(path):
-        raise error(
-            f"{caller}: {str(path)!r} exists",
-            given="a folder" if path.is_dir() else "a file",
-            expected="a path where there is nothing",
-            fix=fix,
-        )
+        raise error(f"{caller}: {str(path)!r} exists", given="a folder" if path.is_dir() else "a file", fix=fix)
 
 
 def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: type[KerasDistError]) -> None:
@@ -186,12 +185,9 @@ def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: typ
     def check() -> None:
         is_folder = path.is_dir()
         if is_folder or "\0" in str(path):
-            raise error(
-                f"{caller}: no file can be written at {str(path)!r}",
-                given="a folder is there" if is_folder else "a path with a null character",
-                expected="the path of a file",
-                fix="choose another path" + (", or move the folder away" if is_folder else ""),
-            )
+            given = "a folder is there" if is_folder else "a path with a null character"
+            fix = "choose another path" + (", or move the folder away" if is_folder else "")
+            raise error(f"{caller}: no file can be written at {str(path)!r}", given=given, fix=fix)
         if not overwrite:
             check_free(caller, path, error, OVERWRITE)
 
@@ -211,12 +207,9 @@ def snapshot(session: Session, progress: Progress | None, documents: Mapping[str
     """All of a session's state, how far its training has come, and other documents."""
     mesh = session.cell.mesh.backend_mesh
     if not mesh.local_devices:
-        raise ClusterError(
-            "the model lives on devices of other processes alone",
-            given=f"a mesh without a device of process {process_index()}",
-            expected="at least one device of each process, since all of them save",
-            fix="make the mesh of list_devices(), the devices of all processes",
-        )
+        given = f"a mesh without a device of process {process_index()}"
+        fix = "make the mesh of list_devices(), the devices of all processes"
+        raise ClusterError("no device of this process is in the model's mesh", given=given, fix=fix)
     names = names_of(session)
     arrays = dict(zip(names, session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
@@ -263,12 +256,8 @@ def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
             return value.item()
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise CheckpointError(
-            "the state of a callback cannot be written down",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="numbers, strings, None, arrays of numbers, and lists and dicts by strings of these",
-            fix="let `get_state` of your callback return such values, and `set_state` make of them what it needs",
-        )
+        fix = "return numbers, strings, None, arrays of numbers, and lists and dicts of these from `get_state`"
+        raise CheckpointError("the state of a callback cannot be written down", given=with_type(value), fix=fix)
 
     return plain(tree), arrays
 
@@ -294,7 +283,7 @@ def _progress_of(stored: Stored) -> Progress | None:
     try:
         return Progress.from_json(join_arrays(noted, arrays))
     except (KeyError, DataError, RecursionError) as error:
-        raise stored.unreadable(TRAINING, f"{type(error).__name__}: {error}") from error
+        raise stored.unreadable(TRAINING, cause(error)) from error
 
 
 def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
@@ -336,7 +325,7 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
                 f"in the model {like.shape} {like.dtype}"
             )
     if problems:
-        raise _unfit(stored, f"model {model!r}", problems, len(wanted))
+        raise _unfit(stored, f"model {model!r}", problems)
 
 
 def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
@@ -350,42 +339,37 @@ def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
         if left[kind] < 0:
             problems.append(f"not in the checkpoint: for {spec.path} an array of shape {kind[0]} and type {kind[1]}")
     if problems:
-        raise _unfit(stored, "the model that is to be made", problems, len(specs))
+        raise _unfit(stored, "the model that is to be made", problems)
 
 
-def _unfit(stored: Stored, model: str, problems: list[str], count: int) -> CheckpointError:
+def _unfit(stored: Stored, model: str, problems: list[str]) -> CheckpointError:
     more = f" and {len(problems) - _LISTED} more (see `problems`)" if len(problems) > _LISTED else ""
-    return CheckpointError(
-        f"{str(stored.folder)!r} does not fit {model}",
-        given="; ".join(problems[:_LISTED]) + more,
-        expected=f"the names, shapes and types of the {count} arrays of the model",
-        fix="make and compile the model as it was when the checkpoint was written; or choose another directory",
-        problems=tuple(problems),
-    )
+    summary = f"{str(stored.folder)!r} does not fit {model}"
+    fix = "make and compile the model as it was when the checkpoint was written; or choose another directory"
+    return CheckpointError(summary, given="; ".join(problems[:_LISTED]) + more, fix=fix, problems=tuple(problems))
+
+
+def retried(load: Callable[[], T]) -> T:
+    """Return what `load` returns; call it again where files are overwritten meanwhile, except in jobs."""
+    return load() if jax.process_count() > 1 else regular_files.retried(load)
 
 
 def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
     """The folder of a model."""
     is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
     if not is_path or str(filepath).endswith(_FILES):
-        raise ModelError(
-            f"{caller}: `filepath` is no folder of a model",
-            given=f"filepath={shorten(filepath)}",
-            expected="the path of a folder",
-            fix='for example "digits"; model.save_weights writes a file of weights',
-        )
+        summary = f"{caller}: `filepath` must be the path of a folder"
+        fix = 'for example "digits"; model.save_weights writes a file of weights'
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
     return folder_path(os.fspath(filepath))
 
 
 def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
     if jax.process_count() > 1:
-        raise ModelError(
-            f"model {model.name!r} cannot be pickled or copied in a job of several processes",
-            given=f"{jax.process_count()} processes, each of which holds a part of the weights",
-            expected="one process",
-            fix="model.save(path) in all of them, then kd.models.load_model(path)",
-        )
+        summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
+        given = f"{jax.process_count()} processes, each of which holds a part of the weights"
+        raise ModelError(summary, given=given, fix="model.save(path) in all of them, then kd.models.load_model(path)")
     check_described(model)
     own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
     custom_objects = {cls.__name__: cls for cls in own}

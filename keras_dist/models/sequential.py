@@ -95,12 +95,7 @@ class Sequential(Model):
         """
         layers = self.layers
         if not layers:
-            raise ModelError(
-                "pop: the Sequential has no layers",
-                given="an empty Sequential",
-                expected="at least one layer",
-                fix="add one first",
-            )
+            raise ModelError("pop: the Sequential has no layers", given="an empty Sequential", fix="add one first")
         nodes = () if self._graph is None else self._graph.nodes
         output = nodes[-1].inputs if nodes else None
         self._arrange(layers[:-1], output, nodes[:-1])
@@ -117,12 +112,8 @@ class Sequential(Model):
             pairs = zip(start.shape, input_shape, strict=False)
             is_alike = len(start.shape) == len(input_shape) and all(None in pair or len({*pair}) == 1 for pair in pairs)
             if not is_alike:
-                raise ModelError(
-                    f"Sequential {self.name!r} has already been configured for inputs of another shape",
-                    given=f"build({input_shape})",
-                    expected=f"shape {start.shape}, as of its Input",
-                    fix="leave out the shape, or the Input",
-                )
+                summary = f"Sequential {self.name!r} has already been configured for inputs of shape {start.shape}"
+                raise ModelError(summary, given=f"build({input_shape})", fix="leave out the shape, or the Input")
         super().build(input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
@@ -176,12 +167,8 @@ class Sequential(Model):
         if not takes_layers(cls):
             return super().from_config(config, custom_objects)
         if "layers" not in config:
-            raise ConfigError(
-                "the config of a Sequential lacks its layers",
-                given=shorten(config),
-                expected='{"name": ..., "layers": [...]}',
-                fix="write it again with model.get_config()",
-            )
+            summary = "the config of a Sequential lacks its layers"
+            raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
         built = {name: config[f"build_{name}"] for name in _BUILT if config.get(f"build_{name}") is not None}
         others = {name: value for name, value in config.items() if name.removeprefix("build_") not in _BUILT}
         with custom_object_scope(custom_objects), one_config():
@@ -263,23 +250,13 @@ class Sequential(Model):
         """Note the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
         if layers or self._outside.start is not None or tensor.node is None or tensor.node.args:
-            raise ModelError(
-                "Sequential: only the first layer may be an Input",
-                given=shorten(start),
-                expected="Input(shape) at the beginning",
-                fix="for several inputs use Model(inputs, outputs)",
-            )
+            summary = "Sequential: only the first layer may be an Input"
+            raise ModelError(summary, given=shorten(start), fix="for several inputs use Model(inputs, outputs)")
         self._outside.start = tensor
         return tensor
 
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
-        """Consist of these layers from now on.
-
-        Args:
-            layers: in the order in which they are called.
-            output: the symbolic output, if the input is known.
-            nodes: the calls that lead to it.
-        """
+        """Consist of these layers, and of the calls that lead to `output`, if the input is known."""
         record = self._outside
         if record.session is not None:
             record.session.release_optimizers()
@@ -303,12 +280,7 @@ class Sequential(Model):
 
 
 def _no_layers(name: str) -> ModelError:
-    return ModelError(
-        f"Sequential {name!r} has no layers",
-        given="a call",
-        expected="at least one layer",
-        fix="model.add(layer) first",
-    )
+    return ModelError(f"Sequential {name!r} has no layers", fix="model.add(layer) first")
 
 
 _BUILT = ("input_shape", "input_dtype")

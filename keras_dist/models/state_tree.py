@@ -32,12 +32,8 @@ def _path_in(optimizer: str, path: str) -> str:
 def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
     """What `Model.get_state_tree` returns."""
     if value_format not in ("backend_tensor", "numpy_array"):
-        raise ModelError(
-            "get_state_tree: invalid `value_format` argument",
-            given=shorten(value_format),
-            expected='"backend_tensor" or "numpy_array"',
-            fix="leave it out for arrays of JAX",
-        )
+        summary = "get_state_tree: invalid `value_format` argument"
+        raise ModelError(summary, given=shorten(value_format), fix='"backend_tensor" or "numpy_array"')
     return {kind: _nested(variables_of(model, kind), value_format == "numpy_array") for kind in _KINDS}
 
 
@@ -45,12 +41,8 @@ def set_state_tree_of(model: Any, state_tree: Mapping[str, Any]) -> None:
     """Set the variables whose paths are in nested dicts, as `Model.set_state_tree`; other paths are passed over."""
     unknown = [kind for kind in state_tree if kind not in _KINDS]
     if unknown:
-        raise ModelError(
-            "set_state_tree: unknown variable name",
-            given=", ".join(map(repr, unknown)),
-            expected=", ".join(_KINDS),
-            fix="take the form that get_state_tree() returns",
-        )
+        fix = f"take the form that get_state_tree() returns: {', '.join(_KINDS)}"
+        raise ModelError("set_state_tree: unknown variable name", given=", ".join(map(repr, unknown)), fix=fix)
     for kind, tree in state_tree.items():
         values = traverse_util.flatten_dict(tree, sep="/")
         for path, variable in variables_of(model, kind):
@@ -63,11 +55,8 @@ def _nested(variables: Iterable[tuple[str, Any]], is_numpy: bool) -> dict[str, A
     for path, variable in variables:
         parts = tuple(path.split("/"))
         if parts in flat:
-            raise ModelError(
-                f"The following variable path is found twice in the model: {path!r}",
-                given="two variables of one path",
-                expected="unique paths",
-                fix="give layers and metrics names of their own",
-            )
+            summary = f"The following variable path is found twice in the model: {path!r}"
+            fix = "give layers and metrics names of their own"
+            raise ModelError(summary, given="two variables of one path", fix=fix)
         flat[parts] = np.asarray(variable.value) if is_numpy else variable.value
     return traverse_util.unflatten_dict(flat)

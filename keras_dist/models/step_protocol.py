@@ -80,12 +80,9 @@ class KerasSteps(Layer):
             self._chosen().metrics.note_losses({name: one for name, one in found.items() if name != "loss"}, x)
         losses = [*([] if chosen is None else [chosen]), *others]
         if not losses:
-            raise ModelError(
-                f"there is nothing to minimise in model {self.name!r}",
-                given="compile without a loss, and no layer or regularizer that adds one",
-                expected="a loss",
-                fix='for example model.compile("adam", loss="mse"), or add_loss in a layer',
-            )
+            given = "compile without a loss, and no layer or regularizer that adds one"
+            fix = 'for example model.compile("adam", loss="mse"), or add_loss in a layer'
+            raise ModelError(f"there is nothing to minimise in model {self.name!r}", given=given, fix=fix)
         return sum(losses[1:], losses[0])
 
     def stateless_compute_loss(
@@ -130,13 +127,9 @@ class KerasSteps(Layer):
             finally:
                 record.losses_given = given
             if reported:
-                raise ModelError(
-                    "compute_loss returns values to log in a model that logs by its metrics",
-                    given=f"(loss, {shorten(reported)}), and metrics or steps that the model's class defines",
-                    expected="the loss alone",
-                    fix="make a metric in __init__, self.extra = kd.metrics.Mean('extra'), and update it in "
-                    "compute_loss: self.extra.update_state(value)",
-                )
+                summary = "compute_loss returns values to log in a model that logs by its metrics"
+                fix = "log by a metric: self.extra = kd.metrics.Mean('extra'), and self.extra.update_state(value)"
+                raise ModelError(summary, given=f"(loss, {shorten(reported)})", fix=fix)
             after = [scope.values(part) for part in parts[1:]]
         return loss, (trainable_variables, *after)  # type: ignore[return-value]
 
@@ -352,15 +345,7 @@ _MEASURES = ("compute_metrics", "stateless_compute_loss", "get_metrics_result")
 
 
 def steps_of(model: KerasSteps, given: TrainStep | None) -> tuple[TrainStep | None, StepProtocol | None]:
-    """The pure train step of a model, and its steps in the form of Keras: what `compile` was given counts first.
-
-    Args:
-        model: an instance of a class that may define steps.
-        given: the `train_step` of `compile`.
-
-    Raises:
-        ModelError: a step has neither form.
-    """
+    """Return the pure train step, which `compile` may give, and the steps in the form of Keras."""
     found: dict[Mode, Any] = {}
     own: dict[Mode, Any] = {mode: _own(model, f"{mode}_step") for mode in _MODES}
     if given is not None:
@@ -420,17 +405,15 @@ def _wrong_form(model: KerasSteps, mode: str, step: Any) -> ModelError:
     }
     returned = "(outputs, non_trainable_variables)" if mode == "predict" else "(logs, state)"
     also = ", or the pure train_step(self, state, batch, rngs) -> (state, logs)" if mode == "train" else ""
+    expected = f"{mode}_step(self, state, data) -> {returned} with state = {states[mode]}{also}"
+    fix = "call the model by self.stateless_call(trainable_variables, non_trainable_variables, x)"
+    if mode == "train":
+        fix += ", and self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)"
     return ModelError(
-        f"{type(model).__name__}.{mode}_step has not the form of Keras on JAX",
-        given=f"{mode}_step{inspect.signature(step)}, as for TensorFlow or torch"
-        if _takes(step, 1)
-        else f"{mode}_step{inspect.signature(step)}",
-        expected=f"{mode}_step(self, state, data) -> {returned} with state = {states[mode]}{also}",
-        fix="compute gradients with jax.value_and_grad of a function that calls self.stateless_call("
-        "trainable_variables, non_trainable_variables, x, training=True), and update with "
-        "self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)"
-        if mode == "train"
-        else "call the model by self.stateless_call(trainable_variables, non_trainable_variables, x)",
+        f"{type(model).__name__}.{mode}_step does not have the form of Keras on JAX",
+        given=f"{mode}_step{inspect.signature(step)}" + (", as for TensorFlow or torch" if _takes(step, 1) else ""),
+        expected=expected,
+        fix=fix,
     )
 
 

@@ -98,14 +98,7 @@ _Line = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Ruled:
-    """An activation or input whose layout a rule decides.
-
-    Attributes:
-        module: path of the submodule that returns it; None of an input.
-        name: what it is called in rules.
-        layout: as text.
-        rule: that decides.
-    """
+    """An activation of the submodule `module`, or an input (None), whose layout a rule decides."""
 
     module: str | None
     name: str
@@ -131,14 +124,7 @@ def ruled_activations(session: Session) -> list[Ruled]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Entry:
-    """A layer or operation in a table.
-
-    Attributes:
-        name: in the model.
-        operation: a layer, or an `Operation`.
-        shape: of its outputs, as text.
-        parents: where its inputs come from, as text; empty where each layer follows the one before.
-    """
+    """A layer or operation in a table; `parents` is empty where each layer follows the one before."""
 
     name: str
     operation: Layer | Operation
@@ -192,12 +178,9 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
         if first and last:
             ends = (min(first), max(last)) if min(first) <= max(last) else (min(last), max(first))
             return entries[ends[0] : ends[1] + 1]
-    raise ModelError(
-        "summary: `layer_range` does not match two layers",
-        given=f"layer_range={shorten(layer_range)}",
-        expected=f"two names, or regular expressions for them, of {[entry.name for entry in entries]}",
-        fix=f"for example layer_range={[entries[0].name, entries[-1].name] if entries else None}",
-    )
+    summary = "summary: `layer_range` must be the names of two layers, or regular expressions for them"
+    fix = f"for example two of {[entry.name for entry in entries]}"
+    raise ModelError(summary, given=f"layer_range={shorten(layer_range)}", fix=fix)
 
 
 class _Arrays:

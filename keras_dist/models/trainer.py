@@ -423,12 +423,8 @@ class Trainer(KerasSteps):
         """
         found = self.optimizers
         if len(found) != 1:
-            raise ModelError(
-                "the model has several optimizers",
-                given=f"optimizers {list(found)}",
-                expected="one optimizer",
-                fix=f"model.optimizers[{next(iter(found))!r}]",
-            )
+            fix = f"model.optimizers[{next(iter(found))!r}]"
+            raise ModelError("the model has several optimizers", given=f"optimizers {list(found)}", fix=fix)
         return next(iter(found.values()))
 
     # From the model to its session

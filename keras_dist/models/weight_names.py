@@ -24,16 +24,7 @@ Transforms = Mapping[str, Callable[[np.ndarray], np.ndarray]]
 
 
 class Parts:
-    """Arrays that are one: joined along a dim, or as rows of a new first one. Only what is asked for is copied.
-
-    Args:
-        arrays: at least one.
-        shape: what they are to be together, if they can.
-
-    Attributes:
-        shape: what they are together.
-        is_complex: whether an element has an imaginary part.
-    """
+    """Arrays to join to `shape` along a dim, or to stack as rows. Only what is asked for is copied."""
 
     def __init__(self, arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> None:
         self._arrays = arrays
@@ -63,13 +54,7 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Of what a weight is made.
-
-    Attributes:
-        names: of arrays in the file.
-        is_joined: whether these were a list.
-        transform: what is done to each, or None.
-    """
+    """The arrays of a file that make a weight, and the transform of each; `is_joined` of a list of names."""
 
     names: tuple[str, ...]
     is_joined: bool = False
@@ -86,25 +71,16 @@ class Origin:
         with noting(f"load_weights: the transform of {name!r} for the weight {path!r}"):
             found = np.asarray(self.transform(array))
         if found.dtype != np.bool_ and not jnp.issubdtype(found.dtype, jnp.number):
-            raise ModelError(
-                f"load_weights: the transform of {name!r} for the weight {path!r} gives no numbers",
-                given=f"an array of {found.dtype}",
-                expected="an array of numbers",
-                fix="for example transform={'.*/kernel': lambda kernel: kernel.T}",
-            )
+            summary = f"load_weights: the transform of {name!r} for the weight {path!r} gives no numbers"
+            fix = "for example transform={'.*/kernel': lambda kernel: kernel.T}"
+            raise ModelError(summary, given=f"an array of {found.dtype}", fix=fix)
         return found
 
 
 def origins_of(
     paths: Iterable[str], name_map: NameMap | None = None, transform: Transforms | None = None
 ) -> tuple[dict[str, Origin], tuple[str, ...]]:
-    """Of what each weight is made, and the rules that matched none, as `name_map['...']`.
-
-    Args:
-        paths: of the weights.
-        name_map: see `NameMap`; None for the paths themselves.
-        transform: see `Transforms`; None to take arrays as they are.
-    """
+    """Return the origins of the weights, and the rules that match none, as `name_map['...']`."""
     named = _checked("name_map", name_map, _are_names, "a name, or a list of names")
     transforms = _checked("transform", transform, callable, "a function of an array")
     unused = {("name_map", rule) for rule in named} | {("transform", rule) for rule in transforms}
@@ -129,13 +105,12 @@ def _checked(argument: str, rules: Any, is_fine: Callable[[Any], bool], expected
         else [{rule: value} for rule, value in rules.items() if not isinstance(rule, str) or not is_fine(value)]
     )
     if wrong:
-        raise ModelError(
-            f"load_weights: `{argument}` cannot be used",
-            given=shorten(wrong[0]),
-            expected=f"a dict from regular expressions for paths of weights to {expected}",
-            fix="for example name_map={r'blocks/(\\d+)/mlp/kernel': r'model.layers.\\1.mlp.weight'}, "
-            "transform={'.*/kernel': lambda kernel: kernel.T}",
-        )
+        example = {
+            "name_map": r"{r'blocks/(\d+)/mlp/kernel': r'model.layers.\1.mlp.weight'}",
+            "transform": "{'.*/kernel': lambda kernel: kernel.T}",
+        }
+        summary = f"load_weights: `{argument}` must be a dict from regular expressions for paths to {expected}"
+        raise ModelError(summary, given=shorten(wrong[0]), fix=f"for example {argument}={example[argument]}")
     return rules
 
 
@@ -161,12 +136,8 @@ class _Rules:
             return path
         found = self._patterns.matching(path)
         if len(found) > 1:
-            raise ModelError(
-                f"load_weights: the weight {path!r} matches several rules of `{self._argument}`",
-                given=", ".join(map(repr, found)),
-                expected="one rule for each weight, or its path",
-                fix="make the regular expressions narrower",
-            )
+            summary = f"load_weights: the weight {path!r} matches several rules of `{self._argument}`"
+            raise ModelError(summary, given=", ".join(map(repr, found)), fix="make the regular expressions narrower")
         return found[0] if found else None
 
 
@@ -175,12 +146,9 @@ def _expanded(rule: str, path: str, name: str) -> str:
     try:
         return name if match is None else match.expand(name)
     except (re.error, IndexError) as error:
-        raise ModelError(
-            f"load_weights: a name in `name_map` asks for what its rule does not have: {error}",
-            given=f"{name!r} for {rule!r}",
-            expected="groups of the rule, such as \\1 or \\g<layer>",
-            fix="put parentheses around what the name repeats, and write the name as a raw string",
-        ) from error
+        summary = f"load_weights: a name in `name_map` asks for what its rule does not have: {error}"
+        fix = "put parentheses around what the name repeats, and write the name as a raw string"
+        raise ModelError(summary, given=f"{name!r} for {rule!r}", fix=fix) from error
 
 
 def _joined_shape(arrays: Sequence[np.ndarray], dim: int) -> tuple[int, ...] | None:

@@ -31,7 +31,6 @@ from keras_dist.models.session import Session
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.regular_files import retried
 from keras_dist.saving.tensor_files import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -127,22 +126,6 @@ def load_weights(
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
-    options = (filepath, strict, name_map, transform, merged)
-    if jax.process_count() > 1:  # of which one alone may find that a file was overwritten
-        return _load_weights(model, session, weights, *options)
-    return retried(lambda: _load_weights(model, session, weights, *options))
-
-
-def _load_weights(
-    model: str,
-    session: Session,
-    weights: Sequence[Any],
-    filepath: str | os.PathLike[str],
-    strict: bool,
-    name_map: NameMap | None,
-    transform: Transforms | None,
-    merged: Mapping[str, MergedWeight],
-) -> LoadReport:
     reader = _reader(filepath, session)
     factors = factor_paths(session, merged)
     by_path = {session.path_of(weight): weight for weight in weights}
@@ -184,11 +167,7 @@ def warn_unchecked(caller: str, path: pathlib.Path) -> None:
 
 
 def _read(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
-    """Set weights, of which each device of this process gets its part.
-
-    Raises:
-        ModelError: an array is damaged. None is set then.
-    """
+    """Set weights, each device of this process its part; if an error is raised, none is set."""
 
     def check() -> None:
         reader.check(_names_in(origins, origins))
@@ -219,24 +198,11 @@ def check_narrowed(reader: Any, name: str, dtype: Any) -> None:
 
 
 def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarray:
-    """Return a copy of an array of a file in another element type, in which finite numbers stay finite.
-
-    Args:
-        array: of numbers.
-        dtype: the element type.
-        reader: of the file.
-        name: of the array in error messages.
-
-    Raises:
-        ModelError: a number is too large for the type, or complex where it is real; or an integer is not the same.
-    """
+    """Return a copy of an array of a file in another element type, if all its finite numbers stay finite."""
     if np.iscomplexobj(array) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ModelError(
-            f"{reader.caller}: {name!r} in {str(reader.path)!r} is complex",
-            given=f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}",
-            expected="real numbers",
-            fix="build the model with a complex dtype, or correct the file",
-        )
+        summary = f"{reader.caller}: {name!r} in {str(reader.path)!r} is complex"
+        given = f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}"
+        raise ModelError(summary, given=given, fix="build the model with a complex dtype, or correct the file")
     with np.errstate(all="ignore"):
         found = np.array(array, dtype)
     if not _is_narrower(dtype, array.dtype):
@@ -245,13 +211,11 @@ def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarra
     whole = array if jnp.issubdtype(array.dtype, jnp.integer) else np.trunc(array)
     lost = whole != found if is_integer else np.isfinite(array) & ~np.isfinite(found)
     if lost.any():
-        limits: Any = (jnp.iinfo if is_integer else jnp.finfo)(found.dtype)
-        raise ModelError(
-            f"{reader.caller}: {name!r} in {str(reader.path)!r} holds a number that {found.dtype.name} cannot hold",
-            given=f"{np.asarray(array)[lost][0]}, of {array.dtype.name}",
-            expected=f"numbers from {limits.min} to {limits.max}",
-            fix="build the model with a wider dtype, or correct the file",
+        summary = (
+            f"{reader.caller}: {name!r} in {str(reader.path)!r} holds a number that {found.dtype.name} cannot hold"
         )
+        given = f"{np.asarray(array)[lost][0]}, of {array.dtype.name}"
+        raise ModelError(summary, given=given, fix="build the model with a wider dtype, or correct the file")
     return found
 
 
@@ -268,12 +232,9 @@ def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader 
         return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
     is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
     if folder is not None and folder.name and is_folder and not folder.exists():
-        raise FileAbsentError(
-            f"load_weights: there is no folder {str(filepath)!r}",
-            given=f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}",
-            expected=f"a folder with weights, or a file, whose path ends in '{SUFFIX}', '.weights.h5' or '.keras'",
-            fix="correct the path",
-        )
+        given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
+        fix = f"correct the path: of a folder, or of a file that ends in '{SUFFIX}', '.weights.h5' or '.keras'"
+        raise FileAbsentError(f"load_weights: there is no folder {str(filepath)!r}", given=given, fix=fix)
     return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 
@@ -289,14 +250,11 @@ def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
     if not others:
         return None
     named = [name for name in others if name.endswith(SUFFIX)]
-    raise ModelError(
-        f"load_weights: {str(folder)!r} has no {_HUGGING_FACE}{SUFFIX} and no {_HUGGING_FACE}{INDEX_SUFFIX}",
-        given=f"a folder with {_listed(others)}",
-        expected=f"{_HUGGING_FACE}{SUFFIX}; or {_HUGGING_FACE}{INDEX_SUFFIX}, and beside it the files that it names",
-        fix=f"for example load_weights({str(folder / named[0])!r})"
-        if named
-        else "convert it to safetensors: other files of PyTorch are pickles, whose code would run",
-    )
+    summary = f"load_weights: {str(folder)!r} has no {_HUGGING_FACE}{SUFFIX} and no {_HUGGING_FACE}{INDEX_SUFFIX}"
+    fix = "convert it to safetensors: other files of PyTorch are pickles, whose code would run"
+    if named:
+        fix = f"for example load_weights({str(folder / named[0])!r})"
+    raise ModelError(summary, given=f"a folder with {_listed(others)}", fix=fix)
 
 
 def files_of_others(folder: pathlib.Path) -> list[str]:
@@ -334,23 +292,13 @@ def _compared(
         if shape != weight.shape or loses_part:
             unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {weight.shape}"
     if strict and (missing or extra or unfit or unused):
-        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), unused), len(handles))
+        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), unused))
     loaded = tuple(path for path in handles if path not in missing and path not in unfit)
     return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
 
 
-def misfit(
-    model: str, path: str, problems: Sequence[Iterable[str]], count: int, caller: str = "load_weights"
-) -> ModelError:
-    """The error for a file whose names or shapes are not those of the weights of a model.
-
-    Args:
-        model: its name.
-        path: of the file.
-        problems: what is wrong, in the order of `_PROBLEMS`.
-        count: how many weights the model has.
-        caller: `load_weights`, or `load_model`, whose config of the model is in the file.
-    """
+def misfit(model: str, path: str, problems: Sequence[Iterable[str]], caller: str = "load_weights") -> ModelError:
+    """Return the error for a file that does not fit a model; `problems` are in the order of `_PROBLEMS`."""
     fix = (
         "load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
         "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`"
@@ -361,23 +309,16 @@ def misfit(
             "model in code, and then model.load_weights(path, strict=False) for what fits"
         )
     listed = zip(_PROBLEMS, map(tuple, problems), strict=True)
-    return ModelError(
-        f"{caller}: {path!r} does not fit model {model!r}",
-        given="; ".join(f"{kind}: {_listed(names)}" for kind, names in listed if names),
-        expected=f"the names and shapes of its {count} weights",
-        fix=fix,
-    )
+    given = "; ".join(f"{kind}: {_listed(names)}" for kind, names in listed if names)
+    return ModelError(f"{caller}: {path!r} does not fit model {model!r}", given=given, fix=fix)
 
 
 def check_no_rules(path: pathlib.Path, name_map: NameMap | None, transform: Transforms | None) -> None:
     """Check that weights in other formats than safetensors keep their names and shapes."""
     if name_map or transform:
-        raise ModelError(
-            "load_weights: `name_map` and `transform` are for files of safetensors",
-            given=f"the {'folder' if path.is_dir() else 'file'} {str(path)!r}",
-            expected="weights of orbax or Keras, which keep their names and shapes",
-            fix="leave them out, or load a file that ends in '.safetensors'",
-        )
+        summary = "load_weights: `name_map` and `transform` are for files of safetensors"
+        given = f"the {'folder' if path.is_dir() else 'file'} {str(path)!r}"
+        raise ModelError(summary, given=given, fix="leave them out, or load a file that ends in '.safetensors'")
 
 
 def warn_of_parts(path: str, report: LoadReport) -> None:
@@ -397,19 +338,12 @@ def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequen
         path = folder_path(os.fspath(filepath))
         if not in_bucket(path) or path.suffix == FOLDER_SUFFIX:
             return path
-        raise ModelError(
-            f"{caller}: {str(path)!r} would be a file of weights in a bucket",
-            given=f"filepath={shorten(filepath)}",
-            expected=f"a path of this system, or a folder in a bucket, which ends in {FOLDER_SUFFIX!r}",
-            fix=f"for example '{path.with_suffix(FOLDER_SUFFIX)}'",
-        )
-    raise ModelError(
-        f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}",
-        given=f"filepath={shorten(filepath)}",
-        expected=f"a path that ends in {' or '.join(map(repr, suffixes))}; or one of Keras, in "
-        f"{' or '.join(map(repr, OF_KERAS[caller]))}",
-        fix=f"for example 'model.weights{SUFFIX}'",
-    )
+        summary = f"{caller}: {str(path)!r} would be a file of weights in a bucket"
+        fix = f"for example '{path.with_suffix(FOLDER_SUFFIX)}'"
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+    summary = f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}"
+    fix = f"for example 'model.weights{SUFFIX}'; files of Keras end in {' or '.join(map(repr, OF_KERAS[caller]))}"
+    raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
 
 
 OF_KERAS = {
@@ -432,24 +366,13 @@ def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path
     if not str(os.fspath(filepath)).endswith(OF_KERAS[caller]):
         return None
     if in_bucket(path):
-        raise ModelError(
-            f"{caller}: {str(path)!r} would be a file of Keras in a bucket",
-            given=f"filepath={shorten(filepath)}",
-            expected="a path of this system, or a folder in a bucket, which ends in '.orbax'",
-            fix="copy the file, or choose a folder",
-        )
+        summary = f"{caller}: {str(path)!r} would be a file of Keras in a bucket"
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix="copy the file, or choose a folder")
     return None if caller == "load_weights" and path.is_dir() else path
 
 
 def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, objects_to_skip: object) -> None:
-    """Check that files are of a form that options are for.
-
-    Args:
-        path: of a file of Keras; None for others.
-        filepath: as it was given.
-        by_name: for files in the form of Keras 2.
-        objects_to_skip: for files of weights of Keras 3.
-    """
+    """Check that `by_name` and `objects_to_skip` are given for the formats that support them."""
     is_weights = path is not None and path.name.endswith(OF_KERAS["save_weights"])
     is_legacy = path is not None and not is_weights and path.suffix in (".h5", ".hdf5")
     for name, is_given, fits, ends in (
@@ -457,12 +380,9 @@ def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, 
         ("objects_to_skip", objects_to_skip is not None, is_weights, "'.weights.h5' or '.weights.json'"),
     ):
         if is_given and not fits:
-            raise ModelError(
-                f"`{name}` is not for files of this form",
-                given=f"filepath={shorten(filepath)}",
-                expected=f"a file that ends in {ends}",
-                fix="leave it out; strict=False loads what fits",
-            )
+            summary = f"`{name}` needs a file that ends in {ends}"
+            fix = "leave it out; strict=False loads what fits"
+            raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
 
 
 def checked_size(max_shard_size: float | None) -> float | None:
@@ -492,13 +412,7 @@ def _check_cast(reader: _Folder, name: str, value: Any, dtype: Any) -> None:
 
 
 class _Folder:
-    """The weights in a folder: of `save_weights`, of a model, or of a state of a training.
-
-    Attributes:
-        caller: name of the caller in error messages.
-        path: the folder.
-        shapes: of the weights, by their paths; of the model's random streams none.
-    """
+    """The weights in a folder: of `save_weights`, of a model, or of a training state."""
 
     caller = "load_weights"
 

@@ -89,12 +89,9 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
     if found is None or learning_rate is None:
         return found
     if not isinstance(identifier, str):
-        raise ModelError(
-            "`learning_rate` goes with the name of an optimizer",
-            given=f"learning_rate={learning_rate!r} and {identifier!r}",
-            expected="a name, such as 'adam'",
-            fix=f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})",
-        )
+        given = f"learning_rate={learning_rate!r} and {identifier!r}"
+        fix = f"give the rate to the optimizer itself: {type(found).__name__}({learning_rate!r})"
+        raise ModelError("`learning_rate` goes with the name of an optimizer", given=given, fix=fix)
     return type(found)(learning_rate)
 
 

@@ -76,12 +76,8 @@ class AdamW(Adam):
         **common: Unpack[ArgumentsButDecay],
     ) -> None:
         if weight_decay is None:
-            raise ModelError(
-                "AdamW: `weight_decay` is None",
-                given="weight_decay=None",
-                expected="a number",
-                fix="use Adam, which has none",
-            )
+            summary = "AdamW: `weight_decay` must be a number"
+            raise ModelError(summary, given="weight_decay=None", fix="use Adam, which has none")
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **common)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from keras_dist._arguments import check_number
+from keras_dist._arguments import check_exclusive, check_number, check_optional
 from keras_dist._patterns import pattern
 from keras_dist.errors import ModelError, nearest, shorten
 
@@ -39,12 +39,8 @@ def check_known(cls: type, unknown: dict[str, Any]) -> None:
         return
     name, value = next(iter(unknown.items()))
     if name == "decay":
-        raise ModelError(
-            f"{cls.__name__} has no argument 'decay'",
-            given=f"decay={shorten(value)}",
-            expected="a schedule as `learning_rate`; `weight_decay` is another thing",
-            fix=f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})",
-        )
+        fix = f"learning_rate=schedules.InverseTimeDecay(rate, decay_steps=1, decay_rate={shorten(value)})"
+        raise ModelError(f"{cls.__name__} has no argument 'decay'", given=f"decay={shorten(value)}", fix=fix)
     parameters = [
         parameter
         for base in cls.__mro__
@@ -53,26 +49,16 @@ def check_known(cls: type, unknown: dict[str, Any]) -> None:
     ]
     known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
     meant = "learning_rate" if name == "lr" else nearest(name, known)
-    raise ModelError(
-        f"{cls.__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else ""),
-        given=f"{name}={shorten(value)}",
-        expected=f"some of {', '.join(known)}",
-        fix=f"write {meant}=..." if meant else f"leave out {name!r}",
-    )
+    summary = f"{cls.__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else "")
+    fix = f"write {meant}=..." if meant else f"leave it out: there are {', '.join(known)}"
+    raise ModelError(summary, given=f"{name}={shorten(value)}", fix=fix)
 
 
-def check_clips(clips: dict[str, float | None]) -> None:
+def check_clips(clips: dict[str, Any]) -> None:
     """Check that at most one way to clip gradients is given, and that its limit is positive."""
-    given = {name: value for name, value in clips.items() if value is not None}
-    if len(given) > 1:
-        raise ModelError(
-            f"{' and '.join(f'`{name}`' for name in given)} exclude each other",
-            given=", ".join(f"{name}={value}" for name, value in given.items()),
-            expected="at most one way to clip gradients",
-            fix=f"keep one of {', '.join(given)}",
-        )
-    for name, value in given.items():
-        check_number(name, value, above=0)
+    check_exclusive(**clips)
+    for name, value in clips.items():
+        check_optional(check_number, name, value, above=0)
 
 
 def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
@@ -85,10 +71,7 @@ def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> t
     except (TypeError, re.error) as error:
         rules, problem = (), str(error)
     if problem:
-        raise ModelError(
-            f"{owner}: `{argument}` cannot be used",
-            given=f"{argument}={shorten(values)}: {problem}",
-            expected="a list of regular expressions",
-            fix=f"for example {argument}=['bias']",
-        )
+        summary = f"{owner}: `{argument}` must be a list of regular expressions"
+        given = f"{argument}={shorten(values)}: {problem}"
+        raise ModelError(summary, given=given, fix=f"for example {argument}=['bias']")
     return rules

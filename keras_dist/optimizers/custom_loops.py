@@ -92,20 +92,15 @@ class CustomLoops(HeldRate):
         if len(targets) != len(self._trained) or any(
             one is not other for one, other in zip(targets, self._trained, strict=True)
         ):
-            raise ModelError(
-                f"the optimizer {self.name!r} was built for other variables",
-                given=shorten(keys_of(targets)),
-                expected=shorten(keys_of(self._trained)),
-                fix="apply it to all of those it was built for, or make another optimizer",
-            )
+            summary = f"the optimizer {self.name!r} was built for other variables"
+            expected = shorten(keys_of(self._trained))
+            fix = "apply it to all of those it was built for, or make another optimizer"
+            raise ModelError(summary, given=shorten(keys_of(targets)), expected=expected, fix=fix)
         is_lost = current_scope() is None and any(map(_jax.is_traced, grads))
         if is_lost or not all(hasattr(target, "assign") for target in targets):
-            raise ModelError(
-                f"apply of the optimizer {self.name!r} cannot assign its results",
-                given="traced gradients" if is_lost else "arrays in the place of variables",
-                expected="variables, and a call outside of compiled functions",
-                fix="take the new arrays: stateless_apply(optimizer_variables, grads, trainable_variables)",
-            )
+            given = "traced gradients" if is_lost else "arrays in the place of variables"
+            fix = "take the new arrays: stateless_apply(optimizer_variables, grads, trainable_variables)"
+            raise ModelError(f"apply of the optimizer {self.name!r} cannot assign its results", given=given, fix=fix)
         values = self.stateless_apply(self.variables, grads, targets)
         for variable, value in zip(targets + self.variables, values[0] + values[1], strict=True):
             variable.assign(value)
@@ -168,12 +163,9 @@ class CustomLoops(HeldRate):
             return set()
         absent = [key for key, grad in zip(keys_of(self._updated), grads, strict=True) if grad is None]
         if len(absent) == len(grads):
-            raise ModelError(
-                f"the optimizer {self.name!r} was given no gradients",
-                given=f"None for {shorten(absent)}",
-                expected="a gradient for at least one variable",
-                fix="take gradients of a loss that depends on the variables",
-            )
+            summary = f"the optimizer {self.name!r} was given no gradients"
+            fix = "take gradients of a loss that depends on the variables"
+            raise ModelError(summary, given=f"None for {shorten(absent)}", fix=fix)
         warnings.warn(f"Gradients do not exist for variables {absent}: they stay as they are.", stacklevel=3)
         return {*absent}
 
@@ -181,13 +173,9 @@ class CustomLoops(HeldRate):
         """Check that its variables are its own: the state of a model changes in compiled steps alone."""
         self._check_built(method)
         if self._model_cell is not None:
-            raise ModelError(
-                "gradients are not applied from outside of a step",
-                given=f"{method} of the optimizer {self.name!r}, whose state is a model's",
-                expected="a pure train_step(state, batch, rngs) -> (state, logs), which is compiled with the model",
-                fix="compile(..., train_step=train_step), and in it state = model.apply_gradients(state, grads); a "
-                "loop of your own takes an optimizer of its own",
-            )
+            given = f"{method} of the optimizer {self.name!r}, whose state is a model's"
+            fix = "compile(..., train_step=train_step), and in it state = model.apply_gradients(state, grads)"
+            raise ModelError("gradients are not applied from outside of a step", given=given, fix=fix)
 
 
 def _kept(absent: set[str], before: Any, after: Any) -> Any:

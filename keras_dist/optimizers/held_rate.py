@@ -52,22 +52,15 @@ class HeldRate(HeldState):
             return
         rate = checked_rate(value)
         if isinstance(self._rated(), ScheduledRateState) if self._state is not None else callable(self._rate):
-            raise ModelError(
-                f"the learning rate of optimizer {self.name!r} follows a schedule",
-                given=f"learning_rate = {rate}",
-                expected="an optimizer whose rate is a number",
-                fix="compile with a number, for example SGD(0.1), or let the schedule tell all rates",
-            )
+            summary = f"the learning rate of optimizer {self.name!r} follows a schedule"
+            fix = "compile with a number, for example SGD(0.1), or change the schedule"
+            raise ModelError(summary, given=f"learning_rate = {rate}", fix=fix)
         if self._state is not None:
             self._rated().learning_rate.assign(rate)
         elif self._is_used:
-            raise ModelError(
-                f"`learning_rate` of the optimizer {self.name!r} cannot be changed",
-                given=f"learning_rate = {rate}, of an optimizer whose state is in other hands: init() gave it away",
-                expected="an optimizer with variables, or what it was made with",
-                fix="model.optimizer.learning_rate = ... sets the rate of a compiled model; in a state of optax "
-                "state._replace(learning_rate=...)",
-            )
+            given = f"learning_rate = {rate}, of an optimizer whose state init() gave away"
+            fix = "set model.optimizer.learning_rate; in a state of optax state._replace(learning_rate=...)"
+            raise ModelError(f"`learning_rate` of the optimizer {self.name!r} cannot be changed", given=given, fix=fix)
         else:
             self._begin_with(rate)
 
@@ -91,12 +84,9 @@ class HeldRate(HeldState):
         """The part of the state that holds the learning rate."""
         for node in self._rates():
             return node
-        raise ModelError(
-            f"optimizer {self.name!r} does not keep its learning rate in state",
-            given="an optax transformation with a fixed rate or a schedule",
-            expected="an optimizer by name, or one made by keras_dist.optimizers",
-            fix="in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)",
-        )
+        summary = f"optimizer {self.name!r} does not keep its learning rate in state"
+        fix = "in place of optax.adam(1e-3): optimizers.with_learning_rate(optax.scale_by_adam(), 1e-3)"
+        raise ModelError(summary, given="an optax transformation with a fixed rate or a schedule", fix=fix)
 
     def detach(self) -> None:
         """Stop using the model's state, and keep its current learning rate."""

@@ -12,7 +12,7 @@ import optax
 
 from keras_dist._signatures import takes
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 
 Rate = float | Callable[[Any], Any]
 """A learning rate, or the rate as a function of the number of steps taken or of nothing."""
@@ -124,12 +124,9 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         del params
         if "learning_rate" not in extra:
-            raise ModelError(
-                "scale_by_rate is not given the learning rate",
-                given="update(updates, state, params)",
-                expected="update(updates, state, params, learning_rate=...)",
-                fix="use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)",
-            )
+            summary = "scale_by_rate is not given the learning rate"
+            fix = "use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)"
+            raise ModelError(summary, given="update(updates, state, params)", fix=fix)
         return jax.tree.map(lambda u: (-extra["learning_rate"] * u).astype(u.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -147,12 +144,8 @@ def checked_rate(value: Any) -> np.float32:
     except (TypeError, ValueError):
         rate = np.float32("nan")
     if not np.isfinite(rate):
-        raise ModelError(
-            "`learning_rate` is not a number",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="a finite number",
-            fix="for example 1e-3; a schedule belongs in the optimizer that compile() gets: Adam(schedule)",
-        )
+        fix = "for example 1e-3; a schedule belongs in the optimizer that compile() gets: Adam(schedule)"
+        raise ModelError("`learning_rate` must be a finite number", given=with_type(value), fix=fix)
     return rate
 
 
@@ -160,19 +153,11 @@ def check_rate(value: Any) -> None:
     """Check that `value` is a finite number of at least 0, or callable with a step or without arguments."""
     if not callable(value):
         if checked_rate(value) < 0:
-            raise ModelError(
-                "`learning_rate` is negative",
-                given=f"learning_rate={shorten(value)}",
-                expected="a number of at least 0",
-                fix="to climb up a loss, train its negative",
-            )
+            fix = "to climb up a loss, train its negative"
+            raise ModelError("`learning_rate` is negative", given=f"learning_rate={shorten(value)}", fix=fix)
     elif isinstance(value, type) or not (takes(value, 0) or takes(value)):
-        raise ModelError(
-            "`learning_rate` cannot be called with a step",
-            given=shorten(value),
-            expected="a number, a schedule, or a callable step -> rate or () -> rate",
-            fix="for example learning_rate=lambda step: 0.1 / (1 + step)",
-        )
+        fix = "for example learning_rate=lambda step: 0.1 / (1 + step), or a number"
+        raise ModelError("`learning_rate` cannot be called with a step", given=shorten(value), fix=fix)
 
 
 def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
@@ -186,17 +171,11 @@ def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
     try:
         given = schedule(step) if takes(schedule, step) else schedule()
     except jax.errors.ConcretizationTypeError as error:
-        raise ModelError(
-            "the schedule of the learning rate needs the value of `step`, which is traced",
-            given=shorten(schedule),
-            expected="a function of jax.numpy",
-            fix="in place of `if step < n`: jnp.where(step < n, ..., ...)",
-        ) from error
+        summary = "the schedule of the learning rate needs the value of `step`, which is traced"
+        fix = "in place of `if step < n`: jnp.where(step < n, ..., ...)"
+        raise ModelError(summary, given=shorten(schedule), fix=fix) from error
     if not isinstance(given, int | float | np.generic | np.ndarray | jax.Array) or np.shape(given):
-        raise ModelError(
-            "the schedule of the learning rate does not give a number",
-            given=f"{shorten(schedule)} gives {shorten(given)}",
-            expected="a callable step -> rate that returns a scalar",
-            fix="return one number for each step",
-        )
+        summary = "the schedule of the learning rate does not give a number"
+        fix = "return one number for each step"
+        raise ModelError(summary, given=f"{shorten(schedule)} gives {shorten(given)}", fix=fix)
     return jnp.asarray(given, jnp.float32)

@@ -12,7 +12,7 @@ import optax
 from keras_dist._arguments import check_int, check_number
 from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer
@@ -139,12 +139,8 @@ class LossScaleOptimizer(Optimizer):
         """
         self._has_scaled = True
         if state is None and not self.built:
-            raise ModelError(
-                "scale_loss of a LossScaleOptimizer needs its state",
-                given="scale_loss(loss)",
-                expected="scale_loss(loss, state), since the scale changes from step to step",
-                fix='in a train_step: optimizer.scale_loss(loss, state.slots["optimizer"])',
-            )
+            fix = 'in a train_step: optimizer.scale_loss(loss, state.slots["optimizer"])'
+            raise ModelError("scale_loss of a LossScaleOptimizer needs its state", given="scale_loss(loss)", fix=fix)
         return loss * value_of((self._state if state is None else state).dynamic_scale)
 
     @property
@@ -197,28 +193,16 @@ _DEFAULTS = {"ema_momentum": 0.99}
 def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
     """Check that what all optimizers share is left to the inner one."""
     if not callable(getattr(inner_optimizer, "update", None)):
-        raise ModelError(
-            "LossScaleOptimizer: `inner_optimizer` is not an optimizer",
-            given=f"{shorten(inner_optimizer)} of type {type(inner_optimizer).__name__}",
-            expected="an Optimizer, or an optax transformation",
-            fix="for example LossScaleOptimizer(Adam(1e-3))",
-        )
+        summary = "LossScaleOptimizer: `inner_optimizer` must be an Optimizer or an optax transformation"
+        raise ModelError(summary, given=with_type(inner_optimizer), fix="for example LossScaleOptimizer(Adam(1e-3))")
     if kwargs.pop("dynamic", True) is not True:
-        raise ModelError(
-            "LossScaleOptimizer always changes its scale",
-            given="dynamic=False",
-            expected="dynamic=True",
-            fix="set `loss_scale_factor` of the optimizer in its place: Adam(loss_scale_factor=...)",
-        )
+        fix = "set `loss_scale_factor` of the optimizer in its place: Adam(loss_scale_factor=...)"
+        raise ModelError("LossScaleOptimizer always changes its scale", given="dynamic=False", fix=fix)
     given = {name: value for name, value in kwargs.items() if value not in (None, False, _DEFAULTS.get(name))}
     if given:
         name, value = next(iter(given.items()))
-        raise ModelError(
-            f"LossScaleOptimizer does not take {name!r}",
-            given=f"{name}={shorten(value)}",
-            expected="inner_optimizer, initial_scale, dynamic_growth_steps, name",
-            fix=f"give it to the inner optimizer: LossScaleOptimizer(Adam({name}=...))",
-        )
+        fix = f"give it to the inner optimizer: LossScaleOptimizer(Adam({name}=...))"
+        raise ModelError(f"LossScaleOptimizer does not take {name!r}", given=f"{name}={shorten(value)}", fix=fix)
 
 
 def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
@@ -238,10 +222,7 @@ def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
     several = cast("Mapping[str, Any]", optimizer)
     optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
     if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
-        raise ModelError(
-            "several optimizers cannot find out one scale of the loss",
-            given=f'the optimizers {list(several)} under "mixed_float16"',
-            expected="one optimizer, or the same loss_scale_factor in all of them",
-            fix='give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"',
-        )
+        summary = "several optimizers cannot find out one scale of the loss"
+        fix = 'give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"'
+        raise ModelError(summary, given=f'the optimizers {list(several)} under "mixed_float16"', fix=fix)
     return several

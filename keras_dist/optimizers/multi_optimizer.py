@@ -54,12 +54,8 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
         self._default_optimizer = _checked(default_optimizer)
         self._optimizer_map: dict[str, Optimizer] = {}
         if optimizer_map is not None and not isinstance(optimizer_map, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ModelError(
-                "OptimizerMap: `optimizer_map` is not a dict",
-                given=shorten(optimizer_map),
-                expected="a dict from paths to optimizers",
-                fix='for example {"encoder/.*": Adam(1e-3)}',
-            )
+            summary = "OptimizerMap: `optimizer_map` must be a dict from paths to optimizers"
+            raise ModelError(summary, given=shorten(optimizer_map), fix='for example {"encoder/.*": Adam(1e-3)}')
         for key, optimizer in (optimizer_map or {}).items():
             self[key] = optimizer
 
@@ -78,31 +74,21 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
             return self._optimizer_map[key]
         matching = [rule for rule in self._optimizer_map if pattern(rule).fullmatch(key)]
         if len(matching) > 1:
-            raise ModelError(
-                f"Multiple optimizers assigned to variable {key!r}",
-                given=f"the rules {', '.join(map(repr, matching))}",
-                expected="one rule that matches a path, or the path itself",
-                fix=f"narrow the rules, or add {key!r} itself",
-            )
+            summary = f"Multiple optimizers assigned to variable {key!r}"
+            given = f"the rules {', '.join(map(repr, matching))}"
+            raise ModelError(summary, given=given, fix=f"narrow the rules, or add {key!r} itself")
         return self._optimizer_map[matching[0]] if matching else self._default_optimizer
 
     def __setitem__(self, key: str, optimizer: Optimizer) -> None:
         if not isinstance(key, str) or key in self._optimizer_map:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ModelError(
-                f"{shorten(key)} already exists in the OptimizerMap, or is no string",
-                given=shorten(key),
-                expected="a path or regular expression that is not there yet",
-                fix="delete the former entry first",
-            )
+            summary = f"{shorten(key)} already exists in the OptimizerMap, or is no string"
+            raise ModelError(summary, given=shorten(key), fix="delete the former entry first")
         try:
             pattern(key)
         except re.error as error:
-            raise ModelError(
-                f"OptimizerMap: {shorten(key)} is no regular expression",
-                given=f"{shorten(key)}: {error}",
-                expected='a path, or a regular expression for whole paths, such as "encoder/.*"',
-                fix=f"escape what is meant literally: {re.escape(key)!r}",
-            ) from error
+            summary = f"OptimizerMap: {shorten(key)} is no regular expression"
+            fix = f"escape what is meant literally: {re.escape(key)!r}"
+            raise ModelError(summary, given=f"{shorten(key)}: {error}", fix=fix) from error
         self._optimizer_map[key] = _checked(optimizer)
 
     def __delitem__(self, key: str) -> None:
@@ -245,12 +231,8 @@ class MultiOptimizer(Optimizer):
         if len(before.inner) == 1:
             (key,) = before.inner
             return self._by_key(key).rate_of_step(before.inner[key], after.inner[key])
-        raise ModelError(
-            "a MultiOptimizer has no learning rate",
-            given=f"{len(before.inner)} optimizers",
-            expected="an optimizer with one rate",
-            fix="give compile a dict of optimizers by name: each rate then has a name",
-        )
+        fix = "give compile a dict of optimizers by name: each rate then has a name"
+        raise ModelError("a MultiOptimizer has no learning rate", given=f"{len(before.inner)} optimizers", fix=fix)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
         """Return the weights that training ends with, as each optimizer says."""
@@ -307,12 +289,9 @@ class MultiOptimizer(Optimizer):
     def _parts(self, tree: Any) -> dict[str, Any]:
         """The parts of nested dicts by the keys of the optimizers that update them."""
         if not isinstance(tree, Mapping):
-            raise ModelError(
-                "MultiOptimizer needs the paths of variables",
-                given=f"weights as {shorten(tree)}",
-                expected="nested dicts by names",
-                fix="use it in compile, or build it on variables",
-            )
+            summary = "MultiOptimizer needs the paths of variables"
+            fix = "use it in compile, build it on variables, or pass nested dicts by names"
+            raise ModelError(summary, given=f"weights as {shorten(tree)}", fix=fix)
         parts: dict[str, dict[Any, Any]] = {}
         for names, leaf in traverse_util.flatten_dict(dict(tree)).items():
             parts.setdefault(self._key_of(names, leaf), {})[names] = leaf
@@ -349,12 +328,9 @@ class MultiOptimizer(Optimizer):
 def _checked(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, Optimizer) and not isinstance(optimizer, LossScaleOptimizer | MultiOptimizer):
         return optimizer
-    raise ModelError(
-        f"{type(optimizer).__name__} cannot be used inside of a MultiOptimizer",
-        given=shorten(optimizer),
-        expected="an Optimizer such as Adam, and none that holds others",
-        fix="put the MultiOptimizer into a LossScaleOptimizer, or name an optimizer of keras_dist.optimizers",
-    )
+    summary = f"{type(optimizer).__name__} cannot be used inside of a MultiOptimizer"
+    fix = "put the MultiOptimizer into a LossScaleOptimizer, or name an optimizer of keras_dist.optimizers"
+    raise ModelError(summary, given=shorten(optimizer), fix=fix)
 
 
 def _restored(like: Any, flat: dict[Any, Any]) -> Any:

@@ -12,7 +12,7 @@ import optax
 
 from keras_dist._arguments import check_int, check_optional
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ConfigError, ModelError, shorten
+from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.held_state import has_rate
@@ -69,12 +69,9 @@ class OptaxOptimizer(CustomLoops):
         gradient_accumulation_steps: int | None = None,
     ) -> None:
         if not (callable(getattr(transformation, "init", None)) and callable(getattr(transformation, "update", None))):
-            raise ModelError(
-                "`transformation` must be an optax transformation",
-                given=f"{shorten(transformation)} of type {type(transformation).__name__}",
-                expected="an object with `init` and `update`",
-                fix="for example OptaxOptimizer(optax.adam(1e-3))",
-            )
+            summary = "`transformation` must be an optax transformation"
+            fix = "for example OptaxOptimizer(optax.adam(1e-3))"
+            raise ModelError(summary, given=with_type(transformation), fix=fix)
         steps, wrong = gradient_accumulation_steps, "is not a number of steps"
         check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
         self.transformation = optax.with_extra_args_support(transformation)
@@ -149,16 +146,10 @@ class OptaxOptimizer(CustomLoops):
                 rates = []
         if len(rates) == 1:
             return rates[0]
-        raise ModelError(
-            f"the learning rate of optimizer {self.name!r} is not known",
-            given="an optax transformation with several rates, or with a constant, which optax keeps as a factor like "
-            "any other",
-            expected="one rate: of a schedule in an optax alias, of optax.inject_hyperparams, or of an optimizer of "
-            "keras_dist",
-            fix="optax.adamw(optax.constant_schedule(1e-3)) instead of optax.adamw(1e-3); for any other alias "
-            "optax.inject_hyperparams(optax.adamw)(learning_rate=...), for a chain of your own "
-            "optax.inject_hyperparams(lambda learning_rate: optax.chain(...))(learning_rate=...)",
-        )
+        summary = f"the learning rate of optimizer {self.name!r} is not known"
+        given = "an optax transformation with several rates, or a constant, which optax keeps as any other factor"
+        fix = "optax.adamw(optax.constant_schedule(1e-3)), or optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)"
+        raise ModelError(summary, given=given, fix=fix)
 
     def _is_due(self, state: AccumulationState) -> Any:
         return (state.iterations + 1) % (self.gradient_accumulation_steps or 1) == 0
@@ -169,12 +160,10 @@ class OptaxOptimizer(CustomLoops):
         except TypeError as error:
             if not any(f"'{name}'" in str(error) for name in _OF_THE_LOSS):
                 raise
-            raise ModelError(
-                f"optimizer {self.name!r} needs the loss, and cannot accumulate gradients",
-                given=f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {error}",
-                expected="a transformation of gradients alone: the loss of several batches is known after the last one",
-                fix="leave out gradient_accumulation_steps, and make batch_size larger",
-            ) from error
+            summary = f"optimizer {self.name!r} needs the loss, and cannot accumulate gradients"
+            given = f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {error}"
+            fix = "leave out gradient_accumulation_steps, and make batch_size larger"
+            raise ModelError(summary, given=given, fix=fix) from error
 
     def get_config(self) -> NoReturn:
         """Raise an error: the arguments of optax transformations are not known.
@@ -182,12 +171,8 @@ class OptaxOptimizer(CustomLoops):
         Raises:
             ConfigError: always.
         """
-        raise ConfigError(
-            f"optimizer {self.name!r} has no config",
-            given="an optax transformation",
-            expected="an optimizer by name, or one made by keras_dist.optimizers",
-            fix="note yourself what made it",
-        )
+        fix = "use an optimizer by name, or one of keras_dist.optimizers"
+        raise ConfigError(f"optimizer {self.name!r} has no config", given="an optax transformation", fix=fix)
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same transformation: then `compile` keeps its slots."""

@@ -152,12 +152,9 @@ class Optimizer(WeightDecay, Configurable):
 
         Its `update` is given `learning_rate`, a scalar, by keyword; `optax.chain(..., scale_by_rate())` takes it.
         """
-        raise ModelError(
-            f"the optimizer {type(self).__name__} defines no `transformation`",
-            given=f"{type(self).__name__} without a method `transformation`",
-            expected="a method that returns an optax transformation from gradients to updates",
-            fix="for example return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())",
-        )
+        summary = f"the optimizer {type(self).__name__} defines no `transformation`"
+        fix = "for example return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())"
+        raise ModelError(summary, given=f"{type(self).__name__} without a method `transformation`", fix=fix)
 
     def init(self, params: PyTree) -> LearningRateState | ScheduledRateState:
         """Return the state before the first step.
@@ -295,12 +292,9 @@ class Optimizer(WeightDecay, Configurable):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__ and not name.startswith("_"):
-            raise ModelError(
-                f"`{name}` of the optimizer {self.__dict__.get('name', type(self).__name__)!r} cannot be changed",
-                given=f"{name} = {shorten(value)}",
-                expected="what it was made with: compiled steps would not notice",
-                fix=f"make another optimizer: {type(self).__name__}({name}=...)",
-            )
+            summary = f"`{name}` of the optimizer {self.__dict__.get('name', type(self).__name__)!r} cannot be changed"
+            fix = f"make another optimizer: {type(self).__name__}({name}=...)"
+            raise ModelError(summary, given=f"{name} = {shorten(value)}", fix=fix)
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
@@ -366,12 +360,8 @@ class Optimizer(WeightDecay, Configurable):
 
     def _check_params(self, params: PyTree) -> None:
         if params is None and (self.needs_params or self.weight_decay is not None or self.use_ema):
-            raise ModelError(
-                f"the optimizer {self.name!r} needs the weights",
-                given="update(grads, state)",
-                expected="update(grads, state, params)",
-                fix="pass the weights as the third argument",
-            )
+            summary = f"the optimizer {self.name!r} needs the weights"
+            raise ModelError(summary, given="update(grads, state)", fix="pass the weights as the third argument")
 
 
 def _shortened(grads: PyTree, longest: Any) -> Any:

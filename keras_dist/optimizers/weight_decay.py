@@ -37,20 +37,14 @@ class WeightDecay(CustomLoops):
             ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
         """
         if self._is_used or self.built:
-            raise ModelError(
-                f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use",
-                given="a call after compile() or init()",
-                expected="a call before",
-                fix="call it on the optimizer that compile() is going to get",
-            )
+            summary = f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use"
+            fix = "call it on the optimizer that compile() is going to get"
+            raise ModelError(summary, given="a call after compile() or init()", fix=fix)
         excluded = tuple(var_list or ())
         if isinstance(var_list, str) or not all(isinstance(path_of(one), str) for one in excluded):
-            raise ModelError(
-                "exclude_from_weight_decay: `var_list` cannot be used",
-                given=f"var_list={shorten(var_list)}",
-                expected="a list of variables or their paths",
-                fix="for example var_list=[model.layers[0].bias]",
-            )
+            summary = "exclude_from_weight_decay: `var_list` must be a list of variables or their paths"
+            fix = "for example var_list=[model.layers[0].bias]"
+            raise ModelError(summary, given=f"var_list={shorten(var_list)}", fix=fix)
         self._excluded = excluded
         self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
 

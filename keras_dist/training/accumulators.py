@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 from keras_dist.metrics import Metric
 from keras_dist.metrics.confusion import spread
 from keras_dist.metrics.plain_state import no_plain_state
@@ -44,15 +44,7 @@ class Count(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What a metric gets to see of a batch.
-
-    Attributes:
-        metric: the metric.
-        y_true: targets.
-        y_pred: predictions.
-        sample_weight: their weights, or None.
-        mask: which predictions count, or None for all. Metrics that take no weights see all of them, as in Keras.
-    """
+    """A batch as a metric sees it; metrics that take no weights see masked predictions, too, as in Keras."""
 
     metric: Metric
     y_true: PyTree
@@ -198,12 +190,9 @@ def check_names(accumulators: Mapping[str, Accumulator]) -> None:
     for name, accumulator in accumulators.items():
         repeated = set(accumulator.names) & (accumulators.keys() - {name})
         if repeated and isinstance(accumulator, MetricAccumulator):
-            raise ModelError(
-                f"two values would be logged as {min(repeated)!r}",
-                given=f"the metric {name!r}, whose result has {', '.join(map(repr, accumulator.names))}",
-                expected="a name of its own for each",
-                fix="rename it in the result of the metric, or in the dict that the loss returns",
-            )
+            given = f"the metric {name!r}, whose result has {', '.join(map(repr, accumulator.names))}"
+            fix = "rename it in the result of the metric, or in the dict that the loss returns"
+            raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
 
 
 def by_name(name: str, result: Any) -> Mapping[str, Any]:
@@ -222,12 +211,8 @@ def flat_logs(step: str, logs: Mapping[Any, Any]) -> dict[Any, Any]:
         found = flat_logs(step, value) if isinstance(value, Mapping) else {name: value}
         twice = [name for name in found if name in flat]
         if twice:
-            raise ModelError(
-                f"{step} logs a name twice",
-                given=f"{', '.join(map(repr, twice))}, also in an inner dict",
-                expected="each name once: inner dicts are logged under their own names",
-                fix="rename one of them",
-            )
+            given = f"{', '.join(map(repr, twice))}, also in an inner dict"
+            raise ModelError(f"{step} logs a name twice", given=given, fix="rename one of them")
         flat |= found
     return flat
 
@@ -239,12 +224,9 @@ def _checked(name: str, result: Any) -> Mapping[str, Any]:
         try:
             jnp.asarray(value)
         except (TypeError, ValueError) as error:
-            raise ModelError(
-                f"the result of metric {name!r} is no number",
-                given=f"{shorten(value)} of type {type(value).__name__}",
-                expected="a number, an array, or a dict of them",
-                fix="return the value of a variable, or what jax.numpy computes of them, from `result`",
-            ) from error
+            summary = f"the result of metric {name!r} must be a number, an array, or a dict of them"
+            fix = "return the value of a variable, or what jax.numpy computes of them, from `result`"
+            raise ModelError(summary, given=with_type(value), fix=fix) from error
     return values
 
 

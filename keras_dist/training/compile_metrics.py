@@ -17,11 +17,7 @@ from keras_dist.variables import Variable
 
 
 class CompileMetrics(Metric):
-    """What `compile(metrics=..., weighted_metrics=...)` chose, as one metric.
-
-    Attributes:
-        metrics: in the order of outputs.
-        logged: the metrics by the names that they are logged under; None before the first targets.
+    """The metrics of `compile(metrics=..., weighted_metrics=...)`, as one metric.
 
     Source: `keras.src.trainers.compile_utils.CompileMetrics`.
     """
@@ -56,12 +52,9 @@ class CompileMetrics(Metric):
             ModelError: the model has seen no targets yet, on which the names depend.
         """
         if self.logged is None:
-            raise ModelError(
-                "the metrics of `compile` have no result yet",
-                given="a model that was neither trained nor evaluated",
-                expected="names, which are known when the first targets have been seen",
-                fix="call fit or evaluate first",
-            )
+            summary = "the metrics of `compile` have no result yet"
+            given = "a model that was neither trained nor evaluated"
+            raise ModelError(summary, given=given, fix="call fit or evaluate first")
         found: dict[str, Any] = {}
         for name, metric in self.logged.items():
             found |= by_name(name, metric.result())

@@ -65,11 +65,6 @@ class CompiledSteps:
 
     A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
     the program, so that every module and loss sees exactly the rows that exist.
-
-    Args:
-        plan: plan of the whole `TrainState`.
-        distribution: gives the layouts of data.
-        options: how the steps run.
     """
 
     def __init__(self, plan: LayoutPlan, distribution: Distribution, options: StepOptions | None = None) -> None:

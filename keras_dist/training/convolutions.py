@@ -47,12 +47,7 @@ def batch_first(
 def windows_on(
     mesh: DeviceMesh, layouts_of: LayoutsOf
 ) -> Callable[[Sequence[Sequence[Axis]]], dict[Any, Callable[..., jax.Array]]]:
-    """Return what says, for `_programs.lower_with`, how to compute convolutions, and gradients of pooling and lookups.
-
-    Args:
-        mesh: the devices.
-        layouts_of: gives the layouts by which tensors of a shape may be split, besides what the program constrains.
-    """
+    """Return the rule for `_programs.lower_with` of convolutions, and of gradients of pooling and lookups."""
     primitive = lax.conv_general_dilated_p
     is_cpu = mesh.platform == "cpu"
 

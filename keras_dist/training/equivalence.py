@@ -74,22 +74,16 @@ def check_equivalence(
     """
     _check_arguments(factory, batch, distributions)
     if len(distributions) < 2:
-        raise ModelError(
-            "check_equivalence has nothing to compare",
-            given=f"{len(distributions)} distribution(s)",
-            expected="two or more",
-            fix="put the one-device distribution first: DataParallel(devices=list_devices()[:1])",
-        )
+        summary = "check_equivalence has nothing to compare"
+        fix = "put the one-device distribution first: DataParallel(devices=list_devices()[:1])"
+        raise ModelError(summary, given=f"{len(distributions)} distribution(s)", fix=fix)
     seed = random.check_seed(seed)
     objective = resolve_objective(loss)
     reference, *others = (_run(factory, batch, objective, d, call, seed) for d in distributions)
     if not np.isfinite(reference.loss):
-        raise EquivalenceError(
-            "the loss of one step is not finite",
-            given=f"{reference.loss!r} on {distributions[0]}",
-            expected="a number, which can be compared",
-            fix="look at the batch and the loss: labels out of range, log of 0, or an overflow",
-        )
+        given = f"{reference.loss!r} on {distributions[0]}"
+        fix = "look at the batch and the loss: labels out of range, log of 0, or an overflow"
+        raise EquivalenceError("the loss of one step is not finite", given=given, fix=fix)
     largest = max((float(np.max(np.abs(g), initial=0)) for g in reference.gradients.values()), default=0.0)
     worst = 0.0
     for distribution, other in zip(distributions[1:], others, strict=True):
@@ -97,12 +91,10 @@ def check_equivalence(
         for path in dict.fromkeys((*reference.values, *other.values)):
             value, found = reference.values.get(path), other.values.get(path)
             if value is None or found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
-                raise EquivalenceError(
-                    f"the initial value of {path!r} differs",
-                    given=_describe(found) + there,
-                    expected=f"{_describe(value)}{here}, bit for bit",
-                    fix="make initial values from `rngs` and shapes only, not from devices, the mesh or the process",
-                )
+                summary = f"the initial value of {path!r} differs"
+                expected = f"{_describe(value)}{here}, bit for bit"
+                fix = "make initial values from `rngs` and shapes only, not from devices, the mesh or the process"
+                raise EquivalenceError(summary, given=_describe(found) + there, expected=expected, fix=fix)
         difference = abs(other.loss - reference.loss) / max(1.0, abs(reference.loss))
         _check_near(
             "the loss of one step", difference, tolerance, f"{other.loss!r}{there}", f"{reference.loss!r}{here}"
@@ -125,12 +117,9 @@ def _check_arguments(factory: Any, batch: Any, distributions: Any) -> None:
         problem = "distributions", distributions, "a list of Distributions"
     if problem is not None:
         argument, value, expected = problem
-        raise ModelError(
-            f"check_equivalence: `{argument}` cannot be used",
-            given=f"{shorten(value)} of type {type_name(value)}",
-            expected=expected,
-            fix="check_equivalence(lambda rngs: MyNet(rngs=rngs), (x, y), loss, [distribution, another])",
-        )
+        summary = f"check_equivalence: `{argument}` must be {expected}"
+        fix = "check_equivalence(lambda rngs: MyNet(rngs=rngs), (x, y), loss, [distribution, another])"
+        raise ModelError(summary, given=f"{shorten(value)} of type {type_name(value)}", fix=fix)
 
 
 def _run(
@@ -170,12 +159,8 @@ def _run(
 
 def _check_near(what: str, difference: float, tolerance: float, given: str, expected: str) -> None:
     if not difference <= tolerance:
-        raise EquivalenceError(
-            f"{what} differs",
-            given=given,
-            expected=f"{expected}, within {tolerance}",
-            fix="look for code that depends on devices, the mesh or the process",
-        )
+        fix = "look for code that depends on devices, the mesh or the process"
+        raise EquivalenceError(f"{what} differs", given=given, expected=f"{expected}, within {tolerance}", fix=fix)
 
 
 def _describe(value: np.ndarray | None) -> str:

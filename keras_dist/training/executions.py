@@ -52,13 +52,7 @@ program is worth its compilation."""
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streamed:
-    """One or several steps on what comes from the host; what its subclasses share.
-
-    Attributes:
-        batch: a batch, or several of one length as a stack.
-        steps: how many steps it runs.
-        kind: how the steps find their batches among the operands.
-    """
+    """One or several steps on a batch from the host, or on a stack of batches of one length."""
 
     batch: Batch
 
@@ -209,16 +203,9 @@ it outlives the execution, and does not hold it or its arrays."""
 
 
 class StreamFeed:
-    """Batches from the host, made when they are needed.
+    """Batches from the host, padded to `multiple_of` rows, stacked for one execution, and put on devices ahead of use.
 
-    Args:
-        examples: the batches.
-        multiple_of: they are padded to a multiple of this many rows.
-        distribution: where they live.
-        stack: how many batches one execution takes; what is left over is taken one by one.
-        ahead: how many more executions are being put on the devices than are dispatched.
-        share: what this process gathers of each batch; None where the mesh is its own.
-        same: compares the rows of processes that are meant to have the same; None for no comparison.
+    `share` are the rows that this process gathers; None where the mesh is its own. `same` compares processes.
     """
 
     def __init__(
@@ -286,14 +273,7 @@ class StreamFeed:
 
 
 class ResidentFeed:
-    """Batches of a data set that is put on every device once.
-
-    Args:
-        examples: arrays in batches. They must not change while the feed is in use.
-        multiple_of: batches are padded to a multiple of this many rows.
-        distribution: where the batches live.
-        tuner: how many steps an execution takes.
-    """
+    """Batches of a dataset that is put on every device once; its arrays must not change meanwhile."""
 
     def __init__(
         self,

@@ -41,11 +41,7 @@ def with_gathers(
 ) -> PyTree:
     """Return `function(*arguments)`, traced, with weights gathered where they are used.
 
-    Args:
-        function: a pure function.
-        plan: says how weights are stored and computed with.
-        paths: of each leaf of the arguments the path in the plan.
-        arguments: arrays that lie as the plan says.
+    `paths` are the paths in the plan of the leaves of the arguments.
     """
     rows = [plan.row(path) for path in paths]
     if all(row.axes == row.compute_axes for row in rows):
@@ -64,15 +60,7 @@ def with_gathers(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Weight:
-    """A weight that is not gathered yet, or the part of it that a turn of a loop gets.
-
-    Attributes:
-        path: of the weight.
-        value: the array.
-        axes: the axes of the mesh over which each of its dims is sharded.
-        compute_axes: the same where it is gathered.
-        moves: equations of one array, to be evaluated one after the other on the gathered array.
-    """
+    """A weight that is not gathered yet, or its part in one turn of a loop; `moves` are evaluated afterwards."""
 
     path: str
     value: Any
@@ -99,13 +87,7 @@ class _Weight:
 
 @dataclasses.dataclass(frozen=True)
 class _Gathers:
-    """Evaluates jaxprs.
-
-    Attributes:
-        mesh: the devices.
-        in_loop: whether the jaxpr is the body of a loop: no optimization of XLA reaches from one loop into another.
-        is_repeated: whether the backward pass evaluates the jaxpr again, so that nothing in it is kept.
-    """
+    """Evaluates jaxprs; XLA does not optimize from one loop into another, so that bodies gather in themselves."""
 
     mesh: jax.sharding.Mesh
     in_loop: bool = False

@@ -19,7 +19,7 @@ from keras_dist._signatures import takes
 from keras_dist._types import ArrayLike, PyTree, PyTreeDef
 from keras_dist.distribution import lint
 from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
-from keras_dist.errors import ModelError, nearest, shorten
+from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 
@@ -72,12 +72,9 @@ class ModuleGraph:
         if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
             return
         fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
-        error = ModelError(
-            "nothing is trainable: the loss would stay as it is",
-            given=f"variables {self.described_kinds()}" if self.specs else "a model without variables",
-            expected="floating parameters",
-            fix=fix if self.is_foreign else "make the weights with add_weight",
-        )
+        summary = "nothing is trainable: the loss would stay as it is"
+        given = f"variables {self.described_kinds()}" if self.specs else "a model without variables"
+        error = ModelError(summary, given=given, fix=fix if self.is_foreign else "make the weights with add_weight")
         if self.is_foreign:
             raise error
         warnings.warn(str(error), stacklevel=lint.frames_inside())
@@ -153,46 +150,33 @@ class ModuleGraph:
         found, known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True)), set(self.parts)
         lost = [_paths.join(parts) for parts in self.parts if parts not in found]
         if lost:
-            raise ModelError(
-                f"the module lost variables: {', '.join(map(repr, lost))}",
-                given=f"a {type(module).__name__} without them",
-                expected="the variables it was built with",
-                fix="change the values of variables, never remove them",
-            )
+            summary = f"the module lost variables: {', '.join(map(repr, lost))}"
+            fix = "change the values of variables, never remove them"
+            raise ModelError(summary, given=f"a {type(module).__name__} without them", fix=fix)
         gained = [
             _paths.join(parts)
             for parts, owner in zip(found, leaf_owners(state), strict=True)
             if parts not in known and not isinstance(owner, nnx.Intermediate)
         ]
         if gained:
-            raise ModelError(
-                f"the module gained variables when it was called: {', '.join(map(repr, gained))}",
-                given=f"a {type(module).__name__} with them",
-                expected="the variables it was built with: what a call creates would be lost after the step",
-                fix="create them in __init__, where layers that only the loss or a step calls are built, as with "
-                "self.teacher.build((None, 8)); or call the module once in the factory before returning it",
-            )
+            summary = f"the module gained variables when it was called: {', '.join(map(repr, gained))}"
+            fix = "create them in __init__, as by self.teacher.build((None, 8)), or call the module once in the factory"
+            raise ModelError(summary, given=f"a {type(module).__name__} with them", fix=fix)
         return self.nest([found[parts] for parts in self.parts])
 
 
 def trace_factory(
     factory: Callable[..., object], trainable: Trainable
 ) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
-    """The graph of the module that `factory(rngs=rngs)` makes, and the function from a seed to its state.
+    """Return the graph of the module that `factory(rngs=rngs)` makes, and the function from a uint32 seed to its state.
 
-    Nothing is allocated. The seed, a uint32, is an argument: a program that computes the state serves all seeds.
-
-    Raises:
-        ModelError: the factory takes neither `rngs` nor one positional argument, or does not return an NNX module.
+    Nothing is allocated, and one program serves all seeds.
     """
     by_keyword = as_factory(factory)
     if by_keyword is None:
-        raise ModelError(
-            "from_nnx: the factory cannot be called as factory(rngs=rngs) or factory(rngs)",
-            given=shorten(factory),
-            expected="a callable with one required argument, which gets the `flax.nnx.Rngs`; of a class it is `rngs`",
-            fix="wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))",
-        )
+        summary = "from_nnx: the factory cannot be called as factory(rngs=rngs) or factory(rngs)"
+        fix = "wrap it: Model.from_nnx(lambda rngs: MyNet(..., rngs=rngs))"
+        raise ModelError(summary, given=shorten(factory), fix=fix)
     seen: dict[str, Any] = {}
 
     def init(seed: ArrayLike) -> PyTree:
@@ -213,12 +197,9 @@ def split_module(module: nnx.Module, trainable: Trainable, *, needs_values: bool
     """The graph of a ready module, and its state, of which only planners do not need the values."""
     graphdef, state = nnx.split(module)
     if needs_values and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
-        raise ModelError(
-            "from_nnx: the module holds shapes, not arrays",
-            given=f"an abstract {type(module).__name__}, as nnx.eval_shape makes it",
-            expected="a module with values, or a factory",
-            fix="pass the factory: Model.from_nnx(lambda rngs: MyNet(rngs=rngs))",
-        )
+        given = f"an abstract {type(module).__name__}, as nnx.eval_shape makes it"
+        fix = "pass the factory: Model.from_nnx(lambda rngs: MyNet(rngs=rngs))"
+        raise ModelError("from_nnx: the module holds shapes, not arrays", given=given, fix=fix)
     return _graph_of(module, graphdef, state, trainable), state
 
 
@@ -227,12 +208,8 @@ def compile_rule(rule: str, argument: str) -> Pattern:
     try:
         return pattern(rule)
     except re.error as error:
-        raise ModelError(
-            f"`{argument}` is not a regular expression: {error}",
-            given=f"{rule!r}",
-            expected="a path, or a regular expression for whole paths",
-            fix=f"escape special characters: {re.escape(rule)!r}",
-        ) from error
+        summary = f"`{argument}` is not a regular expression: {error}"
+        raise ModelError(summary, given=f"{rule!r}", fix=f"escape special characters: {re.escape(rule)!r}") from error
 
 
 def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainable: Trainable) -> ModuleGraph:
@@ -302,12 +279,8 @@ def _trained(
     if trainable is not None and not any(chosen):
         paths = [spec.path for spec in specs if spec.role == "parameter"]
         near = nearest(str(trainable), paths)
-        raise ModelError(
-            "`trainable` selects no variable",
-            given=f"trainable={trainable!r}",
-            expected=f"a filter or whole-path regular expression for some of {paths[:6]}",
-            fix=f"the nearest path is {near!r}" if near else "print model.variables for the paths",
-        )
+        fix = f"the nearest path is {near!r}" if near else f"choose some of {paths[:6]}"
+        raise ModelError("`trainable` selects no variable", given=f"trainable={trainable!r}", fix=fix)
     inexact = [jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact) for spec in specs]
     return tuple(want and can for want, can in zip(chosen, inexact, strict=True))
 
@@ -316,12 +289,8 @@ def _predicate(trainable: Trainable) -> Callable[[Any, Any], bool]:
     try:
         return nnx.filterlib.to_predicate(trainable)
     except (TypeError, ValueError):  # ValueError: Flax fails while it formats the TypeError
-        raise ModelError(
-            "`trainable` is not a filter",
-            given=f"{shorten(trainable)} of type {type(trainable).__name__}",
-            expected="an NNX filter, or a regular expression for whole paths",
-            fix='for example trainable=nnx.LoRAParam or trainable="head/.*"',
-        ) from None
+        fix = 'for example trainable=nnx.LoRAParam or trainable="head/.*"'
+        raise ModelError("`trainable` is not a filter", given=with_type(trainable), fix=fix) from None
 
 
 def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -348,9 +317,5 @@ def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
 def _check_module(module: Any, what: str) -> None:
     if not isinstance(module, nnx.Module):
         check_is_ours(f"from_nnx: {what}", module)
-        raise ModelError(
-            f"from_nnx: {what} is not a flax.nnx.Module",
-            given=f"{type(module).__name__}",
-            expected="a flax.nnx.Module",
-            fix="for other code use your distribution's plan() and jax.jit",
-        )
+        fix = "for other code use your distribution's plan() and jax.jit"
+        raise ModelError(f"from_nnx: {what} is not a flax.nnx.Module", given=f"{type(module).__name__}", fix=fix)

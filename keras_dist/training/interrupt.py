@@ -17,15 +17,10 @@ Leave = Callable[[int], None]
 
 
 class _Notes:
-    """The handler of SIGINT, and of SIGTERM where somebody wants to leave well, while steps run.
+    """The handler of SIGINT, and of SIGTERM with `leave`, while steps run; `shields` delay what it raises.
 
-    It is the only place where signals are known. None is ever forgotten: what a handler raises may come in a `__del__`,
-    or in a callback of the garbage collector, where Python swallows it; then the next `check` raises again.
-
-    Attributes:
-        shields: while there are any, signals are only noted.
-        leave: called once before the first signal ends the training; None for nothing.
-        is_shared: whether all processes of the job run the same steps.
+    No signal is forgotten. What a handler raises in a `__del__`, or in a callback of the garbage collector, Python
+    swallows; then the next `check` raises again.
     """
 
     def __init__(self) -> None:

@@ -16,12 +16,7 @@ Logs = dict[str, Any]
 
 
 class LoggingStep(Protocol):
-    """A train or test step with the accumulation of its logs.
-
-    Attributes:
-        changed: indices of arrays that a test step changes, beside random streams and states.
-        may_read_values: whether the step may read values when it is not compiled.
-    """
+    """A train or test step that accumulates its logs; `changed` are the indices of arrays that a test step changes."""
 
     changed: Sequence[int]
     may_read_values: bool
@@ -42,12 +37,7 @@ class LoggingStep(Protocol):
 
 
 class PureStep:
-    """A pure function as a step.
-
-    Args:
-        step: `step(state, batch) -> (state, logs)`, or of a test `step(state, batch, draw)`.
-        trains: whether it is a train step.
-    """
+    """The function `step(state, batch) -> (state, logs)` as a step; of a test `step(state, batch, draw)`."""
 
     changed: Sequence[int] = ()
     may_read_values = False
@@ -66,12 +56,9 @@ class PureStep:
         """Return state and logs after a batch of `rows` real rows (traced)."""
         after, found = self._run(state, batch, draw)
         if set(found) != set(logs):
-            raise ModelError(
-                "train_step logs other names than before",
-                given=f"{sorted(found)}",
-                expected=f"{sorted(logs)}",
-                fix="return the same names from every step",
-            )
+            summary = "train_step logs other names than before"
+            fix = "return the same names from every step"
+            raise ModelError(summary, given=f"{sorted(found)}", expected=f"{sorted(logs)}", fix=fix)
         return after, {name: add(value, found[name], rows) for name, value in logs.items()}
 
     def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:

@@ -18,13 +18,8 @@ from keras_dist.training.accumulators import Accumulator, RateAccumulator
 class LazyLogs(MutableMapping[str, Any]):
     """Loss and metrics by name: floats, or arrays where a metric has several values.
 
-    Reading the first one waits for the step and fetches all of them. What callbacks write stays for those after them.
-
-    Args:
-        states: of the accumulators, on the device.
-        accumulators: how to read them, in their order.
-        known: further values that are on the host already.
-        seconds: returns how long the batches took, by which numbers become rates.
+    Reading the first one waits for the step and fetches all of them. What callbacks write stays for later callbacks.
+    Numbers become rates by `seconds()`, the duration of the batches.
     """
 
     def __init__(
@@ -128,12 +123,10 @@ def _joined(path: Any, *parts: Any) -> np.ndarray:
     values = [part.value if is_per_batch(part) else part for part in parts]
     if len({value.shape for value in values}) > 1:
         name = jax.tree_util.keystr(path) or "of the model"
-        raise ModelError(
-            f"predict: output {name} has neither a row for each example nor one shape",
-            given=f"shapes {shorten(sorted({value.shape for value in values}))} of {len(values)} batches",
-            expected="shape (rows, ...), or the same shape in all batches, which are stacked",
-            fix="choose a batch_size that divides the examples; or leave the output out with `call=`",
-        )
+        summary = f"predict: output {name} has neither a row for each example nor one shape"
+        given = f"shapes {shorten(sorted({value.shape for value in values}))} of {len(values)} batches"
+        fix = "choose a batch_size that divides the examples; or leave the output out with `call=`"
+        raise ModelError(summary, given=given, fix=fix)
     return np.stack(values)
 
 
@@ -143,12 +136,7 @@ def of_one_batch(outputs: PyTree) -> PyTree:
 
 
 def real_outputs(rows: int, outputs: PyTree) -> PyTree:
-    """The outputs for the rows that are real, on the host; of rows on devices of several processes, those of this one.
-
-    Args:
-        rows: how many are real: the first ones.
-        outputs: on the device, and divided by rows, if at all, among several processes.
-    """
+    """Return the outputs for the first `rows` rows, on the host; with several processes, the rows of this one."""
 
     def real(output: Any) -> Any:
         if is_per_batch(output):

@@ -93,26 +93,12 @@ def run_steps(
     batch: int = 0,
     group: int | None = None,
 ) -> PyTree:
-    """Dispatch every execution, with a bounded number of them in flight.
+    """Dispatch every execution, at most `in_flight` of them at a time; return the arrays of the last dispatch.
 
-    Args:
-        mode: which batch hooks are called.
-        executions: what to run.
-        dispatch: starts one, and returns arrays that are ready when it is done, and how many programs it compiled.
-        hooks: called around each group of steps.
-        check_interrupt: raises after an execution when Ctrl-C was pressed in it.
-        timer: told of what happens.
-        as_logs: what the hooks get to see of a group: of each execution the real rows of a batch, and the arrays that
-            `dispatch` returned.
-        collect: called with both for each finished execution, in order.
-        should_stop: asked after each execution.
-        in_flight: how many may be dispatched and not done; no more than `MAX_IN_FLIGHT`.
-        batch: the number of the first batch.
-        group: how many steps are a group; None for those of an execution. Hooks are told the last
-            batch of a full group, too, which Keras gives where the data ends before it.
-
-    Returns:
-        The arrays that the last `dispatch` returned; None without executions.
+    `dispatch` starts an execution, and returns arrays that are ready when it is done, and how many programs it
+    compiled. Hooks are called once for `group` steps, with logs that `as_logs` makes of the rows and arrays of each
+    execution. They also get the last batch of a full group, which Keras reports even where the data ends earlier.
+    `collect` gets the rows and arrays of each finished execution, in order.
     """
     waiting: collections.deque[tuple[int, int, PyTree, PyTree, float]] = collections.deque()
 

@@ -14,14 +14,7 @@ from keras_dist.losses import Loss
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """A loss, and the outputs that it is of.
-
-    Attributes:
-        name: what it is logged as, without `_loss`.
-        loss: of targets and predictions in the structure of `outputs`.
-        weight: its factor in the sum; None for 1.
-        outputs: the names of outputs, in the structure in which the model returns these; or one name.
-    """
+    """A loss, its weight in the sum, and the names of its outputs, in the structure in which the model returns them."""
 
     name: str
     loss: Loss
@@ -77,12 +70,7 @@ def parts_of(losses: PyTree, weights: PyTree, outputs: PyTree, labels: Mapping[s
 
 
 def _placed(numbers: PyTree, outputs: PyTree, path: tuple[Any, ...]) -> Iterator[tuple[int, PyTree, tuple[Any, ...]]]:
-    """The number of each loss, with its part of the outputs and the way there.
-
-    Raises:
-        LookupError: there is no such part.
-        TypeError: a dict is given for what is none.
-    """
+    """Yield each loss number with its part of the outputs and the path to it."""
     if isinstance(numbers, list | tuple):
         count = len(jax.tree.leaves(outputs))
         if len(numbers) == count and not any(isinstance(item, list | tuple | Mapping) for item in numbers):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from keras_dist import metrics
 from keras_dist._arguments import check_number
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
@@ -50,12 +50,9 @@ class _Term:
         loss, of = self.loss, self.output
         value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
-            raise ModelError(
-                f"the loss {loss.name!r} is not reduced to a number",
-                given=f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}",
-                expected="a scalar",
-                fix='leave out `reduction`, or pass "sum"',
-            )
+            summary = f"the loss {loss.name!r} is not reduced to a number"
+            given = f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}"
+            raise ModelError(summary, given=given, fix='leave out `reduction`, or pass "sum"')
         return value, reported
 
     def divisor(self) -> ArrayLike:
@@ -102,14 +99,9 @@ class Objective:
         return jax.tree.leaves([self.metrics, self.weighted_metrics])
 
     def losses(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> dict[str, jax.Array]:
-        """The `loss` of a batch, and with several outputs that of each, before its weight; nothing without a loss.
+        """Return the `loss` of a batch, with several outputs also the loss of each, before its weight.
 
-        The scalars that losses report come last; with several losses under names that begin with the output's.
-
-        Args:
-            batch: `(x, y, sample_weight)`.
-            y_pred: what the model returned.
-            mask: which values of `y_pred` count: an array, or one for each output; None for all.
+        The scalars that losses report follow; with several losses their names begin with the name of the output.
         """
         terms = self._terms(batch, y_pred, mask)
         if not terms:
@@ -141,25 +133,15 @@ class Objective:
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
     def tokens(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """The number of tokens in a batch: values of the loss with a weight other than 0 that no mask leaves out.
-
-        Arguments are those of `losses`.
-
-        Raises:
-            ModelError: no loss, or several, have a value for each token.
-        """
+        """Count the tokens in a batch: values of the loss with a weight other than 0 that no mask leaves out."""
         counts = [term.count() for term in self._terms(batch, y_pred, mask)]
         counts = [count for count in counts if count is not None]
         if len(counts) == 1:
             return counts[0]
-        raise ModelError(
-            "tokens_per_second: the tokens of a batch cannot be counted",
-            given=f"{len(counts)} losses with a value for each token",
-            expected="one loss with a value for each token (batch, time) before it is reduced",
-            fix="let the loss return one value for each token instead of their mean"
-            if not counts
-            else 'report "examples_per_second" instead, or let the other losses return scalars',
-        )
+        summary = "tokens_per_second: the tokens of a batch cannot be counted"
+        given = f"{len(counts)} losses with a value for each token"
+        fix = 'report "examples_per_second" instead, or let one loss alone return a value for each token'
+        raise ModelError(summary, given=given, fix=fix)
 
     def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
         """The arrays in `y_pred` that have a loss or a metric. Arguments are those of `losses`."""
@@ -185,12 +167,9 @@ class Objective:
                 name = _free(found, f"{prefix}weighted_{metric.name}") if name in found else name
                 found[name] = output.observation(metric, output.sample_weight)
         if repeated := set(found) & set(losses):
-            raise ModelError(
-                f"two values would be logged as {min(repeated)!r}",
-                given=f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}",
-                expected="a name of its own for each",
-                fix="give the metric another name, or rename the value in the dict that the loss returns",
-            )
+            given = f"the losses {', '.join(map(repr, losses))} and the metrics {', '.join(map(repr, found))}"
+            fix = "give the metric another name, or rename the value in the dict that the loss returns"
+            raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
         return {**{name: losses[name] for name in names if name in losses}, **in_order}
 
@@ -312,12 +291,7 @@ def resolve_objective(
         layer_names,
     )
     if loss is not None and not jax.tree.leaves(objective.loss):
-        raise ModelError(
-            "`loss` holds no loss",
-            given=f"loss={shorten(loss)}",
-            expected="a loss for at least one output",
-            fix='for example loss="mse"',
-        )
+        raise ModelError("`loss` holds no loss", given=f"loss={shorten(loss)}", fix='for example loss="mse"')
     _check_weights(loss, loss_weights, output_names)
     return objective
 
@@ -329,25 +303,17 @@ def _check_weights(loss: PyTree, loss_weights: PyTree, output_names: Sequence[st
         return
     missing = [name for name in losses if name not in loss_weights]
     if missing:
-        raise ModelError(
-            f"`loss_weights` has no entry for output {missing[0]!r}",
-            given=f"loss_weights={shorten(loss_weights)}",
-            expected=f"a number for each of {', '.join(map(repr, losses))}",
-            fix=f"loss_weights={{..., {missing[0]!r}: 1.0}}",
-        )
+        summary = f"`loss_weights` has no entry for output {missing[0]!r}"
+        fix = f"loss_weights={{..., {missing[0]!r}: 1.0}}"
+        raise ModelError(summary, given=f"loss_weights={shorten(loss_weights)}", fix=fix)
 
 
 def _check_no_layers(argument: str, given: PyTree) -> None:
     """Check that there is no layer, which could be called with two arguments like a function of targets."""
     layers = [leaf for leaf in jax.tree.leaves(given, is_leaf=_is_layer) if _is_layer(leaf)]
     if layers:
-        kind = "loss" if argument == "loss" else "metric"
-        raise ModelError(
-            f"`{argument}` holds a layer",
-            given=f"{shorten(layers[0])} of type {type(layers[0]).__name__}",
-            expected=f"a {kind}: a name, a {kind.title()}, or a callable (y_true, y_pred) -> values",
-            fix=f"call it in a function: lambda y_true, y_pred: ..., or leave it out of `{argument}`",
-        )
+        fix = "a name, or a function that may call the layer: lambda y_true, y_pred: ..."
+        raise ModelError(f"`{argument}` holds a layer", given=with_type(layers[0]), fix=fix)
 
 
 def _is_layer(node: Any) -> bool:
@@ -407,12 +373,9 @@ def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
     """Check that the values that a loss, or `report`, adds to the logs have names of their own."""
     for name in reported:
         if name in taken:
-            raise ModelError(
-                f"two values would be logged as {name!r}",
-                given=f"a loss that returns a value of this name, or `report`, beside {', '.join(map(repr, taken))}",
-                expected="another name for each value",
-                fix="rename it in the dict that the loss returns, or rename the metric",
-            )
+            given = f"a loss that returns a value of this name, or `report`, beside {', '.join(map(repr, taken))}"
+            fix = "rename it in the dict that the loss returns, or rename the metric"
+            raise ModelError(f"two values would be logged as {name!r}", given=given, fix=fix)
 
 
 def _free(taken: Mapping[str, Any], name: str) -> str:

@@ -14,7 +14,7 @@ from flax import traverse_util
 
 from keras_dist import _paths, optimizers
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, did_you_mean, nearest
+from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.train_state import TrainState
 
@@ -47,12 +47,7 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
         return given
     found = optimizers.get(given)
     if found is None:
-        raise ModelError(
-            "`optimizer` is missing",
-            given="optimizer=None",
-            expected="a name, a config, an Optimizer, or an optax transformation",
-            fix='for example optimizer="adam"',
-        )
+        raise ModelError("`optimizer` is missing", given="optimizer=None", fix='for example optimizer="adam"')
     return found if isinstance(found, optimizers.Optimizer) else optimizers.OptaxOptimizer(found, name)
 
 
@@ -69,12 +64,8 @@ def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
     if not isinstance(given, Mapping) or optimizers.is_config(given):
         return {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
     if not given:
-        raise ModelError(
-            "`optimizer` is an empty dict",
-            given="optimizer={}",
-            expected="at least one named optimizer",
-            fix='for example optimizer={"generator": "adam", "discriminator": "adam"}',
-        )
+        fix = 'for example optimizer={"generator": "adam", "discriminator": "adam"}'
+        raise ModelError("`optimizer` is an empty dict", given="optimizer={}", fix=fix)
     named = {name: _named(name, entry, parts) for name, entry in given.items()}
     _check_pairs(named)
     return named
@@ -90,24 +81,13 @@ def apply_gradients(
     value_fn: Callable[[PyTree], jax.Array] | None = None,
     batch_weight: ArrayLike | None = None,
 ) -> TrainState:
-    """`state` after one update by the optimizer `name`, or by all of them.
+    """Return `state` after one update by the optimizer `name`, or by all of them.
 
-    Args:
-        state: values, slots and step before.
-        named: the model's optimizers.
-        grads: gradients of all trained variables, or of those that the optimizer updates.
-        name: which optimizer; None for all of them.
-        value: the loss before, for optimizers that search along a line (lbfgs).
-        value_fn: the loss as a function of all trained variables, for the same.
-        batch_weight: how much the gradients count among those that are accumulated; None for as much as any.
+    `value` and `value_fn` are the loss before, and as a function of all trained variables, for line searches (lbfgs).
+    `batch_weight` is the weight of the gradients among those that are accumulated.
     """
     if name is not None and name not in named:
-        raise ModelError(
-            f"there is no optimizer {name!r}{did_you_mean(name, named)}",
-            given=f"optimizer={name!r}",
-            expected=f"one of {list(named)}",
-            fix="name an optimizer that compile() got",
-        )
+        raise unknown_name_error("there is no optimizer", name, named, error=ModelError)
     trainable, slots = state.trainable, dict(state.slots)
     for key in [name] if name is not None else list(named):
         optimizer = named[key]
@@ -138,20 +118,14 @@ def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
     """Check that one loss is scaled once, for all optimizers alike."""
     dynamic = [name for name, one in named.items() if isinstance(one.transformation, optimizers.LossScaleOptimizer)]
     if dynamic and len(named) > 1:
-        raise ModelError(
-            f"optimizer {dynamic[0]!r} scales the loss, which is that of other optimizers, too",
-            given=f"a LossScaleOptimizer among {list(named)}",
-            expected="a LossScaleOptimizer alone",
-            fix="give all of them the same loss_scale_factor instead, and compile(..., auto_scale_loss=False)",
-        )
+        summary = f"optimizer {dynamic[0]!r} scales the loss, which is that of other optimizers, too"
+        fix = "give all of them the same loss_scale_factor instead, and compile(..., auto_scale_loss=False)"
+        raise ModelError(summary, given=f"a LossScaleOptimizer among {list(named)}", fix=fix)
     scales = {name: getattr(optimizer.transformation, "loss_scale_factor", None) for name, optimizer in named.items()}
     if len(set(scales.values())) > 1:
-        raise ModelError(
-            "the optimizers scale one loss by different factors",
-            given=", ".join(f"{name}: loss_scale_factor={scale}" for name, scale in scales.items()),
-            expected="the same loss_scale_factor for all optimizers",
-            fix="give all of them one factor, or none",
-        )
+        summary = "the optimizers scale one loss by different factors"
+        given = ", ".join(f"{name}: loss_scale_factor={scale}" for name, scale in scales.items())
+        raise ModelError(summary, given=given, fix="give all of them one factor, or none")
 
 
 @contextlib.contextmanager
@@ -166,10 +140,9 @@ def scaling_checked(given: Iterable[Any]) -> Generator[None]:
             raise ModelError(
                 "train_step takes gradients of a loss that is not scaled",
                 given=f"the optimizer {optimizer.name!r}, which divides gradients by its loss scale",
-                expected="gradients of self.optimizer.scale_loss(loss)",
-                fix="return self.optimizer.scale_loss(loss) from what is differentiated, and the loss beside it (in a "
-                'pure train_step model.optimizer.scale_loss(loss, state.slots["optimizer"])); or '
-                "compile(..., auto_scale_loss=False) with an optimizer without `loss_scale_factor`",
+                fix="differentiate self.optimizer.scale_loss(loss), in a pure train_step "
+                'model.optimizer.scale_loss(loss, state.slots["optimizer"]); or '
+                "compile(..., auto_scale_loss=False)",
             )
 
 
@@ -198,12 +171,9 @@ def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
     flat_grads = traverse_util.flatten_dict(grads)
     missing = [_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
     if missing:
-        raise ModelError(
-            "apply_gradients: gradients are missing",
-            given=f"no gradient for {sorted(missing)[:5]}",
-            expected="a gradient for every variable the optimizer updates",
-            fix="differentiate with respect to all of state.trainable, or the part the optimizer updates",
-        )
+        summary = "apply_gradients: gradients are missing"
+        fix = "differentiate with respect to all of state.trainable, or the part the optimizer updates"
+        raise ModelError(summary, given=f"no gradient for {sorted(missing)[:5]}", fix=fix)
     return optimizer.select(grads)
 
 
@@ -211,19 +181,13 @@ def _check_pairs(named: Mapping[str, Optimizer]) -> None:
     """Check that no two optimizers are one object, or update the same variable."""
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         if first.transformation is second.transformation:
-            raise ModelError(
-                f"optimizers {one!r} and {other!r} are one object",
-                given=f"{first.transformation!r} twice",
-                expected="an object for each: it holds the state of one",
-                fix="make another: type(optimizer).from_config(optimizer.get_config())",
-            )
+            summary = f"optimizers {one!r} and {other!r} are one object"
+            fix = "make another: type(optimizer).from_config(optimizer.get_config())"
+            raise ModelError(summary, given=f"{first.transformation!r} twice", fix=fix)
         if both := first.parts & second.parts:
-            raise ModelError(
-                f"optimizers {one!r} and {other!r} both update {min(map(_paths.join, both))!r}",
-                given=f"rules that meet in {len(both)} variable(s)",
-                expected="one optimizer for each variable",
-                fix=f"narrow the rule of {one!r} or of {other!r}",
-            )
+            summary = f"optimizers {one!r} and {other!r} both update {min(map(_paths.join, both))!r}"
+            given = f"rules that meet in {len(both)} variable(s)"
+            raise ModelError(summary, given=given, fix=f"narrow the rule of {one!r} or of {other!r}")
 
 
 def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
@@ -240,8 +204,7 @@ def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
         raise ModelError(
             f"optimizer {name!r} updates no variable",
             given=f"variables {rule!r}",
-            expected=f"a rule for some of {paths[:6]}",
-            fix=f"write optimizer={{{name!r}: (optimizer, 'a regular expression')}}"
-            + (f"; the nearest path is {near!r}" if near else ""),
+            fix=f"optimizer={{{name!r}: (optimizer, rule)}} with a rule for some of {paths[:6]}"
+            + (f"; near is {near!r}" if near else ""),
         )
     return Optimizer(transformation, frozenset(chosen))

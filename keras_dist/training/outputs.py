@@ -16,12 +16,8 @@ from keras_dist.errors import ModelError
 class Outputs:
     """The arrays that a model returned, by name.
 
-    Names are the keys of a dict (`"a/b"` in nested ones), those given for a list or tuple, else `"output_1"` and so on;
-    a lone array has the name given or `""`.
-
-    Args:
-        y_pred: what the model returned.
-        names: of the arrays in a list or tuple, or of the lone array.
+    Names are the keys of a dict (`"a/b"` in nested ones), the `names` given for a list or tuple, else `"output_1"` and
+    so on; a lone array has the name given or `""`.
     """
 
     def __init__(self, y_pred: PyTree, names: Sequence[str] | None = None) -> None:
@@ -41,14 +37,7 @@ class Outputs:
         return jax.tree.structure(value) == self.structure
 
     def match(self, argument: str, value: PyTree, needed: Collection[str]) -> dict[str, Any]:
-        """The arrays in `value` by the output they belong to.
-
-        Args:
-            argument: how errors call it.
-            value: shaped as the outputs, a dict by output, a list in the order of `names` (or only of those needed;
-                alone where one is needed), or None.
-            needed: the outputs that must have one, when there is any.
-        """
+        """Return the arrays in `value` by output; a list is in the order of `names` or of `needed`."""
         leaves = jax.tree.leaves(value)
         if not leaves:
             return {}
@@ -64,16 +53,12 @@ class Outputs:
                     found = {name: item for name, item in zip(names, items, strict=True) if item is not None}
                     break
         if not found or not set(found) <= set(self.arrays) or not set(needed) <= set(found):
-            raise ModelError(
-                f"`{argument}` does not match the outputs of the model",
-                given=_describe(value),
-                expected=f"one array for each of {_listed(needed or self.names)}"
-                if len(self.arrays) > 1
-                else "one array",
-                fix=f"pass a dict by output: {argument}={{{next(iter(needed or self.names), '')!r}: ..., ...}}"
-                if len(self.arrays) > 1
-                else f"pass {argument} as one array, or a loss (y_true, y_pred) that takes it apart",
-            )
+            expected, fix = "one array", f"pass {argument} as one array, or a loss (y_true, y_pred) that takes it apart"
+            if len(self.arrays) > 1:
+                expected = f"one array for each of {_listed(needed or self.names)}"
+                fix = f"pass a dict by output: {argument}={{{next(iter(needed or self.names), '')!r}: ..., ...}}"
+            summary = f"`{argument}` does not match the outputs of the model"
+            raise ModelError(summary, given=_describe(value), expected=expected, fix=fix)
         return found
 
     def match_weights(self, argument: str, value: PyTree) -> dict[str, Any]:
@@ -83,13 +68,7 @@ class Outputs:
         return self.match(argument, value, ())
 
     def assign(self, argument: str, given: PyTree, one_for_all: bool) -> dict[str, Any]:
-        """What was given for the outputs, by output.
-
-        Args:
-            argument: how errors call it.
-            given: a dict by output, a list in their order, or, if `one_for_all`, a single thing.
-            one_for_all: whether something single is meant for every output.
-        """
+        """Return what was given by output: a dict, a list in their order, or one for all of them."""
         names = self.names
         if isinstance(given, Mapping):
             given = {_without_list(path, names, given): item for path, item in given.items()}
@@ -98,12 +77,9 @@ class Outputs:
             # as in Keras: those of a list are told apart by names alone, so that none may be missing
             missing = [name for name in names if name not in given] if self._is_sequence and argument == "loss" else []
             if missing and set(given) <= set(names):
-                raise ModelError(
-                    f"`loss` has no entry for {_listed(missing)} of the model",
-                    given=_described_spec(given),
-                    expected=f"an entry for each of {_listed(names)}; None for those without a loss",
-                    fix=f"compile(..., loss={{..., {missing[0]!r}: None}}), or a loss for it",
-                )
+                summary = f"`loss` has no entry for {_listed(missing)} of the model"
+                fix = f"compile(..., loss={{..., {missing[0]!r}: None}}), or a loss for it"
+                raise ModelError(summary, given=_described_spec(given), fix=fix)
             if set(given) <= set(names):
                 return {name: given[name] for name in names if name in given}
         elif isinstance(given, list | tuple):
@@ -111,16 +87,12 @@ class Outputs:
                 return dict(zip(names, given, strict=True))
         elif one_for_all:
             return dict.fromkeys(names, given)
-        raise ModelError(
-            f"`{argument}` does not match the outputs of the model",
-            given=_described_spec(given),
-            expected=f"a dict by output, or a list of {len(names)}, for {_listed(names)}"
-            if len(names) > 1
-            else f"a single one of `{argument}`, for the model has one output" + (f", {names[0]!r}" * bool(names[0])),
-            fix=f"compile(..., {argument}={{{names[0]!r}: ...}})"
-            if len(names) > 1
-            else f"compile(..., {argument}=...)",
-        )
+        summary, fix = f"`{argument}` does not match the outputs of the model", f"compile(..., {argument}=...)"
+        expected = f"a single one of `{argument}`, for the model has one output" + (f", {names[0]!r}" * bool(names[0]))
+        if len(names) > 1:
+            expected = f"a dict by output, or a list of {len(names)}, for {_listed(names)}"
+            fix = f"compile(..., {argument}={{{names[0]!r}: ...}})"
+        raise ModelError(summary, given=_described_spec(given), expected=expected, fix=fix)
 
 
 def _without_list(path: str, names: Sequence[str], given: Mapping[str, Any]) -> str:
@@ -137,12 +109,9 @@ def _names(y_pred: PyTree, leaves: list[Any], given: Sequence[str] | None) -> li
         is_flat = isinstance(y_pred, list | tuple) and len(y_pred) == len(leaves)
         return [f"output_{number}" for number in range(1, len(leaves) + 1)] if is_flat else paths
     if len(given) != len(leaves):
-        raise ModelError(
-            "the model has other outputs than names for them",
-            given=f"{len(leaves)} outputs",
-            expected=f"one for each of {_listed(given)}",
-            fix="give each output one name",
-        )
+        summary = "the model has other outputs than names for them"
+        fix = "give each output one name"
+        raise ModelError(summary, given=f"{len(leaves)} outputs, names {_listed(given)}", fix=fix)
     return list(given)
 
 

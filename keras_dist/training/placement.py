@@ -42,13 +42,7 @@ are: each compiles programs of its own, which takes about as long as a thousand 
 
 
 class Placement:
-    """Where the rows of data go: what batches are padded to, which of them this process gathers, what feeds the steps.
-
-    Args:
-        graph: the module, whose rules for activations are checked with the first inputs.
-        distribution: where batches live.
-        options: how the steps run.
-    """
+    """Places the rows of data: pads batches, picks the rows of this process, and chooses the feed of the steps."""
 
     def __init__(self, graph: ModuleGraph, distribution: Distribution, options: StepOptions) -> None:
         self._graph, self._distribution, self._options = graph, distribution, options
@@ -64,14 +58,7 @@ class Placement:
         epochs: int = 1,
         one_by_one: bool = False,
     ) -> Feed:
-        """What brings the batches to the steps.
-
-        Args:
-            mode: which steps.
-            examples: in batches.
-            epochs: how often all of them are taken.
-            one_by_one: whether each batch is an execution of its own, unless `compile` has said how many are.
-        """
+        """Return the feed of the batches; `one_by_one` runs single steps unless `compile` chose otherwise."""
         stack = self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and one_by_one):
             return self.stream(mode, examples)

@@ -18,13 +18,7 @@ from keras_dist._types import PyTree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """The position of one array in a module.
-
-    Attributes:
-        holder: the variable, or the module that has the array as an attribute.
-        attribute: the name of that attribute; None for a variable.
-        index: index among the leaves there; None for a single array.
-    """
+    """The position of one array in a module: a variable, or an attribute of a module, and the index in it."""
 
     holder: Any
     attribute: str | None = None

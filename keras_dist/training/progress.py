@@ -51,12 +51,8 @@ class Progress:
             or set(state) != set(names)
             or not all(_IS_FIELD[name](value) for name, value in state.items() if name != "cursor")
         ):
-            raise DataError(
-                "this is not how far a training has come",
-                given=shorten(state),
-                expected=f"a dict of {', '.join(names)}",
-                fix="pass what a snapshot had noted",
-            )
+            fix = f"pass what a snapshot had noted: a dict of {', '.join(names)}"
+            raise DataError("this is not how far a training has come", given=shorten(state), fix=fix)
         cursor, key = Cursor.from_json(state["cursor"]), state["shuffle_key"]
         return cls(**{**state, "cursor": cursor, "shuffle_key": None if key is None else tuple(key)})
 
@@ -99,12 +95,11 @@ class Progress:
             return
         if not other.cursor.batch and self.form["steps_per_epoch"] is None and other.form["steps_per_epoch"] is None:
             return
-        raise ModelError(
-            "fit cannot go on in the middle of an epoch: the batches are not those of the interrupted training",
-            given=", ".join(f"{name}={value}" for name, value in self.form.items()),
-            expected=", ".join(f"{name}={value}" for name, value in other.form.items()),
-            fix="call fit with the same examples, batch_size and steps_per_epoch; or begin anew in another directory",
-        )
+        summary = "fit cannot go on in the middle of an epoch: the batches are not those of the interrupted training"
+        given = ", ".join(f"{name}={value}" for name, value in self.form.items())
+        expected = ", ".join(f"{name}={value}" for name, value in other.form.items())
+        fix = "call fit with the same examples, batch_size and steps_per_epoch; or begin anew in another directory"
+        raise ModelError(summary, given=given, expected=expected, fix=fix)
 
 
 def _is_count(value: Any) -> bool:
@@ -145,15 +140,8 @@ def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[
 class Run:
     """One call of `fit`: its examples and callbacks, and how far it has come.
 
-    Args:
-        examples: in batches.
-        hooks: the callbacks.
-        progress: before the first batch.
-        zeros: the states of loss and metrics before the first batch.
-        options: how the steps run.
-
-    Attributes:
-        progress: after the last dispatched batch; or what a callback has given to go on with.
+    `zeros` are the states of loss and metrics before the first batch. A callback may replace `progress` to continue
+    an earlier training.
     """
 
     def __init__(
@@ -185,13 +173,10 @@ class Run:
             ModelError: it runs in another thread: its callbacks may not have seen yet what its arrays have.
         """
         if self._thread is not threading.current_thread():
-            raise ModelError(
-                "the state of a training cannot be taken from another thread: fit is running",
-                given=f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {self._thread.name!r}",
-                expected="a call between two batches, in the thread that trains",
-                fix="pass BackupAndRestore to fit, or save in a callback of your own; model.save(path), which leaves "
-                "out how far fit has come, works in any thread",
-            )
+            summary = "the state of a training cannot be taken from another thread: fit is running"
+            given = f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {self._thread.name!r}"
+            fix = "pass BackupAndRestore to fit, or save in a callback; model.save(path) works in any thread"
+            raise ModelError(summary, given=given, fix=fix)
         cursor = self.progress.cursor
         if isinstance(self._examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
             # batches that are made before they are trained on are ahead; and each process has an iterator of its own
@@ -213,12 +198,8 @@ class Run:
 
 def nothing_to_continue() -> ModelError:
     """Return the error for `continue_from` when no training is about to begin."""
-    return ModelError(
-        "there is no training to be continued",
-        given="continue_from outside of on_train_begin",
-        expected="a fit that has not begun its first epoch",
-        fix="restore the model alone, or pass BackupAndRestore to fit",
-    )
+    fix = "restore the model alone, or pass BackupAndRestore to fit"
+    return ModelError("there is no training to be continued", given="continue_from outside of on_train_begin", fix=fix)
 
 
 def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:

@@ -33,12 +33,7 @@ POLICIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-    """What is computed again: the whole forward pass, but for what a policy keeps, or some layers.
-
-    Attributes:
-        given: the argument of `compile`.
-        pattern: matches the whole paths of layers; None for the whole forward pass.
-    """
+    """Recomputation in the backward pass: of all but what a policy keeps, or of layers whose paths match."""
 
     given: str
     pattern: Pattern | None = None
@@ -82,12 +77,9 @@ def _unknown(given: Any, paths: Iterable[str]) -> ModelError:
     paths, known = list(paths), [FULL, *POLICIES]
     near = did_you_mean(given, [*known, *paths]) if isinstance(given, str) else ""
     layers = f", or a regular expression for whole paths such as {paths[:5]}" if paths else ", or one for paths"
-    return ModelError(
-        f"`remat` is neither a policy nor the path of a layer{near}",
-        given=f"remat={shorten(given)}",
-        expected=f"'none', {', '.join(map(repr, known))}{layers}",
-        fix='for example remat="full", remat="dots_saveable" or remat="block_.*"',
-    )
+    summary = f"`remat` is neither a policy nor the path of a layer{near}"
+    fix = f"one of 'none', {', '.join(map(repr, known))}{layers}"
+    return ModelError(summary, given=f"remat={shorten(given)}", fix=fix)
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
 from keras_dist.training.accumulators import Count, Latest, UpdatesTotal
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import DEFAULT, Optimizer
@@ -19,36 +19,18 @@ NAMES = ("gradient_norm", "learning_rate", "tokens_per_second", "examples_per_se
 
 
 def check_report(report: Any, has_own_step: bool) -> tuple[str, ...]:
-    """The names in `report` of `compile`.
-
-    Args:
-        report: a name, several, or None.
-        has_own_step: whether the user wrote the train step.
-    """
+    """Return the names in the argument `report` of `compile`."""
     names = () if report is None else (report,) if isinstance(report, str) else report
     if not isinstance(names, Collection) or isinstance(names, Mapping):
-        raise ModelError(
-            "`report` must be a list of names",
-            given=f"report={shorten(report)} of type {type(report).__name__}",
-            expected=f"some of {', '.join(map(repr, NAMES))}",
-            fix='for example report=["gradient_norm", "learning_rate"]',
-        )
+        fix = f"for example report=['gradient_norm']; there are {', '.join(map(repr, NAMES))}"
+        raise ModelError("`report` must be a list of names", given=f"report={with_type(report)}", fix=fix)
     for name in names:
         if name not in NAMES:
-            raise ModelError(
-                f"`report` has an unknown name {shorten(name)}{did_you_mean(str(name), NAMES)}",
-                given=f"report={shorten(report)}",
-                expected=f"some of {', '.join(map(repr, NAMES))}",
-                fix="choose one of these, or log others in a metric or a loss",
-            )
+            given = f"report={shorten(report)}"
+            raise unknown_name_error("`report` has an unknown name", name, NAMES, given=given, error=ModelError)
     if names and has_own_step:
-        raise ModelError(
-            "`report` is not available for a train step of your own",
-            given=f"report={shorten(report)}, and a train_step",
-            expected="the train step of `compile`",
-            fix="leave out `report`, and return these values in the logs of train_step, for example "
-            "{'loss': loss, 'gradient_norm': optax.tree.norm(grads)}",
-        )
+        fix = "leave it out, and log {'gradient_norm': optax.tree.norm(grads)} in train_step"
+        raise ModelError("`report` goes with the train step of `compile`", given=f"report={shorten(report)}", fix=fix)
     return tuple(dict.fromkeys(names))
 
 
@@ -62,18 +44,7 @@ def reported(
     outputs: tuple[PyTree, PyTree],
     batch_weight: ArrayLike | None,
 ) -> dict[str, Any]:
-    """The values of one step by name (traced).
-
-    Args:
-        names: as `check_report` returned them.
-        objective: counts tokens.
-        optimizers: by name.
-        states: before and after the step.
-        grads: of all trained variables, as the optimizers get them.
-        batch: `(x, y, sample_weight)`.
-        outputs: of the module, and their mask.
-        batch_weight: the weight of the batch among those that are accumulated.
-    """
+    """Return the values of one step by name (traced), from the states before and after it."""
     before, after = states
     found: dict[str, Any] = {}
     for name in names:

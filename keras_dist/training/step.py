@@ -16,7 +16,7 @@ from keras_dist import _jax, _paths
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import cast_floats, compute_under
 from keras_dist.losses.reduction import split_reported
@@ -209,14 +209,7 @@ class Forward:
     def with_padding(
         self, call: Callable[[Any], PyTree], arguments: Any, x: PyTree, call_copy: Callable[[Any], PyTree]
     ) -> PyTree:
-        """The outputs of `call(arguments)`, which it is given with padding where the mesh does not divide the rows.
-
-        Args:
-            call: the module.
-            arguments: its arguments.
-            x: its inputs, which say how many rows there are.
-            call_copy: as `call`, of a copy of the module.
-        """
+        """Return the outputs of `call(arguments)`, padded where the mesh does not divide the rows of `x`."""
         if not self.pads:
             return call(arguments)
         return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)[0]
@@ -313,12 +306,8 @@ def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree, Draw], 
 def check_scalar(loss: Any) -> jax.Array:
     """What `compute_loss` returned, if it is a scalar."""
     if not isinstance(loss, jax.Array | float | int) or jnp.shape(loss) != ():
-        raise ModelError(
-            "compute_loss did not return a scalar",
-            given=f"{shorten(loss)} of type {type(loss).__name__}",
-            expected='one number for the batch, or (loss, {"name": scalar})',
-            fix="for example jnp.mean(loss)",
-        )
+        fix = 'for example jnp.mean(loss), or (loss, {"name": scalar})'
+        raise ModelError("compute_loss did not return a scalar", given=with_type(loss), fix=fix)
     return jnp.asarray(loss)
 
 
@@ -326,22 +315,16 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
     """What a train step returned, if it is `(state, logs)` with the state it was given, but for the values."""
     after, logs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(after, TrainState) or not isinstance(logs, Mapping):
-        raise ModelError(
-            "train_step did not return (state, logs)",
-            given=f"{returned!r:.200} of type {type(returned).__name__}",
-            expected="(TrainState, dict of scalars)",
-            fix="return state.replace(...), {'loss': loss}",
-        )
+        given = f"{returned!r:.200} of type {type(returned).__name__}"
+        fix = "return state.replace(...), {'loss': loss}"
+        raise ModelError("train_step did not return (state, logs)", given=given, fix=fix)
     check_state("train_step", before, after)
     logs = flat_logs("train_step", logs)
     for name, value in logs.items():
         if not isinstance(value, Observation | UpdatesTotal | Latest | Count) and not _is_scalar(value):
-            raise ModelError(
-                f"train_step logs {name!r}, which is not a scalar",
-                given=f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value),
-                expected="a scalar for each name",
-                fix=f"for example jnp.mean({name})",
-            )
+            summary = f"train_step logs {name!r}, which is not a scalar"
+            given = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value)
+            raise ModelError(summary, given=given, fix=f"for example jnp.mean({name})")
     return after, logs
 
 
@@ -355,19 +338,16 @@ def _is_scalar(value: Any) -> bool:
 def check_state(step: str, before: TrainState, after: TrainState) -> None:
     """Check that the state after a step is that before it, but for the values."""
     if jax.tree.structure(before) != jax.tree.structure(after):
-        raise ModelError(
-            f"{step} returned a state of another structure",
-            given=f"{jax.tree.structure(after)}",
-            expected=f"{jax.tree.structure(before)}",
-            fix="change the values in the state, not its structure",
-        )
+        summary = f"{step} returned a state of another structure"
+        expected = f"{jax.tree.structure(before)}"
+        fix = "change the values in the state, not its structure"
+        raise ModelError(summary, given=f"{jax.tree.structure(after)}", expected=expected, fix=fix)
     leaves = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
     for (path, old), new in leaves:
         if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
             raise ModelError(
                 f"{step} changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
-                given=f"{jnp.shape(new)} {jnp.result_type(new)}",
-                expected=f"{jnp.shape(old)} {jnp.result_type(old)}, as before the step",
+                given=f"{jnp.shape(new)} {jnp.result_type(new)}, before {jnp.shape(old)} {jnp.result_type(old)}",
                 fix="cast the new value to the dtype of the old one"
                 if jnp.shape(old) == jnp.shape(new)
                 else "return a new value of the shape that the old one has, and each list in its order",

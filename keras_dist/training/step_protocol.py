@@ -38,15 +38,7 @@ _PARTS: dict[Mode, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProtocol:
-    """The steps of a model that are written as Keras has them on JAX.
-
-    Attributes:
-        steps: `step(state, data)` by mode: those that the model's class defines.
-        variables: gives handles on the trained variables and on all others, in the order of the lists.
-        metrics: gives the metrics whose variables are a part of the state.
-        reset: resets them.
-        prepare: makes the variables of metrics that follow from targets and outputs, of a batch (traced).
-    """
+    """The steps of a model in the form of Keras on JAX, by mode, with the variables and metrics of their state."""
 
     steps: Mapping[Mode, Callable[[Any, Any], Any]]
     variables: Callable[[], tuple[Sequence[Any], Sequence[Any]]]
@@ -91,15 +83,7 @@ class VariablesAccumulator:
 class ProtocolStep:
     """One step of a model in the form of Keras, on a `TrainState` and logs.
 
-    Args:
-        mode: of the step.
-        protocol: of the model.
-        cell: knows the places of the variables.
-        optimizers: of the model, by name.
-
-    Attributes:
-        changed: the places of the arrays that it exchanges for others, known once `accumulators` has traced it.
-        may_read_values: always: steps of the user that are not compiled may.
+    `changed` are the places of the arrays that the step exchanges for others, known once `accumulators` has traced it.
     """
 
     may_read_values = True
@@ -129,12 +113,9 @@ class ProtocolStep:
         del rows, draw
         found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
         if set(found) != set(logs) - {VARIABLES}:
-            raise ModelError(
-                f"{self._mode}_step logs other names than before",
-                given=f"{sorted(found)}",
-                expected=f"{sorted(set(logs) - {VARIABLES})}",
-                fix="return the same names from every step",
-            )
+            summary = f"{self._mode}_step logs other names than before"
+            fix = "return the same names from every step"
+            raise ModelError(summary, given=f"{sorted(found)}", expected=f"{sorted(set(logs) - {VARIABLES})}", fix=fix)
         # in the order and the dtypes of before: loops carry them
         return after, {
             VARIABLES: metrics,
@@ -192,12 +173,9 @@ class ProtocolStep:
         numbered = tree.unflatten(range(len(leaves)))
         trained, others = ([self._cell.place_of(one) for one in part] for part in self._protocol.variables())
         if sorted(trained) != sorted(jax.tree.leaves(numbered.trainable)):
-            raise ModelError(
-                f"{self._mode}_step: other variables are trained than when the model was compiled",
-                given=f"{len(trained)} trainable_variables",
-                expected=f"the {len(jax.tree.leaves(numbered.trainable))} of compile",
-                fix="call compile again after setting `trainable` of a layer",
-            )
+            summary = f"{self._mode}_step: other variables are trained than when the model was compiled"
+            given = f"{len(trained)} trainable_variables, not {len(jax.tree.leaves(numbered.trainable))}"
+            raise ModelError(summary, given=given, fix="call compile again after setting `trainable` of a layer")
         # as slots are flattened, and of each optimizer as its variables are
         slots = [optimizer.in_order(jax.tree.leaves(numbered.slots[name])) for name, optimizer in self._optimizers]
         return (trained, others), [place for part in slots for place in part], leaves, tree
@@ -210,12 +188,9 @@ class ProtocolStep:
 
     def _check_length(self, values: Any, count: int, name: str) -> None:
         if not isinstance(values, list | tuple) or len(values) != count:
-            raise ModelError(
-                f"{self._mode}_step returned another number of {name}",
-                given=f"{len(values)}" if isinstance(values, list | tuple) else shorten(values),
-                expected=f"a list of {count}",
-                fix="return each list of the state with its new values, in the order in which it came",
-            )
+            given = f"{len(values)}" if isinstance(values, list | tuple) else shorten(values)
+            fix = "return each list of the state with its new values, in the order in which it came"
+            raise ModelError(f"{self._mode}_step must return a list of {count} {name}", given=given, fix=fix)
 
     def _checked(self, returned: Any) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
         """Logs and state, if they are that."""
@@ -236,40 +211,28 @@ class ProtocolStep:
                 return jnp.asarray(value_of(value))
         except (TypeError, ValueError):
             pass
-        raise ModelError(
-            f"{self._mode}_step logs what is no number under a name",
-            given=f"logs[{name!r}] = {shorten(value)}",
-            expected="strings as names, and numbers or arrays as values",
-            fix="log the parts of a list under separate names, and leave out what is None",
-        )
+        summary = f"{self._mode}_step must log numbers or arrays under names"
+        fix = "log the parts of a list under separate names, and leave out what is None"
+        raise ModelError(summary, given=f"logs[{name!r}] = {shorten(value)}", fix=fix)
 
     def _wrong_return(self, returned: Any, expected: str) -> ModelError:
-        return ModelError(
-            f"{self._mode}_step did not return what Keras expects of it on JAX",
-            given=f"{returned!r:.200} of type {type(returned).__name__}",
-            expected=expected,
-            fix=f"return {expected.partition(' with ')[0]}",
-        )
+        summary = f"{self._mode}_step did not return what Keras expects of it on JAX"
+        given = f"{returned!r:.200} of type {type(returned).__name__}"
+        return ModelError(summary, given=given, fix=f"return {expected}")
 
 
 def _like(value: Any, before: Any, name: str) -> jax.Array:
     """The new value of a metric's variable, in the dtype of before."""
     array = jnp.asarray(value_of(value), before.dtype)
     if array.shape != before.shape:
-        raise ModelError(
-            f"a step changed the shape of {name}",
-            given=f"shape {array.shape}",
-            expected=f"shape {before.shape}",
-            fix="return what metric.stateless_update_state gives",
-        )
+        given = f"shape {array.shape}, before {before.shape}"
+        fix = "return what metric.stateless_update_state gives"
+        raise ModelError(f"a step changed the shape of {name}", given=given, fix=fix)
     return array
 
 
 def _check_count(variables: Sequence[Any], values: Sequence[Any]) -> None:
     if len(variables) != len(values):
-        raise ModelError(
-            "the metrics of the model have other variables than when its step was traced first",
-            given=f"{len(variables)} variables",
-            expected=f"{len(values)}",
-            fix="make metrics and their variables in __init__ or build of the model",
-        )
+        summary = "the metrics of the model have other variables than when its step was traced first"
+        fix = "make metrics and their variables in __init__ or build of the model"
+        raise ModelError(summary, given=f"{len(variables)} variables, before {len(values)}", fix=fix)

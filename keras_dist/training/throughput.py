@@ -145,17 +145,7 @@ class StepTimer:
         return now
 
     def dispatched(self, began: float, signal: PyTree, rows: int, compiled: int) -> float:
-        """A dispatch is over.
-
-        Args:
-            began: when, as `look` returned it.
-            signal: an array that is ready when the steps are done.
-            rows: those of all its steps.
-            compiled: how many programs the dispatch had to compile.
-
-        Returns:
-            When its steps may have started, for `finished`.
-        """
+        """Note a dispatch that began at `began`; return when its steps may have started, for `finished`."""
         self._idle += began - self._busy_until
         self._busy_until = time.perf_counter()
         self._rows += rows

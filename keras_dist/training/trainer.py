@@ -42,13 +42,7 @@ _VALIDATIONS = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoggedStep:
-    """A train or test step, and how what it logs is accumulated.
-
-    Attributes:
-        step: the step.
-        accumulators: by the names that are logged.
-        zeros: their states before the first batch; steps do not consume them, so one copy will do.
-    """
+    """A step, its accumulators by logged name, and their states before the first batch, which no step consumes."""
 
     step: LoggingStep
     accumulators: dict[str, Accumulator]
@@ -68,13 +62,8 @@ class LoggedStep:
 class Trainer:
     """The compiled steps of one model on one distribution, and the loop over them.
 
-    Args:
-        cell: owns the arrays.
-        forward: calls the module.
-        choices: None while the model is not compiled: only prediction works then.
-
-    Attributes:
-        stops: the modes whose run is to end after the current step; it is taken out of there when a run begins.
+    Before `compile` (`choices` is None) only prediction works. `stops` are the modes whose run ends after the current
+    step; a mode is removed from it when its run begins.
     """
 
     def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
@@ -97,15 +86,9 @@ class Trainer:
         hooks: Hooks,
         facts: Facts | None = None,
     ) -> Timing:
-        """Train for the epochs, and tell how fast it went.
+        """Train for the epochs, and return how fast it was.
 
-        Args:
-            examples: in batches.
-            epochs: their numbers.
-            shuffle_key: fixes the order of the examples.
-            validation: what is evaluated after epochs.
-            hooks: called around executions, epochs and the run.
-            facts: what else must be equal in all processes of a job.
+        `facts` are further values that must be equal in all processes of a job.
         """
         self._check_targets(examples.source)
         order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else each has rows of its own
@@ -265,15 +248,7 @@ class Trainer:
     def predict(
         self, examples: Examples, hooks: Hooks, draw: Draw, call: ModuleCall | None = None, local: bool = False
     ) -> PyTree:
-        """The outputs for the examples, in order, on the host; with `local` for rows on devices of this process.
-
-        Args:
-            examples: in batches.
-            hooks: called around executions and the run.
-            draw: where the first batch draws its random numbers.
-            call: in place of how the module is called.
-            local: whether for rows on devices of this process alone.
-        """
+        """Return the outputs for the examples, in order, on the host; with `local` for rows of this process alone."""
         outputs: list[PyTree] = []
         self._check_agreement("predict", examples, {"local": local, **_facts_of_draw(draw)})
         self._compiled.forget_shapes("predict")

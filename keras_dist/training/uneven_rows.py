@@ -54,18 +54,10 @@ def over_padded_rows(
     distribution: Distribution,
     call_copy: Callable[[PyTree], PyTree] | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """The outputs of `call` for the rows of `inputs`, padded to a multiple, and which outputs have rows (traced).
+    """Return the outputs of `call` for padded rows of `inputs`, and which outputs have rows (traced).
 
     Added rows repeat the last one. They are cut off the outputs, so that neither losses nor metrics see them. Outputs
-    of the same shape for another number of rows have no rows, and stay as they are.
-
-    Args:
-        call: the module.
-        inputs: with the real rows.
-        multiple: of which the number of padded rows is one.
-        distribution: gives the layouts of the padded inputs.
-        call_copy: a copy of the module, called with more rows for the shapes of its outputs; by default every output
-            must have rows.
+    of the same shape for another number of rows, as `call_copy` shows, have no rows, and stay as they are.
     """
     rows = next((len(leaf) for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)), 0)
     added = -rows % multiple
@@ -82,13 +74,9 @@ def over_padded_rows(
             return True
         if other is not None and np.shape(output) == np.shape(other):
             return False
-        raise ModelError(
-            f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has no row for each example',
-            given=f"shape {np.shape(output)} for {rows} rows, padded to {rows + added}",
-            expected=f"shape ({rows + added}, ...), of which the added rows can be cut off",
-            fix="return outputs with the batch along the first dim; compute one number for the batch in the loss, "
-            "which sees the real rows alone",
-        )
+        summary = f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has no row for each example'
+        fix = "return outputs with the batch along the first dim; compute one number for the batch in the loss"
+        raise ModelError(summary, given=f"shape {np.shape(output)} for {rows} rows, padded to {rows + added}", fix=fix)
 
     def cut(output: Any, has_rows: bool) -> Any:
         return _with_masks(lambda leaf: real_rows(leaf, rows, distribution), output) if has_rows else output
@@ -106,26 +94,16 @@ def over_padded_rows(
 
 
 def check_have_rows(outputs: PyTree, has_rows: PyTree, measured: PyTree) -> None:
-    """Check that the outputs that losses and metrics are of have rows, of which padding can be cut off.
-
-    Args:
-        outputs: of the module.
-        has_rows: which of them have rows.
-        measured: the arrays among the outputs that have a loss or a metric.
-    """
+    """Check that outputs with a loss or a metric have rows, of which padding can be cut off."""
     needed = {id(leaf) for leaf in jax.tree.leaves(measured)}
     for (path, output), has in zip(
         jax.tree_util.tree_leaves_with_path(outputs), jax.tree.leaves(has_rows), strict=True
     ):
         if not has and id(output) in needed:
-            raise ModelError(
-                f'uneven="pad": output {jax.tree_util.keystr(path) or "of the model"} has a loss or a metric, and '
-                "does not have a row for each example",
-                given=f"shape {np.shape(output)}, whatever the number of rows",
-                expected="shape (rows, ...), of which the added rows of a padded batch can be cut off",
-                fix="return values with the batch along the first dim, and compute one number for the batch in the "
-                "loss, which sees the real rows alone; or name the other outputs alone, as in loss={'name': ...}",
-            )
+            name = jax.tree_util.keystr(path) or "of the model"
+            summary = f'uneven="pad": output {name} has a loss or a metric, but no row for each example'
+            fix = "put the batch along the first dim; or name only the other outputs, as in loss={'name': ...}"
+            raise ModelError(summary, given=f"shape {np.shape(output)}, whatever the number of rows", fix=fix)
 
 
 def _with_masks(change: Callable[[Any], Any], tensors: PyTree) -> PyTree:

@@ -239,7 +239,7 @@ def test_two_configs_of_different_models_are_refused(change, given, tmp_path):
     with pytest.raises(ConfigError, match="holds two configs of different models") as caught:
         kd.models.load_model(tmp_path / "m.keras")
     assert re.search(given, caught.value.given), caught.value.given
-    assert str(tmp_path / "m.keras") in caught.value.summary and "config.json" in caught.value.expected
+    assert str(tmp_path / "m.keras") in caught.value.summary and "metadata.json" in caught.value.fix
 
 
 def test_what_keras_has_no_place_for_is_no_difference(tmp_path):

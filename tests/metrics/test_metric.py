@@ -122,8 +122,8 @@ def test_a_value_of_another_shape_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: metrics.Metric("mean"), "`dtype` is no dtype"),
-        (lambda: metrics.Metric(name=3), "`name` is no name"),  # type: ignore[arg-type]
+        (lambda: metrics.Metric("mean"), "`dtype` must be the name of a dtype"),
+        (lambda: metrics.Metric(name=3), "`name` must be a string or None"),  # type: ignore[arg-type]
         (lambda: metrics.Mean().add_variable((), "zeroes"), "unknown initializer.*'zeros'"),
         (lambda: metrics.Mean().add_variable((2,), np.ones(3)), r"(?s)array of another shape.*\(2,\)"),
         (lambda: metrics.Mean().stateless_result([1.0]), "`metric_variables` does not fit"),

@@ -12,8 +12,8 @@ GRID = np.ones((2, 3), "i4")
 WRONG = {
     "top_k": (lambda: metrics.Precision(top_k=4)(ROWS, ROWS), "Precision: `top_k` is larger than the number of cl"),
     "top_k of recall": (lambda: metrics.Recall(top_k=4)(ROWS, ROWS), "Recall: `top_k` is larger"),
-    "too few for F1": (lambda: metrics.F1Score()(ROWS, ROWS, np.ones(2)), "F1Score: `sample_weight` does not fit"),
-    "each class for F1": (lambda: metrics.F1Score()(ROWS, ROWS, ROWS), "F1Score: `sample_weight` does not fit"),
+    "too few for F1": (lambda: metrics.F1Score()(ROWS, ROWS, np.ones(2)), "F1Score: `sample_weight` must have"),
+    "each class for F1": (lambda: metrics.F1Score()(ROWS, ROWS, ROWS), "F1Score: `sample_weight` must have"),
     "too few for FBeta": (lambda: metrics.FBetaScore()(ROWS, ROWS, np.ones(2)), "FBetaScore: `sample_weight`"),
     "too few for IoU": (lambda: metrics.IoU(2, [1])(GRID, GRID, np.ones(3, "i4")), "`sample_weight` does not fit"),
     "turned for IoU": (lambda: metrics.MeanIoU(2)(GRID, GRID, np.ones((3, 2), "i4")), "`sample_weight` does not fit"),

@@ -181,12 +181,12 @@ MISUSE = {
     "metric that is a layer": (
         lambda: again(metrics=[kd.layers.Dense(1)]),
         ModelError,
-        r"(?s)`metrics` holds a layer.*expected: a metric",
+        r"(?s)`metrics` holds a layer.*fix: .* lambda y_true, y_pred",
     ),
     "loss that is a layer": (
         lambda: again(loss=kd.layers.Dense(1)),
         ModelError,
-        r"(?s)`loss` holds a layer.*expected: a loss",
+        r"(?s)`loss` holds a layer.*fix: .* lambda y_true, y_pred",
     ),
     "metrics that nothing updates": (
         lambda: again(loss=None, train_step=lambda state, batch, rngs: (state, {}), metrics=["mse"]),

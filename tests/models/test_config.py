@@ -308,11 +308,11 @@ class TestRefused:
                 lambda config: config["layers"][1].update(
                     module="keras_dist.losses", class_name="Huber", config={}, registered_name=None
                 ),
-                "holds what is no layer",
+                "contains an entry that is not a layer",
             ),
             (
                 lambda config: config["layers"][1].update(class_name="Operation", config={"name": "system"}),
-                "operation that is not known",
+                "the unknown operation",
             ),
         ],
     )
@@ -338,7 +338,7 @@ class TestClones:
         clone = models.clone_model(model, input_tensors=[a, b])
         assert clone.input_names == ["left", "right"]
         assert clone.inputs[0] is a
-        with pytest.raises(ModelError, match="`input_tensors` do not fit"):
+        with pytest.raises(ModelError, match="`input_tensors` must be a symbolic tensor"):
             models.clone_model(model, input_tensors=[a])
 
     def test_other_layers(self):

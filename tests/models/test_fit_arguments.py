@@ -171,7 +171,7 @@ class TestValidationFreq:
 
     @pytest.mark.parametrize("wrong", [0, True, "often", 1.5, (1,), [0]], ids=str)
     def test_what_tells_no_epochs_is_refused(self, model, wrong):
-        with pytest.raises(ModelError, match="`validation_freq` tells no epochs") as caught:
+        with pytest.raises(ModelError, match="`validation_freq` must be an integer") as caught:
             model.fit(X, Y, validation_freq=wrong)
         assert caught.value.given == f"validation_freq={wrong!r}"
 

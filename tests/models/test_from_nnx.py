@@ -242,7 +242,7 @@ def test_fit_finds_its_layout_under_auto_parallel(made):
         model.compile("sgd", LOSS)
         with pytest.raises(kd.errors.DistributionError, match="AutoParallel has no layout yet") as caught:
             model.predict(x, verbose=0)
-        assert "compile and fit it" in caught.value.fix
+        assert "call fit first" in caught.value.fix
         lines: list[str] = []
         model.summary(print_fn=lines.append)
         assert "AutoParallel has no layout yet" in lines[0] and "until fit finds one" in "".join(lines)
@@ -274,7 +274,7 @@ def test_fit_finds_its_layout_under_auto_parallel(made):
 def test_what_is_not_a_module_is_refused_with_the_remedy(given, message):
     with pytest.raises(kd.errors.ModelError, match=message) as caught:
         kd.Model.from_nnx(given)
-    assert caught.value.given and caught.value.expected and caught.value.fix
+    assert caught.value.given and caught.value.fix
 
 
 def test_an_abstract_module_is_refused():
@@ -307,7 +307,7 @@ def test_a_variable_made_by_a_call_is_refused_by_name():
     model.compile("sgd", loss=LOSS)
     with pytest.raises(kd.errors.ModelError, match="'seen'") as caught:
         model.train_on_batch(x, y)
-    assert caught.value.given and caught.value.expected and "__init__" in caught.value.fix
+    assert caught.value.given and "__init__" in caught.value.fix
 
 
 def test_a_module_called_once_in_the_factory_keeps_the_variable():

@@ -103,8 +103,8 @@ class TestGraphs:
         ("make", "message"),
         [
             (lambda a, b: kd.Model(a, a + b), r"(?s)graph is disconnected: .* depends on 'b', which is not an input"),
-            (lambda a, b: kd.Model(a, jnp.ones(3)), "`outputs` are not symbolic tensors"),
-            (lambda a, b: kd.Model(np.ones(3), a), "`inputs` are not symbolic tensors"),
+            (lambda a, b: kd.Model(a, jnp.ones(3)), "`outputs` must be symbolic tensors"),
+            (lambda a, b: kd.Model(np.ones(3), a), "`inputs` must be symbolic tensors"),
             (lambda a, b: kd.Model(a), "Model needs `inputs` and `outputs`"),
             (
                 lambda a, b: kd.Model(a, layers.Dense(3, name="x")(layers.Dense(3, name="x")(a))),
@@ -262,7 +262,7 @@ class TestSequentialWithoutInput:
         for given in (kd.Input((5,), name="new"), [layers.ReLU()(kd.Input((5,)))]):
             clone = kd.models.clone_model(model, input_tensors=given)
             assert clone.built and clone.input_shape == (None, 5) and not model.built
-        with pytest.raises(ModelError, match=r"expected: 1 symbolic tensor\(s\)"):
+        with pytest.raises(ModelError, match="`input_tensors` must be a symbolic tensor for each"):
             kd.models.clone_model(model, input_tensors=[kd.Input((5,)), kd.Input((5,))])
 
     def test_it_goes_on_taking_other_lengths(self):

@@ -149,7 +149,7 @@ def test_a_folder_that_is_not_there_is_told(kind, model, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no folder '.*nix") as caught:
         model.load_weights(kind(tmp_path / "nix"))
     assert isinstance(caught.value, ModelError)
-    assert caught.value.fix == "correct the path"
+    assert caught.value.fix.startswith("correct the path")
 
 
 @pytest.mark.parametrize("written", [whole, sharded, cached])

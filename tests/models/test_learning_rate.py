@@ -101,7 +101,7 @@ def test_there_is_none_before_compile():
 def test_a_rate_that_is_no_number_is_refused_by_name():
     model = built("adam")
     for value in (None, "a", np.ones(3), optax.constant_schedule(0.1), np.nan):
-        with pytest.raises(ModelError, match="`learning_rate` is not a number") as caught:
+        with pytest.raises(ModelError, match="`learning_rate` must be a finite number") as caught:
             model.optimizer.learning_rate = value
         assert caught.value.given and "compile" in caught.value.fix
         assert model.optimizer.learning_rate == pytest.approx(1e-3)

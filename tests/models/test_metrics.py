@@ -198,5 +198,5 @@ def test_a_result_that_is_no_number_is_named():
 
     fresh = kd.Model.from_nnx(Plain, seed=0)
     fresh.compile("sgd", LOSS, metrics=[Words(name="words")])
-    with pytest.raises(ModelError, match="the result of metric 'words' is no number"):
+    with pytest.raises(ModelError, match="the result of metric 'words' must be a number"):
         fresh.evaluate(X, Y, verbose=0)

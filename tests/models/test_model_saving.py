@@ -359,7 +359,7 @@ class TestFolders:
     @pytest.mark.parametrize("path", ["", None, 3, "a\0b", "model.safetensors"])
     def test_what_is_no_path_of_a_folder(self, path, saved):
         for method in (saved[0].save, load_model):
-            with pytest.raises(ModelError, match="no folder of a model"):
+            with pytest.raises(ModelError, match="must be the path of a folder"):
                 method(path)
 
     def test_what_holds_no_model(self, saved, tmp_path):
@@ -372,7 +372,7 @@ class TestFolders:
                 with pytest.raises(CheckpointError, match=f"is not a checkpoint(.|\n)*{said[name]}") as caught:
                     load(tmp_path / name)
                 assert "damaged" not in str(caught.value)
-                assert caught.value.fix == "correct the path"
+                assert caught.value.fix.startswith("correct the path")
         with kd.checkpoint.CheckpointManager(saved[0], tmp_path / "states") as manager:
             state = manager.save()
         for name in ("config.json", "compile.json"):  # the manifest does not list them: they are not read

@@ -203,9 +203,9 @@ def test_some_layers_only():
     assert named == ["layer (type)", "d1 (Dense)", "d2 (Dense)", "d3 (Dense)"]
     assert lines_of(model, layer_range=("d3", "d1"))[1][0] == "d1 (Dense)"
     for wrong in (["d1"], ["d1", "d9"], [1, 2], "d1"):
-        with pytest.raises(ModelError, match="`layer_range` does not match two layers") as caught:
+        with pytest.raises(ModelError, match="`layer_range` must be the names of two layers") as caught:
             model.summary(layer_range=wrong)
-        assert "'d4'" in caught.value.expected
+        assert "'d4'" in caught.value.fix
 
 
 def printed_at(model, width):

@@ -132,9 +132,9 @@ def test_shapes_are_compared_as_they_come_out(model, path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name_map": ["a"]}, "`name_map` cannot be used"),
-        ({"name_map": {".*": []}}, "`name_map` cannot be used"),
-        ({"transform": {".*": "T"}}, "`transform` cannot be used"),
+        ({"name_map": ["a"]}, "`name_map` must be a dict"),
+        ({"name_map": {".*": []}}, "`name_map` must be a dict"),
+        ({"transform": {".*": "T"}}, "`transform` must be a dict"),
         ({"name_map": {"(": "a"}}, "`name_map` is not a regular expression"),
         ({"name_map": {"block_.*": "a", ".*_0/.*": "b"}}, "matches several rules of `name_map`"),
         ({"name_map": {"block_.*": r"h.\1"}}, "asks for what its rule does not have"),

@@ -117,7 +117,7 @@ def test_restarts_are_in_time(t_mul: float, transform: Any) -> None:
         ("CosineDecayRestarts", (0.1, 0), "`first_decay_steps` must be a finite number"),
         ("CosineDecayRestarts", (0.1, 1, 0.5), "`t_mul` must be a finite number"),
         ("PiecewiseConstantDecay", ([1, 2], [0.1, 0.2]), "`boundaries` and `values` do not fit"),
-        ("PiecewiseConstantDecay", ([2, 1], [0.1, 0.2, 0.3]), "`boundaries` do not rise"),
+        ("PiecewiseConstantDecay", ([2, 1], [0.1, 0.2, 0.3]), "`boundaries` must be in increasing order"),
     ],
 )
 def test_nonsense_is_refused_by_name(name: str, arguments: Any, message: str) -> None:

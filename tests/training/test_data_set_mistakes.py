@@ -126,7 +126,7 @@ class TestMistakes:
         model = kd.Sequential([kd.Input(X.shape[1:]), kd.layers.Dense(Y.shape[-1] if Y.ndim > 1 else 3)])
         model.compile("sgd", "mse" if Y.ndim > 1 else "sparse_categorical_crossentropy")
         batches = kind([(X[:8], Y[:8])] * count)
-        with pytest.raises(DataError, match="`validation_data` cannot be used") as caught:
+        with pytest.raises(DataError, match="`validation_data` must be") as caught:
             model.fit(X, Y, validation_data=batches, verbose=0)
         assert f"of length {count}, each of whose items is a tuple" in caught.value.given
         assert "join their arrays to (x, y), or give a data set" in caught.value.fix

@@ -248,7 +248,7 @@ def test_losses_of_outputs_without_rows_are_refused_at_the_first_step(options: A
     model = model_on("data=8,model=1", Auxiliary, LOSS)
     model.compile("sgd", uneven="pad", **options)
     targets: Any = {"y": Y[:16], "load": np.zeros(16, "f4")} if isinstance(options["loss"], dict) else Y[:16]
-    with pytest.raises(ModelError, match=r"output \['(load|mean)'\] has a loss or a metric, and does not have a row"):
+    with pytest.raises(ModelError, match=r"output \['(load|mean)'\] has a loss or a metric, but no row"):
         model.train_on_batch(X[:16], targets)
 
 
@@ -269,7 +269,7 @@ def test_what_has_no_rows_is_refused() -> None:
 
     model = model_on("data=2,model=4", Scalar, lambda y, p: p)
     model.compile("sgd", lambda y, p: p, uneven="pad")
-    with pytest.raises(ModelError, match="output of the model has a loss or a metric, and does not have a row"):
+    with pytest.raises(ModelError, match="output of the model has a loss or a metric, but no row"):
         model.train_on_batch(X[:8], Y[:8])
     assert model(X[:7]).shape == (), "of the padded rows, as the docstring of `compile` says"
     with pytest.raises(ModelError, match="`uneven`"):

@@ -123,7 +123,7 @@ def test_the_rate_of_the_last_step(optimizer: Any, expected: float) -> None:
 def test_a_rate_that_is_not_known(optimizer: Any) -> None:
     with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate=") as caught:
         reported(optimizer(), "learning_rate")
-    assert "optax.adamw(optax.constant_schedule(1e-3)) instead of optax.adamw(1e-3)" in caught.value.fix
+    assert "optax.adamw(optax.constant_schedule(1e-3))" in caught.value.fix
 
 
 def test_several_optimizers_have_several_rates_and_one_norm() -> None:
@@ -211,7 +211,7 @@ def test_rates_are_by_the_wall_time_of_the_epoch() -> None:
 def test_a_loss_without_values_has_no_tokens() -> None:
     model = model_on()
     model.compile("sgd", lambda y, p: jnp.mean((y - p) ** 2), report="tokens_per_second")
-    with pytest.raises(ModelError, match="one value for each token"):
+    with pytest.raises(ModelError, match="return a value for each token"):
         model.fit(X, Y, verbose=0)
 
 
@@ -230,7 +230,7 @@ def test_unknown_names(report: Any, message: str) -> None:
 
 
 def test_a_train_step_of_ones_own_logs_itself() -> None:
-    with pytest.raises(ModelError, match="train step of your own"):
+    with pytest.raises(ModelError, match="`report` goes with the train step of `compile`"):
         model_on().compile("sgd", "mse", train_step=lambda state, batch, rngs: (state, {}), report=["learning_rate"])
 
 

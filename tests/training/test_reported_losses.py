@@ -155,8 +155,8 @@ def test_compute_loss_of_a_model_with_metrics_logs_by_these() -> None:
         (lambda y, p: (jnp.mean((y - p) ** 2), {"mse": 1.0}), ["mse"], "two values would be logged as 'mse'"),
         (lambda y, p: (jnp.mean((y - p) ** 2), {"loss": 1.0}), None, "two values would be logged as 'loss'"),
         (lambda y, p: ((y - p) ** 2, {"each": y[:, 0]}), None, r"jnp\.mean"),
-        (lambda y, p: ((y - p) ** 2, {"text": "a"}), None, "not a scalar"),
-        (lambda y, p: ((y - p) ** 2, {3: 1.0}), None, "not a scalar"),
+        (lambda y, p: ((y - p) ** 2, {"text": "a"}), None, "must return scalars to log"),
+        (lambda y, p: ((y - p) ** 2, {3: 1.0}), None, "must return scalars to log"),
     ],
 )
 def test_what_cannot_be_logged(loss: Any, metrics: Any, message: str) -> None:

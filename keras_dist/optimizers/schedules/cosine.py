@@ -40,12 +40,9 @@ class CosineDecay(LearningRateSchedule):
         if warmup_target is not None:
             check_number("warmup_target", warmup_target)
         elif warmup_steps:
-            raise ModelError(
-                "CosineDecay: `warmup_steps` without `warmup_target`",
-                given=f"warmup_steps={warmup_steps}, warmup_target=None",
-                expected="both, or neither: without a target there is no warmup",
-                fix=f"for example initial_learning_rate=0.0, warmup_target={initial_learning_rate}",
-            )
+            summary = "CosineDecay: `warmup_steps` without `warmup_target`"
+            fix = f"for example initial_learning_rate=0.0, warmup_target={initial_learning_rate}"
+            raise ModelError(summary, given=f"warmup_steps={warmup_steps}, warmup_target=None", fix=fix)
         self.initial_learning_rate = check_number("initial_learning_rate", initial_learning_rate)
         self.decay_steps = check_number("decay_steps", decay_steps, above=0)
         self.alpha = check_number("alpha", alpha)

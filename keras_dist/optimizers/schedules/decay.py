@@ -87,28 +87,19 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         for argument, numbers in (("boundaries", boundaries), ("values", values)):
             is_list = isinstance(numbers, Sequence | np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
             if not is_list or isinstance(numbers, str) or np.ndim(numbers) != 1:
-                raise ModelError(
-                    f"PiecewiseConstantDecay: `{argument}` is not a list",
-                    given=f"{argument}={shorten(numbers)}",
-                    expected="a list of numbers",
-                    fix="for example boundaries=[100, 200], values=[1e-2, 1e-3, 1e-4]",
-                )
+                summary = f"PiecewiseConstantDecay: `{argument}` must be a list of numbers"
+                fix = "for example boundaries=[100, 200], values=[1e-2, 1e-3, 1e-4]"
+                raise ModelError(summary, given=f"{argument}={shorten(numbers)}", fix=fix)
             for number in numbers:
                 check_number(argument, number)
         if len(boundaries) != len(values) - 1:
-            raise ModelError(
-                "PiecewiseConstantDecay: `boundaries` and `values` do not fit",
-                given=f"{len(boundaries)} boundaries and {len(values)} values",
-                expected="one value more than boundaries",
-                fix="give a value for the steps up to each boundary, and one for those after the last",
-            )
+            summary = "PiecewiseConstantDecay: `boundaries` and `values` do not fit"
+            fix = "give a value for the steps up to each boundary, and one for those after the last"
+            raise ModelError(summary, given=f"{len(boundaries)} boundaries and {len(values)} values", fix=fix)
         if np.any(np.diff(boundaries) <= 0):
-            raise ModelError(
-                "PiecewiseConstantDecay: `boundaries` do not rise",
-                given=f"boundaries={shorten(list(boundaries))}",
-                expected="each boundary after the one before",
-                fix="sort them, and their values",
-            )
+            summary = "PiecewiseConstantDecay: `boundaries` must be in increasing order"
+            given = f"boundaries={shorten(list(boundaries))}"
+            raise ModelError(summary, given=given, fix="sort them, and their values")
         self.boundaries = boundaries
         self.values = values
         self.name = name

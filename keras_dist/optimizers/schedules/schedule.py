@@ -25,9 +25,6 @@ class LearningRateSchedule(Configurable):
 
     def __call__(self, step: ArrayLike) -> jax.Array:
         """Return the rate after `step` steps."""
-        raise ModelError(
-            f"the schedule {type(self).__name__} defines no `__call__`",
-            given=f"{type(self).__name__} without __call__(self, step)",
-            expected="a method that returns the rate of a step",
-            fix="for example return self.initial_learning_rate / (step + 1)",
-        )
+        summary = f"the schedule {type(self).__name__} defines no `__call__`"
+        fix = "for example return self.initial_learning_rate / (step + 1)"
+        raise ModelError(summary, given=f"{type(self).__name__} without __call__(self, step)", fix=fix)
