@@ -249,8 +249,9 @@ class Variable(Lendable):
 
     def follow(self, owners: Owners) -> None:
         """Be an `nnx.Param` if the layers around it are trained, so that filters of NNX select what is trained."""
-        if type(self) in (Parameter, Frozen):
-            self.__class__ = Parameter if say_trainable(owners) else Frozen  # pyright: ignore[reportAttributeAccessIssue]
+        kind = Parameter if say_trainable(owners) else Frozen
+        if type(self) in (Parameter, Frozen) and type(self) is not kind:
+            object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax would refuse it
 
     @property
     def _owners(self) -> Owners:
