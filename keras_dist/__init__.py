@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_dist import _environment, _not_here
+from keras_dist import _environment, _missing_names
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
@@ -93,9 +93,9 @@ __version__ = "0.1.0"
 _environment.size_thread_pool(_environment.fake_device_count())
 
 # what works on models stands above `saving`, which has these names of Keras
-_not_here.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
+_missing_names.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
 _OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
-_not_here.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
+_missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 
 _PACKAGES = (
     "activations",
@@ -196,7 +196,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(_imported(_PACKAGE_OF[name]), name)
         globals()[name] = value
         return value
-    return _not_here.missing_from(__name__)(name)
+    return _missing_names.missing_from(__name__)(name)
 
 
 def __dir__() -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax
-from keras_dist._operators import Operators
-from keras_dist._scope import current_scope
+from keras_dist._array_operators import Operators
+from keras_dist._stateless_scope import current_scope
 
 switching = threading.RLock()
 """Guards borrowing and returning, so that no thread reads an array that a step is about to delete."""

@@ -14,8 +14,8 @@ from optax import projections
 from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
+from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
 
 def relu(
@@ -257,7 +257,7 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
 hard_swish = hard_silu
 swish = silu
 
-_ACTIVATIONS = Vocabulary(
+_ACTIVATIONS = ObjectRegistry(
     "activation",
     __name__,
     accepted="a function of one array",

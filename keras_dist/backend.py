@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error
-from keras_dist._not_here import missing_from
-from keras_dist._scope import named
+from keras_dist._missing_names import missing_from
+from keras_dist._stateless_scope import named
 from keras_dist._types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device

@@ -15,8 +15,8 @@ from keras_dist._types import ArrayLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
 
 class Constraint(Configurable):
@@ -132,7 +132,7 @@ min_max_norm = MinMaxNorm
 non_neg = NonNeg
 unit_norm = UnitNorm
 
-_CONSTRAINTS = Vocabulary(
+_CONSTRAINTS = ObjectRegistry(
     "constraint",
     __name__,
     Constraint,

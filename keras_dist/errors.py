@@ -107,7 +107,7 @@ class ArgumentTypeError(ModelError, TypeError):
     """An argument is of a kind that cannot be used, where Keras raises a `TypeError`."""
 
 
-class AbsentError(ModelError, AttributeError):
+class NotAvailableError(ModelError, AttributeError):
     """A property that an object does not have in the state it is in, so that `hasattr` is False."""
 
 
@@ -115,7 +115,7 @@ class ConstructorError(ModelError, AttributeError):
     """The constructor of a subclass does not call that of its base."""
 
 
-class FileAbsentError(ModelError, FileNotFoundError):
+class FileMissingError(ModelError, FileNotFoundError):
     """There is no such file, where Keras raises a `ValueError`."""
 
 
@@ -123,7 +123,7 @@ class DataError(KerasDistError, ValueError):
     """Data cannot be turned into batches for this model and mesh."""
 
 
-class MissingFileError(DataError, FileNotFoundError):
+class DataFileMissingError(DataError, FileNotFoundError):
     """A file or folder that data are read from does not exist."""
 
 
@@ -240,7 +240,7 @@ def unknown_name_error(
 
 def unreadable(error: Exception) -> type[DataError]:
     """Return the class of the error that tells that a file of data cannot be read, for what reading it raised."""
-    return MissingFileError if isinstance(error, FileNotFoundError) else DataError
+    return DataFileMissingError if isinstance(error, FileNotFoundError) else DataError
 
 
 def type_name(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from keras_dist._arguments import argument_error, check_kind, check_option
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist._patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
 

@@ -15,8 +15,8 @@ from keras_dist._docstrings import complete_docstrings
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
 from keras_dist.saving.configurable import Configurable
+from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary, callable_with_one_array
 
 _EPSILON = 1e-7  # rows shorter than this are not stretched to length 1
 
@@ -155,7 +155,7 @@ l1_l2 = L1L2
 l2 = L2
 orthogonal_regularizer = OrthogonalRegularizer
 
-_REGULARIZERS = Vocabulary(
+_REGULARIZERS = ObjectRegistry(
     "regularizer",
     __name__,
     Regularizer,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from keras_dist._arguments import check_callable
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 

@@ -278,7 +278,7 @@ class TestTheWidth:
             assert any("dense/kernel" in line and "replicated" in line and "no rule" in line for line in lines)
 
     def test_of_stderr_where_a_command_reports_there(self, terminal, capsys):
-        class Found:
+        class SearchResult:
             def __str__(self):
                 return render(small())
 
@@ -286,7 +286,7 @@ class TestTheWidth:
                 return "[mesh]"
 
         master = terminal(50, "stderr")
-        arguments.show_toml(Found(), False)
+        arguments.show_toml(SearchResult(), False)
         sys.stderr.flush()
         assert max(map(len, os.read(master.fileno(), 2**16).decode().splitlines())) <= 50
         assert capsys.readouterr().out == "[mesh]\n"

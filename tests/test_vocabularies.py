@@ -11,7 +11,7 @@ import pytest
 
 from keras_dist import activations, constraints, initializers, layers, losses, metrics, optimizers, regularizers, saving
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 
 BASES = {
     constraints: constraints.Constraint,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16, vgg19, xception
 from keras_dist.applications.efficientnet import EfficientNetB0
 from keras_dist.applications.mobilenet_v2 import MobileNetV2

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_dist.callbacks.callback import Callback as Callback
 from keras_dist.callbacks.callback_list import CallbackList as CallbackList

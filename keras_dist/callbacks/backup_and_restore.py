@@ -11,7 +11,7 @@ from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution import liveness
+from keras_dist.distribution import heartbeat
 from keras_dist.distribution.job import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
@@ -121,7 +121,7 @@ class BackupAndRestore(Callback):
         )
         self._manager = manager
         stored = manager.newest()
-        liveness.note_save("nothing yet" if stored is None else str(stored.folder))
+        heartbeat.note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
             print_message(f"BackupAndRestore: going on with {stored.folder}")
@@ -174,7 +174,7 @@ class BackupAndRestore(Callback):
             return
         if error is None and self.delete_checkpoint:
             manager.delete()
-            liveness.note_save(None)
+            heartbeat.note_save(None)
             return
         try:
             manager.close(wait=not isinstance(error, KeyboardInterrupt), error=error)

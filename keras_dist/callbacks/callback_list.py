@@ -13,7 +13,7 @@ from keras_dist._signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
-from keras_dist.distribution.agreement import Facts, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, cause, shorten, with_type
 
 
@@ -138,7 +138,7 @@ class CallbackList(Callback):
             for callback in reversed(self._with("on_train_exit")):
                 stack.callback(callback.on_train_exit, error)
 
-    def facts(self) -> Facts:
+    def facts(self) -> Fingerprint:
         """Return the settings of callbacks that every process of a job must have alike."""
         found: dict[str, object] = {}
         for number, callback in enumerate(one for one in self.callbacks if _is_in_every_process(one)):

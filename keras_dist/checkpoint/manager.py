@@ -19,7 +19,7 @@ from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, finger
 from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bases_needed, states_in
-from keras_dist.distribution import liveness
+from keras_dist.distribution import heartbeat
 from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
@@ -480,7 +480,7 @@ class _Writer:
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
         self._error: BaseException | None = None
-        steps = liveness.training_steps()
+        steps = heartbeat.training_steps()
         try:
             finish = snapshot.begin(path, fsync)
         except OSError as error:
@@ -489,7 +489,7 @@ class _Writer:
         def run() -> None:
             try:
                 finish()
-                liveness.note_save(str(path), steps)
+                heartbeat.note_save(str(path), steps)
                 then()
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error

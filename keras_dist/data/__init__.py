@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batched import BatchedDataset, split_dataset, timeseries_dataset_from_array

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist._types import PyTree
 from keras_dist.data.conversion import Arrays, describe
-from keras_dist.distribution.process_rows import Portion
+from keras_dist.distribution.process_rows import BatchSlice
 from keras_dist.errors import DataError, shorten
 
 
@@ -34,7 +34,7 @@ class Batch:
     form: Hashable = None
     name: str = ""
     stacked: int | None = None
-    portion: Portion | None = None
+    portion: BatchSlice | None = None
 
     def describe(self) -> str:
         """Return the arrays with the shapes that a step sees."""

@@ -16,7 +16,7 @@ from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
-from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]
@@ -104,7 +104,7 @@ class Batching:
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         start: Cursor | None = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Epochs:
         """Yield the batches of each epoch.
 
@@ -126,7 +126,7 @@ class Batching:
     def check_passes(self, count: int) -> None:
         """Do nothing: examples can be read any number of times."""
 
-    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
+    def example(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return the first batch in the order of the examples, for its structure."""
         return next(self.source.batches(self.batch_size, multiple_of, span=range(1), share=share))
 
@@ -171,7 +171,7 @@ class Streaming:
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         start: Cursor | None = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Epochs:
         """Yield the batches of each epoch; with `steps`, each epoch continues where the previous one stopped.
 
@@ -221,7 +221,7 @@ class Streaming:
         """Return the state of the iterator of the batches, as JSON; None if it has none."""
         return self.source.state()
 
-    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
+    def example(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return the first batch, for its structure."""
         return self.source.example(multiple_of, share)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_dist import _paths
 from keras_dist._arguments import check_int
-from keras_dist._operators import native
-from keras_dist._ranges import check_fits
+from keras_dist._array_operators import native
+from keras_dist._integer_checks import check_fits
 from keras_dist._types import PyTree
 from keras_dist.errors import DataError, shorten, with_type
 

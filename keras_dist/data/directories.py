@@ -17,7 +17,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.data.batched import BatchedDataset
 from keras_dist.data.image_files import INTERPOLATIONS, read_image
 from keras_dist.distribution.job import print_message
-from keras_dist.errors import DataError, MissingFileError, cause, shorten, unreadable
+from keras_dist.errors import DataError, DataFileMissingError, cause, shorten, unreadable
 from keras_dist.saving.regular_files import read_regular
 
 _IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -72,7 +72,7 @@ def image_dataset_from_directory(
         from 0 to 255, (batch, height, width, channels). For `subset="both"` a list of two.
 
     Raises:
-        MissingFileError: there is no such folder; it is a FileNotFoundError, as in Keras.
+        DataFileMissingError: there is no such folder; it is a FileNotFoundError, as in Keras.
         DataError: there are no such files, or an argument cannot be used; a broken file is named when it is read.
 
     Source: `keras.utils.image_dataset_from_directory`, with `format="grain"`.
@@ -140,7 +140,7 @@ def text_dataset_from_directory(
         `TextVectorization`, or give it to a model that begins with one.
 
     Raises:
-        MissingFileError: there is no such folder.
+        DataFileMissingError: there is no such folder.
         DataError: there are no such files, an argument cannot be used, or a file is no text in UTF-8.
 
     Source: `keras.utils.text_dataset_from_directory`, with `format="grain"`.
@@ -189,7 +189,7 @@ class _Files:
         if not inferred and self._mode is not None and not isinstance(labels, list | tuple | np.ndarray):
             raise argument_error("labels", labels, '"inferred", None, or a list of integers', error=DataError)
         if not os.path.isdir(self._directory):
-            raise argument_error("directory", directory, "a folder", error=MissingFileError)
+            raise argument_error("directory", directory, "a folder", error=DataFileMissingError)
         folders = self._folders(class_names) if inferred else [""]
         if not inferred and class_names is not None:
             raise argument_error("class_names", class_names, 'None without labels="inferred"', error=DataError)

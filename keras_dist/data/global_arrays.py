@@ -10,7 +10,7 @@ import numpy as np
 from keras_dist import _paths
 from keras_dist._types import PyTree
 from keras_dist.distribution import TensorLayout, job
-from keras_dist.distribution.process_rows import Portion, process_rows, wrong_rows
+from keras_dist.distribution.process_rows import BatchSlice, process_rows, wrong_rows
 from keras_dist.errors import DataError, with_type
 
 
@@ -52,7 +52,7 @@ def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: boo
     return treedef.unflatten(placed)
 
 
-def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: Portion, dim: int = 0) -> jax.Array:
+def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: BatchSlice, dim: int = 0) -> jax.Array:
     """Return a global array made of the rows of each process. All processes of the mesh must call it.
 
     Args:

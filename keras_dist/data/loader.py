@@ -9,11 +9,11 @@ import jax
 
 from keras_dist._arguments import check_int
 from keras_dist._types import PyTree
+from keras_dist.data.adapters import source_of
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.conversion import Arrays, check_batch_size
 from keras_dist.data.cursor import Cursor
-from keras_dist.data.recognition import source_of
 from keras_dist.data.source import RowSource
 from keras_dist.errors import DataError
 

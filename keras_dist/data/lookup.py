@@ -14,7 +14,7 @@ from keras_dist.data.batch import Batch, stacked, unpack
 from keras_dist.data.conversion import Arrays, as_arrays, dense, describe, is_plain, noting, to_host
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
-from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1
@@ -68,7 +68,7 @@ class LookupSource(RowSource):
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         span: range | None = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Iterator[Batch]:
         """Return the examples in batches, which one thread reads ahead."""
         parts = self.row_numbers(batch_size, multiple_of, shuffle_key, span, share)  # full batches, the partial one

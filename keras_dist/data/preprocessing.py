@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import argument_error, check_option
-from keras_dist._ranges import check_indices
+from keras_dist._integer_checks import check_indices
 from keras_dist._types import DTypeLike, PyTree
 from keras_dist.errors import DataError
 

@@ -13,7 +13,7 @@ from keras_dist._types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.batch_keys import BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
-from keras_dist.distribution.process_rows import Portion, Share
+from keras_dist.distribution.process_rows import BatchSlice, HostSlice
 from keras_dist.errors import DataError
 
 
@@ -97,7 +97,7 @@ class RowNumbers:
     size: int
     multiple_of: int
     wanted: range
-    portion: Portion | None = None
+    portion: BatchSlice | None = None
 
     @property
     def real(self) -> int:
@@ -145,7 +145,7 @@ class RowSource(DataSource):
         shuffle_key: tuple[int, ...] | None = None,
         stack: int = 1,
         span: range | None = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Iterator[Batch]:
         """Yield the examples in batches, each exactly once.
 
@@ -172,7 +172,7 @@ class RowSource(DataSource):
         multiple_of: int,
         shuffle_key: tuple[int, ...] | None = None,
         span: range | None = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> list[RowNumbers]:
         """Return the rows of the batches, in order: first all full ones, then the shorter one, if there is one.
 
@@ -192,7 +192,7 @@ class RowSource(DataSource):
             before += count
         return found
 
-    def whole(self, multiple_of: int, share: Share | None = None) -> Batch:
+    def whole(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return all examples as one batch."""
         return next(self.batches(self.length, multiple_of, share=share))
 

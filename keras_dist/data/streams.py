@@ -30,7 +30,7 @@ from keras_dist.data.conversion import (
 )
 from keras_dist.data.source import DataSource, order_of, register_source
 from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _END: Any = object()
@@ -104,7 +104,7 @@ class StreamSource(DataSource):
         same._class_weight = class_weight
         return same
 
-    def example(self, multiple_of: int, share: Share | None = None) -> Batch:
+    def example(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return the first batch, for its structure."""
         return self._padded(self.like, multiple_of, share)
 
@@ -114,7 +114,7 @@ class StreamSource(DataSource):
         shuffle_key: tuple[int, ...] | None = None,
         skip: int = 0,
         state: Any = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Iterator[Batch]:
         """Yield all batches but the first `skip`, padded to a multiple of `multiple_of` rows and cut to `share`.
 
@@ -153,7 +153,7 @@ class StreamSource(DataSource):
         common_length(arrays, self.name, "batch")
         return arrays
 
-    def _padded(self, arrays: Arrays, multiple_of: int, share: Share | None) -> Batch:
+    def _padded(self, arrays: Arrays, multiple_of: int, share: HostSlice | None) -> Batch:
         leaves, tree = jax.tree.flatten(arrays)
         rows = len(leaves[0])
         padding = -rows % multiple_of
@@ -282,7 +282,7 @@ class KeptSource(StreamSource):
         shuffle_key: tuple[int, ...] | None = None,
         skip: int = 0,
         state: Any = None,
-        share: Share | None = None,
+        share: HostSlice | None = None,
     ) -> Iterator[Batch]:
         """Yield all batches but the first `skip`. Each is read when it is needed first, and padded and cut then."""
         if self._left is None:

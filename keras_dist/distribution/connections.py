@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from keras_dist._types import Device
-from keras_dist.distribution import job, liveness
+from keras_dist.distribution import heartbeat, job
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
@@ -21,10 +21,10 @@ def connect(devices: Iterable[Device]) -> None:
     the process after the join time-out, before any work is lost.
     """
     ordered = sorted(devices, key=lambda device: device.id)
-    with liveness.connecting(frozenset(ordered)) as is_first:
+    with heartbeat.connecting(frozenset(ordered)) as is_first:
         if not is_first:
             return
-        liveness.note_act("the first collective")
+        heartbeat.note_act("the first collective")
         mesh = jax.sharding.Mesh(np.array(ordered), ("devices",))
         parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("devices",), ()))
         own = [device for device in ordered if job.process_of(device) == job.process_index()]

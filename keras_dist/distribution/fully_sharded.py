@@ -11,7 +11,7 @@ from keras_dist._arguments import check_int
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
-from keras_dist.distribution.own_layout import AxisNames
+from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
 from keras_dist.errors import DistributionError, type_name

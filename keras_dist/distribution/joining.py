@@ -24,7 +24,7 @@ from keras_dist._coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist.distribution import job_warnings, liveness, same_rows
+from keras_dist.distribution import heartbeat, job_warnings, same_rows
 from keras_dist.distribution.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.job_arguments import (
     ADDRESSES_VARIABLE,
@@ -153,7 +153,7 @@ def initialize(
             raise
         raise attempt.failed(error) from None
     process, processes = _jax.place_in_job()
-    liveness.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
+    heartbeat.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
     with _telling(f"what the other processes of {processes} say about themselves"):
         seed = _agree(_jax.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)

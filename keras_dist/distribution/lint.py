@@ -17,7 +17,7 @@ from flax import nnx
 from keras_dist._patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, told_apart
+from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, distinct_descriptions
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 
@@ -82,7 +82,7 @@ def check_layout(
         problems.append(Problem(kind, path, summary, given, expected, fix))
 
     if layout.device_mesh is not None and layout.device_mesh != mesh:
-        here, there = told_apart(mesh, layout.device_mesh)
+        here, there = distinct_descriptions(mesh, layout.device_mesh)
         found(
             "mesh",
             f"the layout of {called} belongs to a different mesh",

@@ -224,7 +224,7 @@ def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
     raise argument_error("device_mesh", device_mesh, "a keras_dist.DeviceMesh", fix=fix, error=error)
 
 
-def told_apart(*meshes: DeviceMesh) -> list[str]:
+def distinct_descriptions(*meshes: DeviceMesh) -> list[str]:
     """Return the short forms of different meshes, with their devices where they would be the same without."""
     forms = [mesh.describe() for mesh in meshes]
     if len(set(forms)) == len(forms):

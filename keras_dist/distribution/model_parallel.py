@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
-from keras_dist.distribution.own_layout import AxisNames
+from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy
 from keras_dist.errors import DistributionError, with_type

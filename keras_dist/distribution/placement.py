@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 
 from keras_dist import _jax
 from keras_dist._arguments import argument_error
-from keras_dist._operators import native
+from keras_dist._array_operators import native
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import job, lint, liveness
+from keras_dist.distribution import heartbeat, job, lint
 from keras_dist.distribution.connections import connect
 from keras_dist.distribution.layout import TensorLayout, from_keras
 from keras_dist.distribution.rendezvous import Rendezvous
@@ -95,10 +95,10 @@ def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a
         shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(getattr(value, "dtype", type(value)))
         return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
     if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it
-        liveness.note_act(f"setting {name}")
+        heartbeat.note_act(f"setting {name}")
         connect(sharding.device_set)
     try:
-        with liveness.waiting():
+        with heartbeat.waiting():
             placed = jax.device_put(value, sharding)
     except AssertionError as error:  # in all of them
         values = Rendezvous(f"setting {name}").each(lambda: shorten(value), str)
@@ -121,6 +121,6 @@ def host_copy(array: jax.Array) -> np.ndarray:
     data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)
-    liveness.note_act("reading a value of which each process has a part")
-    with liveness.waiting():
+    heartbeat.note_act("reading a value of which each process has a part")
+    with heartbeat.waiting():
         return np.array(multihost_utils.process_allgather(data, tiled=True))

@@ -277,7 +277,7 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Portion:
+class BatchSlice:
     """The rows of one batch that a process gathers.
 
     Attributes:
@@ -294,7 +294,7 @@ class Portion:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Share:
+class HostSlice:
     """Which rows of each batch this process gathers: those that its devices hold.
 
     Attributes:
@@ -329,18 +329,18 @@ class Share:
             raise outside_of_mesh(self._process)
         return self._known[padded_rows]
 
-    def portion(self, rows: int) -> Portion:
+    def portion(self, rows: int) -> BatchSlice:
         """Return which rows to load of a batch of the source with `rows` rows."""
         if not self.is_own:
             padded = -(-rows // self.multiple_of) * self.multiple_of
             positions = self.owned(padded)
-            return Portion(np.minimum(positions, rows - 1), positions, padded, rows)
+            return BatchSlice(np.minimum(positions, rows - 1), positions, padded, rows)
         count, each = self._parts
         if rows % each:
             summary = f"the rows that a process gives must be a multiple of {each} in every batch"
             fix = f"batches of {-(-rows // each) * each} rows, or auto_shard_dataset=True and all rows everywhere"
             raise DataError(summary, given=f"a batch of {rows} rows, auto_shard_dataset=False", fix=fix)
-        return Portion(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
+        return BatchSlice(np.arange(rows), self.owned(rows * count), rows * count, rows * count)
 
     @functools.cached_property
     def _known(self) -> dict[int, np.ndarray]:

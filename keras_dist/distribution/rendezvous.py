@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from keras_dist import _jax, errors
-from keras_dist.distribution import job, liveness
+from keras_dist.distribution import heartbeat, job
 from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, shorten
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Rendezvous:
         """
         if self.processes == 1:
             return [action()]
-        liveness.go_on()
+        heartbeat.go_on()
         value, error = None, None
         try:
             value = action()
@@ -87,7 +87,7 @@ class Rendezvous:
             self.give_up(raised)
             raise
         number = next(self._rounds)
-        with liveness.meeting(self._about, f"{self._place}/{number}"):
+        with heartbeat.meeting(self._about, f"{self._place}/{number}"):
             outcomes = self._gathered(number, _packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
@@ -157,11 +157,11 @@ class Rendezvous:
 
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
         begin = told_at = time.monotonic()
-        watching = liveness.current()
+        watching = heartbeat.current()
         of_job_s = None if watching is None else watching.hang_timeout_s
-        limit_s = self._timeout_s or of_job_s or liveness.LONGEST_WAIT_S
+        limit_s = self._timeout_s or of_job_s or heartbeat.LONGEST_WAIT_S
         while True:
-            is_gone = liveness.has_left(process)
+            is_gone = heartbeat.has_left(process)
             try:
                 return client.blocking_key_value_get_bytes(key, _POLL_MS)
             except RuntimeError as error:

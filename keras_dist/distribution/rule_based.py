@@ -10,7 +10,7 @@ from keras_dist._arguments import argument_error
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
-from keras_dist.distribution.own_layout import AxisNames
+from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.strategy import BatchDimName, Distribution, resolve_axes
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError

@@ -15,8 +15,8 @@ import numpy as np
 
 from keras_dist import _environment, _jax, _programs
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import agreed_programs, is_shared
+from keras_dist.distribution import heartbeat
+from keras_dist.distribution.consistency import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class CompiledInit:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Return the initial values, each array with the layout of the plan."""
-        with liveness.waiting():
+        with heartbeat.waiting():
             return self._created(jax.tree.leaves(list(args)))
 
     def _created(self, flat_args: list[Any]) -> PyTree:

@@ -22,7 +22,7 @@ from keras_dist.distribution import job, lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
-from keras_dist.distribution.own_layout import AxisNames
+from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
 from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.tf_dataset import shard_dataset

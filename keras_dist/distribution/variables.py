@@ -13,7 +13,7 @@ import numpy as np
 from keras_dist import _jax, _paths
 from keras_dist._types import DTypeLike, PyTree, PyTreeDef
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.own_layout import OwnLayout
+from keras_dist.distribution.model_layout_hints import ModelLayoutHint
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
@@ -51,7 +51,7 @@ class VariableSpec:
     role: Role
     aliases: tuple[str, ...] = ()
     beside: tuple[VariableSpec, ...] = ()
-    own: OwnLayout | None = None
+    own: ModelLayoutHint | None = None
     factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
     keras_path: str | None = None
 
@@ -118,15 +118,15 @@ def leaf_owners(tree: PyTree) -> list[Any]:
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
-def _own_layout(path: str, owner: Any) -> OwnLayout | None:
+def _own_layout(path: str, owner: Any) -> ModelLayoutHint | None:
     """What a layer was given for a variable, as a `TensorLayout` or as axes, or what its sharding metadata say."""
     layout, metadata = _jax.metadata_of(owner).get("layout"), _jax.sharding_metadata(owner)
     label = f"{path.rpartition('/')[2]}'s own "
     if layout is not None:
         layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)
-        return OwnLayout(f"{label}{layout.axes}", layout=layout)
+        return ModelLayoutHint(f"{label}{layout.axes}", layout=layout)
     if metadata is not None:
-        return OwnLayout(f"{label}{metadata[0]}", *metadata)
+        return ModelLayoutHint(f"{label}{metadata[0]}", *metadata)
     return None
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _jax
-from keras_dist._operators import value_of
+from keras_dist._array_operators import value_of
 from keras_dist.distribution import TensorLayout, distribute_tensor
 from keras_dist.dtensor.layout import Layout, is_dtensor
 from keras_dist.dtensor.tensors import as_array, checked_layout, fetch_layout, shown

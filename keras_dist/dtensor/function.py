@@ -18,11 +18,11 @@ from flax import nnx
 
 from keras_dist import _jax, _programs
 from keras_dist._arguments import argument_error
-from keras_dist._operators import Operators
-from keras_dist._ranges import check_fits
-from keras_dist._scope import Scope, current_scope
+from keras_dist._array_operators import Operators
+from keras_dist._integer_checks import check_fits
+from keras_dist._stateless_scope import StatelessScope, current_scope
 from keras_dist._types import PyTree
-from keras_dist.distribution import job, liveness
+from keras_dist.distribution import heartbeat, job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
@@ -140,7 +140,7 @@ class _Program:
         given, others = iter(arrays), iter(self.others)
         leaves = [next(given if is_array else others) for is_array in self._are_arrays]
         args, kwargs = self._treedef.unflatten(leaves)
-        with Scope(self.inputs, values) as scope, _explained(self._name):
+        with StatelessScope(self.inputs, values) as scope, _explained(self._name):
             result = jax.tree.map(_value_of, self._step(*args, **kwargs), is_leaf=_is_object)
         self.inputs += scope.found
         self.assigned = scope.assigned
@@ -180,8 +180,8 @@ class _Program:
             return result
         is_shared = self._is_shared(arrays)
         if is_shared:
-            liveness.note_shared_steps(self._name, 1)
-        told = liveness.failures_told(self._name, is_shared=False)  # the loop around it has further steps
+            heartbeat.note_shared_steps(self._name, 1)
+        told = heartbeat.failures_told(self._name, is_shared=False)  # the loop around it has further steps
         with told, interrupt_between_steps(is_shared=is_shared):
             _finish_oldest()
             return self._dispatched(arrays)
@@ -220,7 +220,7 @@ def _finish_oldest() -> None:
     with contextlib.suppress(IndexError):  # another thread was faster
         while len(_in_flight) >= _MAX_IN_FLIGHT:
             _in_flight.popleft().block_until_ready()
-            liveness.note_step()
+            heartbeat.note_step()
 
 
 _LOST = (
@@ -260,7 +260,7 @@ def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = Fal
     assigned: list[Any] = []
 
     def of_values(values: list[Any]) -> tuple[Any, tuple[Any, list[Any]]]:
-        with Scope(handles, values) as scope:
+        with StatelessScope(handles, values) as scope:
             result = jax.tree.map(_value_of, fn(), is_leaf=_is_object)
         assigned[:] = scope.assigned
         if has_aux and not (isinstance(result, tuple | list) and len(result) == 2):

@@ -15,7 +15,7 @@ from flax import nnx
 
 from keras_dist import _jax
 from keras_dist._arguments import argument_error, is_int
-from keras_dist._operators import Operators
+from keras_dist._array_operators import Operators
 from keras_dist._types import Device
 from keras_dist.distribution import DeviceMesh, TensorLayout, list_devices, process_index
 from keras_dist.distribution.devices import device_name

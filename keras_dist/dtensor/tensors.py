@@ -13,8 +13,8 @@ from flax import nnx
 
 from keras_dist import _jax, _programs
 from keras_dist._arguments import argument_error
-from keras_dist._operators import Operators, native, value_of
-from keras_dist._ranges import check_fits
+from keras_dist._array_operators import Operators, native, value_of
+from keras_dist._integer_checks import check_fits
 from keras_dist.distribution import DeviceMesh, LayoutPlan, TensorLayout, distribute_tensor, process_count
 from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.lint import check_layout as problems_of

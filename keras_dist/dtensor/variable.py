@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import _jax
-from keras_dist._scope import current_scope, trace_error
+from keras_dist._stateless_scope import current_scope, trace_error
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.distribution import distribute_tensor
 from keras_dist.distribution.layout import TensorLayout

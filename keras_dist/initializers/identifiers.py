@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from keras_dist.initializers.initializer import FromArray, FromFunction, Initializer, RandomInitializer, has_contract
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
 
 def _converted(found: Any) -> Any:
@@ -21,7 +21,7 @@ def _converted(found: Any) -> Any:
     return found if has_contract(found) else FromFunction(found)
 
 
-_INITIALIZERS = Vocabulary(
+_INITIALIZERS = ObjectRegistry(
     "initializer",
     "keras_dist.initializers",
     (Initializer, RandomInitializer, FromArray, FromFunction),

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 from keras_dist.symbolic.tensors import OPERATIONS
 
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}

@@ -13,7 +13,7 @@ from keras_dist import _paths, layers
 from keras_dist.layers.projected_attention import ProjectedAttention
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.layers.wrapper import Wrapper
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 
 OPTIMIZER = "optimizer"
 

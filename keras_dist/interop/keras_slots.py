@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist import _paths, optimizers
 from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
 
 

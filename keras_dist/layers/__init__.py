@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.layers.activation import ELU as ELU
 from keras_dist.layers.activation import Activation as Activation
 from keras_dist.layers.activation import LeakyReLU as LeakyReLU

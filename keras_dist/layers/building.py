@@ -21,7 +21,7 @@ from keras_dist.distribution.variables import describe_variables
 from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistError, ModelError, shorten
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
-from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -40,20 +40,20 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:
-        if self._outside.made is not None:
+        if self._runtime.made is not None:
             build(self, *args, **kwargs)
             return
-        self._outside.made = []
+        self._runtime.made = []
         shapes = inspect.signature(build).bind(self, *args, **kwargs).arguments
-        self._outside.shapes = dict([*shapes.items()][1:])
+        self._runtime.shapes = dict([*shapes.items()][1:])
         # what a call has made may create no weights, also not in its build
-        around = call_context.caller() if self._outside.is_passing else None
+        around = call_context.caller() if self._runtime.is_passing else None
         try:
             with call_context.calling(around):
                 build(self, *args, **kwargs)
                 self._finish_building()
         finally:
-            self._outside.made = None
+            self._runtime.made = None
         if call_context.current() is None:
             lay_out(self)
 
@@ -90,7 +90,7 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 def lay_out(layer: Any) -> None:
     """Shard the weights of a layer that is in no model as the current distribution assigns, if it does by now."""
     distribution = current_distribution()
-    if distribution is None or distribution.device_mesh.size == 1 or layer._outside.home is not None:
+    if distribution is None or distribution.device_mesh.size == 1 or layer._runtime.membership is not None:
         return
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
     in_keras = keras_paths(layer).weights
@@ -117,7 +117,7 @@ class Building:
     built: bool
     _is_built: bool
     _needs_no_building: Callable[[], bool]
-    _outside: LayerRecord
+    _runtime: LayerRuntime
     _pytree__state: Any
     _pytree__nodes: Any
 
@@ -130,10 +130,10 @@ class Building:
 
         They are `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
         """
-        record = self._outside
-        shapes = record.shapes
-        if not shapes and record.nodes:
-            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, record.nodes[0].inputs)}
+        runtime = self._runtime
+        shapes = runtime.shapes
+        if not shapes and runtime.nodes:
+            shapes = {"input_shape": jax.tree.map(lambda tensor: tensor.shape, runtime.nodes[0].inputs)}
         if not shapes:
             return None
         return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
@@ -260,8 +260,8 @@ class Building:
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
         self._number(variable)
-        if self._outside.made is not None:
-            self._outside.made.append((label, variable))
+        if self._runtime.made is not None:
+            self._runtime.made.append((label, variable))
         return variable
 
     def add_variable(
@@ -301,18 +301,18 @@ class Building:
         self._check_same_trace()
         called_with_shapes(self.build, tensors)
         if not self._is_built:  # a model, whose `build` is about the layers in it
-            self._outside.made = []
+            self._runtime.made = []
             self._finish_building()
 
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, random.SeedGenerator):
-                if self._outside.is_passing:
+                if self._runtime.is_passing:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
                 _ = value.state  # created with the layer, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
-        self._outside.built_with = {
+        self._runtime.built_with = {
             name: value
             for name, value in vars(self).items()
             if not (self._pytree__nodes.get(name, False) or any(map(_jax.is_traced, jax.tree.leaves(value))))
@@ -322,13 +322,13 @@ class Building:
         """Number a weight among the layer's own, if it has no number yet."""
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
-            taken += [other.get_metadata("number") for _, other in self._outside.made or ()]
+            taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]
             variable.set_metadata("number", 1 + max(taken, default=0))
 
     def _check_weights_are_kept(self) -> None:
         kept = {id(variable) for _, variable in walk(self)}
-        lost = [label for label, variable in self._outside.made or () if id(variable) not in kept]
-        self._outside.made = None
+        lost = [label for label, variable in self._runtime.made or () if id(variable) not in kept]
+        self._runtime.made = None
         if lost:
             raise ModelError(
                 f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",

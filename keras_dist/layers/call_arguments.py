@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import _paths
-from keras_dist._ranges import check_fits
+from keras_dist._integer_checks import check_fits
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.variables import call_context

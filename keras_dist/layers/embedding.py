@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_number, check_optional, check_size
-from keras_dist._ranges import check_indices
+from keras_dist._integer_checks import check_indices
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.attributes import check_dtype

@@ -352,7 +352,7 @@ class IndexLookup(HostLayer):
     def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
         """Take over a vocabulary."""
         table, start = self._table, len(self._special)
-        is_fixed = bool(self._outside.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
+        is_fixed = bool(self._runtime.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
         before = len(table.tokens) or (table.expected or start) - start
         if is_fixed and len(tokens) != before:
             raise ModelError(

@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen, nnx, traverse_util
 
 from keras_dist import _paths, random
-from keras_dist._operators import Operators, value_of
+from keras_dist._array_operators import Operators, value_of
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer

@@ -15,7 +15,7 @@ from flax import nnx
 
 from keras_dist import _jax, regularizers
 from keras_dist._arguments import argument_error
-from keras_dist._operators import native, value_of, values_in
+from keras_dist._array_operators import native, value_of, values_in
 from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
@@ -36,18 +36,18 @@ from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
 from keras_dist.layers.own_variables import OwnVariables
 from keras_dist.layers.precision import Precision, policy_of
-from keras_dist.layers.record import Recorded
 from keras_dist.layers.remat_scope import RematScope, current_scope
+from keras_dist.layers.runtime import HasRuntime
 from keras_dist.layers.weight_arguments import Identifier, defaults_of
 from keras_dist.layers.weights import WeightOwner, own_variables, walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.saving import Configurable, not_initialised
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable
 
 
-class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurable, nnx.Module):
+class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
@@ -120,7 +120,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             raise argument_error("trainable", trainable, "True or False", layer=self._name, example=False)
         self._trainable = bool(trainable)
         self._trainable_was_set = False
-        self._outside.is_passing = call_context.caller() is not None
+        self._runtime.is_passing = call_context.caller() is not None
         self._dtype_policy = policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
@@ -145,13 +145,13 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
     @property
     def path(self) -> str | None:
         """The path of the layer in its model, outside of a model its name; None before it is built."""
-        home = self._outside.home
-        return (home.prefix if home is not None else "") or (self.name if self.built else None)
+        membership = self._runtime.membership
+        return (membership.prefix if membership is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
         """Whether its weights exist, or follow from its call on symbolic tensors, or there are none, as of `ReLU`."""
-        return self._has_weights or bool(self._outside.nodes) or self._needs_no_building()
+        return self._has_weights or bool(self._runtime.nodes) or self._needs_no_building()
 
     @built.setter
     def built(self, value: bool) -> None:
@@ -252,7 +252,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
             )
         terms = jax.tree.leaves(loss)
         context.losses.extend(terms)
-        self._outside.added += terms
+        self._runtime.added += terms
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Return the shape of the output, the batch included, with None for any size. `call` is traced to tell it.
@@ -307,7 +307,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and self._outside.home is not None:
+        if not name.startswith("_") and self._runtime.membership is not None:
             self._check_settable(name, value)
         for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
             if is_of_keras(item):
@@ -324,7 +324,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
 
     def __delattr__(self, name: str) -> None:
         held = vars(self).get(name)
-        if self._outside.home is not None and isinstance(held, nnx.Variable | nnx.Module):
+        if self._runtime.membership is not None and isinstance(held, nnx.Variable | nnx.Module):
             raise ModelError(
                 f"`{name}` of layer {self.name!r} cannot be taken away: its model is built",
                 given=f"del layer.{name}",
@@ -335,8 +335,8 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
 
     def __getattr__(self, name: str) -> Any:
         # only for names that are not there: weights, which live in the model
-        if name == "_outside":
-            return self._begin_record()
+        if name == "_runtime":
+            return self._begin_runtime()
         if name.startswith(("__", "_pytree__")) or name == "_arguments":
             raise AttributeError(name)
         if isinstance(getattr(type(self), name, None), property):
@@ -344,7 +344,7 @@ class Layer(Recorded, Building, WeightOwner, OwnVariables, Precision, Configurab
         self._check_initialised()
         if vars(self).get("_is_built") and f"{name}_initializer" in vars(self):
             return None
-        asked = self._outside.first_call is not None or self._is_made_by_building(name)
+        asked = self._runtime.first_call is not None or self._is_made_by_building(name)
         if asked and not name.startswith("_") and symbolic.build_as_called(self):
             return getattr(self, name)
         message = f"{type(self).__name__!r} object has no attribute {name!r}"

@@ -97,10 +97,10 @@ class LoraLayer(Layer):
         rank = check_size("rank", rank, self.name)
         given = (initializers.get(a_initializer), initializers.get(b_initializer))
         factors = _Factors(rank, rank if alpha is None else alpha, *given)
-        if self._outside.home is None:
+        if self._runtime.membership is None:
             self._adapt(factors)
         else:
-            self._outside.home.grow(self, lambda: self._adapt(factors))
+            self._runtime.membership.add_weights(self, lambda: self._adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # a layer in a model cannot change else
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)

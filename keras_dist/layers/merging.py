@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._arguments import check_axes_exist, check_axis, is_int
-from keras_dist._operators import value_of
+from keras_dist._array_operators import value_of
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer

@@ -11,7 +11,7 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.module_precision import compute_under
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 
 
 class NNXLayer(Layer):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.layers.weights import own_variables
 
 
@@ -17,7 +17,7 @@ class OwnVariables:
 
     name: str
     _weights_so_far: Callable[..., list[Any]]
-    _outside: LayerRecord
+    _runtime: LayerRuntime
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Put the weights of the layer itself, not those of sublayers, into `store` under their numbers.

@@ -13,7 +13,7 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._arguments import argument_error, check_size
 from keras_dist._types import PyTree
-from keras_dist.layers.record import Recorded
+from keras_dist.layers.runtime import HasRuntime
 from keras_dist.variables import Frozen, call_context
 
 MODES = ("full", "activations", "larger_than", "list_of_layers")
@@ -135,8 +135,8 @@ def checkpointed(
     context.set_mask(outputs, output_masks)
     if losses:
         context.losses.extend(losses)
-        if isinstance(layer, Recorded):
-            layer._outside.added += losses
+        if isinstance(layer, HasRuntime):
+            layer._runtime.added += losses
     return outputs
 
 

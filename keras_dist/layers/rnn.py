@@ -19,7 +19,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.rnn_state import check_batch, create_states
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 
 
 class StackedRNNCells(Layer):

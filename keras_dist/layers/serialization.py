@@ -7,10 +7,10 @@ from typing import Any
 
 from keras_dist.errors import ConfigError
 from keras_dist.layers.layer import Layer
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
-_LAYERS = Vocabulary(
+_LAYERS = ObjectRegistry(
     "layer",
     "keras_dist.layers",
     Layer,

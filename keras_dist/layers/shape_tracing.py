@@ -10,7 +10,7 @@ from flax import nnx
 
 from keras_dist import _jax, _paths
 from keras_dist.distribution.variables import leaf_parts
-from keras_dist.layers.record import Recorded
+from keras_dist.layers.runtime import HasRuntime
 
 
 def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[_paths.Parts]]:
@@ -31,13 +31,13 @@ def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[_paths.Parts]]:
 def _hand_over_records(module: nnx.Module, copy: nnx.Module) -> None:
     """Tell the layers of a copy how those of the module were called first."""
     told = {
-        path: node._outside
+        path: node._runtime
         for path, node in nnx.iter_graph(module)
-        if isinstance(node, Recorded) and node._outside.nodes
+        if isinstance(node, HasRuntime) and node._runtime.nodes
     }
     copies = dict(nnx.iter_graph(copy)) if told else {}
     for path in told.keys() & copies.keys():
-        copies[path]._outside.first_call = told[path].nodes[0]
+        copies[path]._runtime.first_call = told[path].nodes[0]
 
 
 def _placeholder(array: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import PyTree
-from keras_dist.errors import AbsentError
+from keras_dist.errors import NotAvailableError
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.symbolic import shape_tracing, tensors
 from keras_dist.symbolic.tensors import KerasTensor, Node, mask_of
@@ -28,7 +28,7 @@ def connect(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTr
         ModelError: the layer does not take such inputs.
     """
     node = tensors.connect(layer, args, kwargs)
-    layer._outside.nodes.append(node)
+    layer._runtime.nodes.append(node)
     return node.outputs
 
 
@@ -54,11 +54,11 @@ def build_as_called(layer: Layer) -> bool:
     Returns:
         Whether there was such a call, and the layer has not been built by it yet.
     """
-    record = layer._outside
-    node = record.first_call or next(iter(record.nodes), None)
-    if node is None or not node.parents or record.made is not None or layer._has_weights:
+    runtime = layer._runtime
+    node = runtime.first_call or next(iter(runtime.nodes), None)
+    if node is None or not node.parents or runtime.made is not None or layer._has_weights:
         return False
-    record.first_call = None
+    runtime.first_call = None
 
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, KerasTensor):
@@ -77,9 +77,9 @@ def build_as_called(layer: Layer) -> bool:
 
 def first_node(layer: Layer) -> Node:
     """Return the first call of a layer on symbolic tensors."""
-    nodes = layer._outside.nodes
+    nodes = layer._runtime.nodes
     if not nodes:
-        raise AbsentError(
+        raise NotAvailableError(
             f"layer {layer.name!r} has no symbolic input and output",
             given="a layer that was not called on symbolic tensors",
             expected="a layer of a functional model, or of a Sequential that starts with Input",

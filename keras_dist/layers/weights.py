@@ -13,12 +13,12 @@ import numpy as np
 from flax import nnx, traverse_util
 
 from keras_dist import _jax, _paths, random
+from keras_dist._array_operators import value_of
 from keras_dist._lending import Borrower, Lendable
-from keras_dist._operators import value_of
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import symbolic
-from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
 from keras_dist.variables import call_context
@@ -147,7 +147,7 @@ class WeightOwner:
     name: str
     built: bool
     _trainable: bool
-    _outside: LayerRecord
+    _runtime: LayerRuntime
 
     @property
     def weights(self) -> list[Any]:
@@ -169,10 +169,10 @@ class WeightOwner:
             if not variable.keepers and len(owners) >= len(variable._owners):
                 variable.belong_to(owners, path)
             return variable
-        home = self._outside.home
-        if home is not None:
-            return home.handle(variable)
-        views = self._outside.views
+        membership = self._runtime.membership
+        if membership is not None:
+            return membership.handle(variable)
+        views = self._runtime.views
         owner: Any = views[path].borrower if path in views else None
         if owner is None or owner.variable is not variable:
             shape = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
@@ -260,7 +260,7 @@ class WeightOwner:
     @property
     def losses(self) -> list[jax.Array]:
         """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
-        return [*(term for owner in self._owners() for term in owner._outside.added), *penalties(self)]
+        return [*(term for owner in self._owners() for term in owner._runtime.added), *penalties(self)]
 
     @property
     def metrics(self) -> list[Metric]:
@@ -332,7 +332,7 @@ class WeightOwner:
     def forget_losses(self) -> None:
         """Forget the losses added in earlier calls."""
         for owner in self._owners():
-            owner._outside.added = []
+            owner._runtime.added = []
 
     def _owners(self) -> Iterator[Any]:
         """Yield this layer, then all layers below it, each once."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import argument_error, is_int, shapes
-from keras_dist._ranges import check_indices
+from keras_dist._integer_checks import check_indices
 from keras_dist._types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError

@@ -8,12 +8,12 @@ from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
-from keras_dist.losses.by_shapes import NAMES, crossentropy_by_shapes
+from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
 from keras_dist.losses.loss import Loss, LossFunctionWrapper
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
-_LOSSES = Vocabulary(
+_LOSSES = ObjectRegistry(
     "loss",
     "keras_dist.losses",
     (Loss, LossFunctionWrapper),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import shapes
-from keras_dist._ranges import check_indices
+from keras_dist._integer_checks import check_indices
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import shapes
-from keras_dist._operators import native
+from keras_dist._array_operators import native
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from keras_dist._signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
-from keras_dist.losses.by_shapes import NAMES, crossentropy_by_shapes
+from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
 from keras_dist.metrics.accuracy import accuracy_by_shapes
 from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import MeanMetricWrapper
+from keras_dist.saving.object_registry import ObjectRegistry, snake_case
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary, snake_case
 
 _BY_SHAPES = {
     "accuracy": (accuracy_by_shapes, "up"),
@@ -30,7 +30,7 @@ def _converted(found: Any) -> Any:
     return None
 
 
-_METRICS = Vocabulary(
+_METRICS = ObjectRegistry(
     "metric",
     "keras_dist.metrics",
     Metric,

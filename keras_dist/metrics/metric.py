@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._arguments import check_is_mesh
-from keras_dist._operators import value_of, values_in
-from keras_dist._scope import Scope
+from keras_dist._array_operators import value_of, values_in
 from keras_dist._signatures import takes
+from keras_dist._stateless_scope import StatelessScope
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.metric_state import MetricState
 from keras_dist.saving.configurable import Configurable, not_initialised
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
 
 _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones": np.ones}
@@ -170,7 +170,7 @@ class Metric(Configurable):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with Scope(self.variables, self._checked(metric_variables)):
+        with StatelessScope(self.variables, self._checked(metric_variables)):
             self.update_state(*args, **kwargs)
             return [variable.value for variable in self.variables]
 
@@ -180,12 +180,12 @@ class Metric(Configurable):
         Raises:
             ModelError: there are more or fewer values than variables.
         """
-        with Scope(self.variables, self._checked(metric_variables)):
+        with StatelessScope(self.variables, self._checked(metric_variables)):
             return values_in(self.result())
 
     def stateless_reset_state(self) -> list[jax.Array]:
         """Return the values of `variables` after `reset_state`; a pure function."""
-        with Scope():
+        with StatelessScope():
             self.reset_state()
             return [variable.value for variable in self.variables]
 

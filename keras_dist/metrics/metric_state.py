@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._lending import Borrower, Lendable
-from keras_dist._scope import trace_error
+from keras_dist._stateless_scope import trace_error
 
 
 class MetricState(Borrower):

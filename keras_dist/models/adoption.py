@@ -10,9 +10,9 @@ from flax import nnx
 
 from keras_dist._types import PyTree
 from keras_dist.layers import Layer
-from keras_dist.models.growing import grow
+from keras_dist.models.adding_weights import add_weights
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.naming import layers_below
-from keras_dist.models.session import Session
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
@@ -85,10 +85,10 @@ def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ModelHome:
+class ModelMembership:
     """Membership of a layer in a model: the session and the path of the layer."""
 
-    session: Session
+    session: BuiltModel
     prefix: str
 
     def handle(self, variable: nnx.Variable) -> Any:
@@ -96,15 +96,15 @@ class ModelHome:
         path = self.session.cell.path_of(variable)
         return variable if path is None else self.session.variable(path)
 
-    def grow(self, layer: Layer, change: Callable[[], None]) -> None:
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Run `change`, which adds weights to the layer or freezes some, and update the model."""
-        grow(self.session, self.prefix, layer, change)
+        add_weights(self.session, self.prefix, layer, change)
 
 
-def settle(model: Layer, before: Session | None, session: Session) -> None:
+def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
     """Register the model with its layers, except layers of another model."""
     for path, layer in layers_below(model):
-        record: Any = layer._outside
-        home = record.home
-        if home is None or home.session is before:
-            record.home = ModelHome(session, path)
+        runtime: Any = layer._runtime
+        membership = runtime.membership
+        if membership is None or membership.session is before:
+            runtime.membership = ModelMembership(session, path)

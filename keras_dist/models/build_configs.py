@@ -30,14 +30,14 @@ def tensors_by_name(model: Trainer, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def written_build(model: Saveable) -> dict[str, Any] | None:
     """What `build_as` needs; None if there are no weights, or nothing is needed. See `Model.get_build_config`."""
-    record = model._outside
-    if model._graph is not None or (record.built_for is None and not record.built_by_name):
+    runtime = model._runtime
+    if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
         return None
-    if record.built_for is not None:
-        return {"input_shape": _shapes(record.built_for), "input_dtype": _dtypes(record.built_for)}
+    if runtime.built_for is not None:
+        return {"input_shape": _shapes(runtime.built_for), "input_dtype": _dtypes(runtime.built_for)}
     return {
-        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in record.built_by_name.items()},
-        "input_dtype": {name: _dtypes(tensors) for name, tensors in record.built_by_name.items()},
+        "shapes_dict": {f"{name}{_END}": _shapes(tensors) for name, tensors in runtime.built_by_name.items()},
+        "input_dtype": {name: _dtypes(tensors) for name, tensors in runtime.built_by_name.items()},
     }
 
 

@@ -17,7 +17,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
-from keras_dist.models.mesh_of_layouts import in_place_of
+from keras_dist.models.infer_mesh import in_place_of
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
@@ -117,8 +117,8 @@ class _Cloning:
             clones = {name: self._clone_layer(layer, str(name)) for name, layer in children_of(model._members)}
             layers = [clones[name] for name in model._chain.names]
             clone = type(model)(layers=[*inputs, *layers], **arguments_but(model, "layers"))
-            if graph is None and not inputs and model._outside.built_for is not None:
-                clone._build_for(model._outside.built_for)
+            if graph is None and not inputs and model._runtime.built_for is not None:
+                clone._build_for(model._runtime.built_for)
             return clone
         values = dict(zip(map(id, model.inputs), inputs, strict=True))
         names = {id(step.operation): step.name for step in steps}

@@ -70,7 +70,7 @@ def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
 
 def check_not_of_keras(model: Saveable) -> None:
     """Check that a model was not made by `from_keras`: Keras itself saves those."""
-    if model._outside.keras_model is not None:
+    if model._runtime.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
         fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
         raise ModelError("a model that from_keras made is saved by Keras", given=given, fix=fix)

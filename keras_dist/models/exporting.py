@@ -22,8 +22,8 @@ from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
 from keras_dist.export.writing import Dims, Lowered, write
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.saving import check_free
-from keras_dist.models.session import Session
 from keras_dist.saving.buckets import is_elsewhere
 from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
@@ -82,7 +82,7 @@ def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Di
             given=f"layers {', '.join(repr(node.operation.name) for node in model._graph.host_nodes)}",
             fix="export the model of the other layers, and call the first ones on what goes into the program",
         )
-    known = model.input if model._graph is not None else model._outside.built_for
+    known = model.input if model._graph is not None else model._runtime.built_for
     if given is None and known is None:
         raise ModelError(
             f"export: it is not known what model {model.name!r} takes",
@@ -111,7 +111,7 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
 
 
 def _predict_of(
-    session: Session,
+    session: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
     """What `predict` computes, as a function of weights by path and inputs, on one device; and what weights it takes.
 

@@ -15,20 +15,20 @@ from keras_dist._arguments import check_int, check_number, check_option, is_int
 from keras_dist._types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
+from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch_keys import BatchKeys, check_batch_keys
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size
-from keras_dist.data.recognition import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.models.automatic_layout import find_layout
-from keras_dist.models.session import Session
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.step_protocol import steps_of
 from keras_dist.optimizers.loss_scale import with_loss_scale
-from keras_dist.training.choices import Choices, StepOptions
+from keras_dist.training.compile_config import CompileConfig, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode
 from keras_dist.training.objective import Objective, resolve_objective
@@ -48,10 +48,10 @@ Examples = Batching | Streaming
 def compile(model: Trainer, arguments: Mapping[str, Any]) -> None:
     """Train the model as the arguments of `compile` say."""
     check_idle(model, "compile")
-    source = model._outside.keras_model
+    source = model._runtime.keras_model
     if source is not None and _are_defaults(model, arguments):
         arguments = {**arguments, **source.compile_arguments()}
-    model._outside.choices = choices = _choices(model, arguments)
+    model._runtime.choices = choices = _choices(model, arguments)
     if model._session is not None:
         model._session.compile(choices)
 
@@ -70,7 +70,7 @@ def check_idle(model: Trainer, method: str) -> None:
         raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
 
-def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
+def _choices(model: Trainer, arguments: Mapping[str, Any]) -> CompileConfig:
     """The arguments of `compile`, checked and with names resolved."""
     options = step_options(**{name: arguments[name] for name in _STEP_OPTIONS})
     train_step, protocol = steps_of(model, arguments["train_step"])
@@ -90,7 +90,7 @@ def _choices(model: Trainer, arguments: Mapping[str, Any]) -> Choices:
     has_own_step = train_step is not None or (protocol is not None and "train" in protocol.steps)
     report = check_report(arguments["report"], has_own_step)
     keys = check_batch_keys(arguments["batch_keys"])
-    return Choices(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report, keys)
+    return CompileConfig(arguments, optimizer, objective, train_step, protocol, measured, options, remat, report, keys)
 
 
 _BOOLS = (False, True)
@@ -107,7 +107,7 @@ def _objective(
     weighted_metrics: PyTree,
 ) -> Objective | None:
     """Loss and metrics; None where a pure train step needs none; `is_own`: a step of the user's may need either."""
-    may_add = model._may_add_losses or model._outside.keras_model is not None
+    may_add = model._may_add_losses or model._runtime.keras_model is not None
     if loss is None and train_step is None and not is_own and not may_add:
         fix = 'for example model.compile("adam", loss="mse"), or a train_step of your own'
         raise ModelError("compile: `loss` is missing", given="loss=None, train_step=None", fix=fix)
@@ -144,7 +144,7 @@ def fit(
         check_measures(session, "fit with validation")
     shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
     hooks = _hooks(model, callbacks, verbose, examples, epochs.stop, add_history=True)
-    model._outside.history = hooks.history
+    model._runtime.history = hooks.history
     with session.cell.training():
         hooks.history.timing = session.trainer.fit(
             examples,
@@ -180,7 +180,7 @@ def _checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None
     return random.check_seed(seed)
 
 
-def check_measures(session: Session, method: str) -> None:
+def check_measures(session: BuiltModel, method: str) -> None:
     """Check that there is a loss, or a test step of the user's own."""
     if session.choices is None or not session.choices.is_own("test"):
         session.objective(method)
@@ -202,7 +202,7 @@ def predict(
     return session.trainer.predict(examples, _hooks(model, callbacks, verbose, examples), draw, call, local)
 
 
-def ready_to_train(model: Trainer, method: str, x: Any) -> Session:
+def ready_to_train(model: Trainer, method: str, x: Any) -> BuiltModel:
     """The session of a compiled model, on the current distribution."""
     session = model._compiled(method, x)
     session.check_current_distribution(method)

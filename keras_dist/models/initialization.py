@@ -17,7 +17,7 @@ from keras_dist import _paths, random
 from keras_dist._lending import Lendable
 from keras_dist._signatures import keywords_taken
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.agreement import facts_of_config
+from keras_dist.distribution.consistency import facts_of_config
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -31,13 +31,13 @@ from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.mesh_of_layouts import distribution_of_layers
+from keras_dist.models.built_model import BuiltModel, describe
+from keras_dist.models.infer_mesh import distribution_of_layers
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
 from keras_dist.models.placing import distribution_now, initial_state, place_of, told_of_one_device
-from keras_dist.models.record import ModelRecord
-from keras_dist.models.session import Session, describe
-from keras_dist.models.trainability import Trainability
+from keras_dist.models.runtime import ModelRuntime
+from keras_dist.models.trainable_flags import TrainableFlags
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.graph import ModuleGraph, trace_factory
@@ -64,13 +64,13 @@ def weights_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Return the session of a model; create its weights for these arguments of its call, if need be."""
     check_not_forked()
     if model._session is not None:
         return model._session
-    if model._outside.source is not None:
-        return create_from_source(model, model._outside.source)
+    if model._runtime.source is not None:
+        return create_from_source(model, model._runtime.source)
     if model._graph is not None:
         return model._create_weights((model._graph.on_devices.inputs,), {})
     return model._create_weights(*_symbols_of_call(model, args, kwargs))
@@ -96,38 +96,38 @@ def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> 
         forward = model._session.forward
         return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
     model._check_initialised()
-    asked = distribution or model._outside.made_under or current_distribution()
-    if model._outside.source is not None:
-        return dataclasses.replace(model._outside.source.forward(asked), remat=remat)
+    asked = distribution or model._runtime.made_under or current_distribution()
+    if model._runtime.source is not None:
+        return dataclasses.replace(model._runtime.source.forward(asked), remat=remat)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     traced = _traced_layers(model, arguments, asked)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
 
 
-def create_from_source(model: Trainer, source: ModuleSource) -> Session:
+def create_from_source(model: Trainer, source: ModuleSource) -> BuiltModel:
     """Create the weights of a model that is made of a module, and compile it, if `compile` was called."""
-    record = model._outside
-    record.session = source.session(record.made_under or current_distribution())
-    if record.choices is not None:
-        record.session.compile(record.choices)
-    return record.session
+    runtime = model._runtime
+    runtime.session = source.session(runtime.made_under or current_distribution())
+    if runtime.choices is not None:
+        runtime.session.compile(runtime.choices)
+    return runtime.session
 
 
-def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called."""
     check_not_forked()
     model._check_initialised()
     named_layers(model)
-    record = model._outside
-    chosen = current_distribution() if record.made_under is None else record.made_under
+    runtime = model._runtime
+    chosen = current_distribution() if runtime.made_under is None else runtime.made_under
     with depth_checked(model):
-        record.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
-    record.made_under = chosen
-    record.built_for = args[0] if len(args) == 1 and not kwargs else None
-    record.built_by_name = {} if record.built_for is not None else tensors_by_name(model, args, kwargs)
-    if record.choices is not None:
-        record.session.compile(record.choices)
-    return record.session
+        runtime.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
+    runtime.made_under = chosen
+    runtime.built_for = args[0] if len(args) == 1 and not kwargs else None
+    runtime.built_by_name = {} if runtime.built_for is not None else tensors_by_name(model, args, kwargs)
+    if runtime.choices is not None:
+        runtime.session.compile(runtime.choices)
+    return runtime.session
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ def _traced_layers(
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
             named = keras_paths(copy, {_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
-            built["with"] = {path: layer._outside.built_with for path, layer in layers_below(copy)}
+            built["with"] = {path: layer._runtime.built_with for path, layer in layers_below(copy)}
             tell_paths(copy)
             return copy
 
@@ -189,7 +189,7 @@ def _traced_layers(
         _check_known_sizes(graph, other, tensors)
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, built["names"]), module_paths=module_paths)
-    graph = dataclasses.replace(graph, trained=Trainability(model, graph.specs).flags())
+    graph = dataclasses.replace(graph, trained=TrainableFlags(model, graph.specs).flags())
     return _TracedLayers(graph, init, distribution, chosen is not None, known, built["with"])
 
 
@@ -197,10 +197,10 @@ def _built_before(model: Trainer) -> dict[str, str | None]:
     """Return Keras's path of each layer that was built before the model is, by its path; None where it is not known."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
-        home: Any = layer._outside.home
-        is_own = home is not None and home.session is model._outside.session_before
+        membership: Any = layer._runtime.membership
+        is_own = membership is not None and membership.session is model._runtime.session_before
         if layer is not model and not is_own and layer._has_weights:
-            found[path] = layer.name if home is None or not home.prefix else None
+            found[path] = layer.name if membership is None or not membership.prefix else None
     return found
 
 
@@ -220,7 +220,7 @@ def _build_uncalled(model: nnx.Module) -> None:
 
 def _session_of_layers(
     model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
-) -> Session:
+) -> BuiltModel:
     """The session of a model whose weights are created here, for a call with these arguments."""
     traced = _traced_layers(model, arguments, chosen)
     graph, distribution = traced.graph, traced.distribution
@@ -231,25 +231,25 @@ def _session_of_layers(
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, graph.described(), traced.built_with)
     places = places_of(model, graph.parts)
-    before = model._outside.session_before
+    before = model._runtime.session_before
     if before is not None:
         before.cell.leave()
     for place, parts, value in zip(places, graph.parts, values, strict=True):
         if parts not in traced.known:
             place.keep(value)
     cell = StateCell(graph, plan, places, f"model {model.name!r}")
-    session = Session(cell, None, distribution, seed, model, None, _compute_loss)
+    session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
     session.settle_layers()
     settle(model, before, session)
-    model._outside.session_before = None
-    session.trainability = Trainability(model, graph.specs)
+    model._runtime.session_before = None
+    session.trainability = TrainableFlags(model, graph.specs)
     session.stated = session.trainability.stated()
     return session
 
 
 def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
-    before = model._outside.session_before
+    before = model._runtime.session_before
     for parts, variable in walk(model):
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
@@ -268,14 +268,14 @@ def _distribution_of_shared(model: Trainer) -> Distribution | None:
     layers = [layer for _, layer in layers_below(model) if layer is not model]
     if any(_made_under(layer) is not None for layer in layers):
         return None
-    homes: Any = (layer._outside.home for layer in layers)
-    return next((home.session.distribution for home in homes if home is not None), None)
+    memberships: Any = (layer._runtime.membership for layer in layers)
+    return next((membership.session.distribution for membership in memberships if membership is not None), None)
 
 
 def _made_under(layer: Layer) -> Distribution | None:
     """The distribution that a model was made under; None for one made without, and for other layers."""
-    record = layer._outside
-    return record.made_under if isinstance(record, ModelRecord) else None
+    runtime = layer._runtime
+    return runtime.made_under if isinstance(runtime, ModelRuntime) else None
 
 
 def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Distribution | None) -> None:

@@ -23,7 +23,7 @@ from keras_dist.errors import (
     ConfigError,
     DeviceError,
     DistributionError,
-    FileAbsentError,
+    FileMissingError,
     KerasDistError,
     LayoutError,
     MissingExtraError,
@@ -169,7 +169,7 @@ def _opened(path: pathlib.Path) -> KerasArchive:
         return (KerasFolder if path.is_dir() else KerasArchive)("load_model", path)
     except FileNotFoundError as error:
         summary = f"load_model: {str(path)!r} is not there"
-        raise FileAbsentError(summary, given=f"filepath={str(path)!r}", fix="correct the path") from error
+        raise FileMissingError(summary, given=f"filepath={str(path)!r}", fix="correct the path") from error
 
 
 def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:

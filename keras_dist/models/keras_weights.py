@@ -27,10 +27,10 @@ from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, K
 from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
 from keras_dist.interop.keras_slots import Slot, derived, stored_slots
 from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
 from keras_dist.models.naming import layers_below
 from keras_dist.models.saving import check_file_path, names_of
-from keras_dist.models.session import Session
 from keras_dist.models.weights_files import LoadReport, check_narrowed, misfit, narrowed, warn_of_parts, warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
@@ -66,7 +66,7 @@ class Contents:
         return found
 
 
-def contents_of(model: Any, session: Session, stored: Iterable[str] = ()) -> Contents:
+def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> Contents:
     """What Keras keeps of a model's variables; under the names that they have in a file of these arrays."""
     live = dict(layers_below(model))
     hooks = Hooks(live)
@@ -102,7 +102,7 @@ def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
     return dataclasses.replace(contents, slots=left, hooked=hooked, skipped=frozenset(names))
 
 
-def stored_optimizer(session: Session) -> list[Slot]:
+def stored_optimizer(session: BuiltModel) -> list[Slot]:
     """What Keras keeps of the model's optimizer; nothing of one that Keras does not have."""
     if [*session.optimizers] != [DEFAULT]:
         return []
@@ -110,7 +110,7 @@ def stored_optimizer(session: Session) -> list[Slot]:
     return stored_slots(session.optimizers[DEFAULT].transformation, paths, OPTIMIZER) or []
 
 
-def own_arrays(session: Session, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
+def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
     """The names, and the places among the model's arrays, of those that Keras has no place for.
 
     Factors of LoRA are none of them: what they add is in the weights.
@@ -121,7 +121,7 @@ def own_arrays(session: Session, contents: Contents, slots: Iterable[Slot]) -> d
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
 
-def write_arrays(caller: str, session: Session, slots: Sequence[Slot], own: dict[str, int], writer: Any) -> None:
+def write_arrays(caller: str, session: BuiltModel, slots: Sequence[Slot], own: dict[str, int], writer: Any) -> None:
     """Write arrays one after the other; in a job of several processes all call, and the first writes."""
     fetched = [(slot.name, slot.numpy) for slot in slots]
     arrays = session.cell.arrays
@@ -140,7 +140,7 @@ def write_arrays(caller: str, session: Session, slots: Sequence[Slot], own: dict
 
 def save_h5_weights(
     model: Any,
-    session: Session,
+    session: BuiltModel,
     path: pathlib.Path,
     overwrite: bool,
     max_bytes: float | None,
@@ -191,7 +191,12 @@ def save_h5_weights(
 
 
 def load_h5_weights(
-    model: Any, session: Session, path: pathlib.Path, strict: bool, by_name: bool = False, skipped: Sequence[Any] = ()
+    model: Any,
+    session: BuiltModel,
+    path: pathlib.Path,
+    strict: bool,
+    by_name: bool = False,
+    skipped: Sequence[Any] = (),
 ) -> LoadReport:
     """Set the weights of a model to those in a file of Keras."""
     with opened(path) as reader:
@@ -221,7 +226,7 @@ def opened(path: pathlib.Path) -> Iterator[H5Reader]:
 
 
 def set_contents(
-    model: str, session: Session, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
+    model: str, session: BuiltModel, contents: Contents, reader: H5Reader, strict: bool, beside: Sequence[Slot] = ()
 ) -> LoadReport:
     """Set the weights and `beside` from a file; if an error is raised, none is set."""
     slots, there = contents.slots, {name_now(name): name for name in reader.shapes}
@@ -266,7 +271,7 @@ def set_contents(
     return report
 
 
-def set_optimizer(session: Session, slots: Sequence[Slot], reader: H5Reader) -> bool:
+def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) -> bool:
     """Take over the state of the optimizer from a file, if it has one of such an optimizer; whether it did."""
     if is_legacy(reader):
         slots = legacy_optimizer(reader, slots) or []
@@ -295,7 +300,7 @@ def set_optimizer(session: Session, slots: Sequence[Slot], reader: H5Reader) -> 
     return True
 
 
-def set_own(session: Session, own: dict[str, int], reader: H5Reader) -> None:
+def set_own(session: BuiltModel, own: dict[str, int], reader: H5Reader) -> None:
     """Take over what the house has written beside what Keras keeps."""
     for name, place in own.items():
         if name in reader.shapes:
@@ -322,7 +327,7 @@ def _as_numpy(value: Any) -> np.ndarray:
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
 
 
-def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
+def _set(session: BuiltModel, slot: Slot, reader: H5Reader, name: str) -> None:
     variable, place = slot.variable, session.place_of(slot.variable)
     if place is not None:
         _set_place(session, place, reader, name, slot)
@@ -330,7 +335,7 @@ def _set(session: Session, slot: Slot, reader: H5Reader, name: str) -> None:
         variable.assign(narrowed(slot.ours(reader.read(name)), variable.dtype, reader, name))
 
 
-def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
+def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
     """Set an array of the model, of which each device of this process gets its part."""
     row = session.cell.state_plan.rows[place]
     before = session.cell.arrays[place]
@@ -356,7 +361,7 @@ def _set_place(session: Session, place: int, reader: H5Reader, name: str, slot: 
     session.cell.put({place: _placed(session, place, array)})
 
 
-def _placed(session: Session, place: int, value: Any) -> jax.Array:
+def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
     return place_copy(value, jax.tree.leaves(session.cell.state_plan.shardings)[place])
 
 

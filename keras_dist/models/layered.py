@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from keras_dist._types import PyTree, Shape
-from keras_dist.errors import AbsentError, ModelError, did_you_mean
+from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in
 from keras_dist.models.functional import replaced
@@ -72,8 +72,8 @@ class Layered(Saveable):
 
         If the outputs are a dict, its keys name losses and metrics instead. A functional model of Keras has its own.
         """
-        if self._outside.keras_model is not None:
-            return self._outside.keras_model.output_names
+        if self._runtime.keras_model is not None:
+            return self._runtime.keras_model.output_names
         return list(self._graph.output_names) if self._graph is not None else None
 
     @property
@@ -148,8 +148,8 @@ def symbols_of(model: Saveable) -> tuple[PyTree, PyTree]:
     symbols = model._symbols
     if symbols is not None:
         return symbols
-    if model._outside.nodes:
-        return model._outside.nodes[0].inputs, model._outside.nodes[0].outputs  # as a layer of another model
+    if model._runtime.nodes:
+        return model._runtime.nodes[0].inputs, model._runtime.nodes[0].outputs  # as a layer of another model
     summary = f"model {model.name!r} has no symbolic inputs and outputs"
     given = f"a {type(model).__name__} that was not made of symbolic tensors"
-    raise AbsentError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")
+    raise NotAvailableError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")

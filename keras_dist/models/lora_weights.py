@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_dist.layers import Layer
 from keras_dist.layers.lora import LoraLayer
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.naming import layers_below
-from keras_dist.models.session import Session
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MergedWeight:
         self.factors[1].assign(np.zeros(self.factors[1].shape, np.float32))
 
 
-def merged_weights(model: Layer, session: Session) -> dict[str, MergedWeight]:
+def merged_weights(model: Layer, session: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
     found: dict[str, MergedWeight] = {}
     for _, layer in layers_below(model):
@@ -55,6 +55,6 @@ def merged_weights(model: Layer, session: Session) -> dict[str, MergedWeight]:
     return found
 
 
-def factor_paths(session: Session, merged: Mapping[str, MergedWeight]) -> set[str]:
+def factor_paths(session: BuiltModel, merged: Mapping[str, MergedWeight]) -> set[str]:
     """The paths of the factors of these weights."""
     return {session.path_of(factor) for one in merged.values() for factor in one.factors}

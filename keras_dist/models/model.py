@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist._arguments import check_int
-from keras_dist._operators import values_in
+from keras_dist._array_operators import values_in
 from keras_dist._tables import render
 from keras_dist._types import DTypeLike, PyTree
 from keras_dist.distribution.job import is_chief
@@ -41,16 +41,16 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
-        record = self._outside
-        if record.is_constructing:
+        runtime = self._runtime
+        if runtime.is_constructing:
             init(self, *args, **kwargs)
             return
-        record.is_constructing, record.made_under = True, current_distribution()
+        runtime.is_constructing, runtime.made_under = True, current_distribution()
         try:
             init(self, *args, **kwargs)
             self._check_initialised()
         finally:
-            record.is_constructing = False
+            runtime.is_constructing = False
         named_layers(self)
         if self._graph is not None and self._awaits_layout is None:
             self._with_weights()
@@ -182,7 +182,7 @@ class Model(Placed):
         model = cls()
         if dtype is not None:
             model.dtype_policy = dtype
-        model._outside.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
+        model._runtime.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
         return model._with_its_module()
 
     @classmethod
@@ -208,8 +208,8 @@ class Model(Placed):
         """
         source = adopt(model)
         made = cls(name=model.name, dtype=model.dtype_policy.name)
-        made._outside.source = ModuleSource.of_keras(source, seed)
-        made._outside.keras_model = source
+        made._runtime.source = ModuleSource.of_keras(source, seed)
+        made._runtime.keras_model = source
         return made._with_its_module()
 
     def _with_its_module(self) -> Model:
@@ -228,7 +228,7 @@ class Model(Placed):
         Raises:
             ModelError: the model was not made by `from_keras`.
         """
-        source = self._outside.keras_model
+        source = self._runtime.keras_model
         if source is None:
             summary = "to_keras: the model was not made of a model of Keras"
             fix = "model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it"

@@ -12,7 +12,7 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._arguments import check_callable
 from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.agreement import check_agreement, facts_of_config, facts_of_plan, facts_of_values
+from keras_dist.distribution.consistency import check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
@@ -21,8 +21,8 @@ from keras_dist.interop.keras_models import KerasModel, added_loss, is_trained
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.layers.other_frameworks import check_is_no_function, check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.placing import distribution_now, initial_state, place_of
-from keras_dist.models.session import Session
 from keras_dist.training.graph import ModuleGraph, Trainable, split_module, trace_factory
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
@@ -72,7 +72,7 @@ class ModuleSource:
         seed = random.current_seed() if self.seed is None else self.seed
         return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
 
-    def session(self, asked: Distribution | None) -> Session:
+    def session(self, asked: Distribution | None) -> BuiltModel:
         """Create the weights under a distribution; None for the first device.
 
         Raises:
@@ -101,7 +101,7 @@ class ModuleSource:
         else:
             state = initial_state(plan, state_or_init, seed)
         cell, module = StateCell.of_own_module(graph, plan, state)
-        return Session(
+        return BuiltModel(
             cell, self.call, distribution, seed, module, self.order, self.compute_loss, precision=self._precision
         )
 

@@ -53,8 +53,8 @@ def named_layers(module: nnx.Module) -> list[Layer]:
 
 def _may_be_renamed(layer: Layer) -> bool:
     """Whether no other model contains the layer."""
-    home = layer._outside.home
-    return home is None or not home.prefix
+    membership = layer._runtime.membership
+    return membership is None or not membership.prefix
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

@@ -165,7 +165,7 @@ class Placed(Layered):
         """
         check_idle(self, "redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))
-        self._outside.made_under = distribution
+        self._runtime.made_under = distribution
 
     def plan(
         self,

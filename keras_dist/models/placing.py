@@ -11,12 +11,12 @@ import numpy as np
 
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
-from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_plan
+from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import LayoutError, LayoutWarning
-from keras_dist.models.mesh_of_layouts import distribution_of_weights
+from keras_dist.models.infer_mesh import distribution_of_weights
 from keras_dist.training.graph import ModuleGraph
 
 
@@ -63,7 +63,7 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
 
 
 def initial_state(
-    plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Facts] = dict
+    plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Fingerprint] = dict
 ) -> PyTree:
     """The initial state, after all processes have agreed on what it is."""
     check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})

@@ -23,7 +23,7 @@ from keras_dist.models.config import (
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
 from keras_dist.models.lora_weights import merged_weights
-from keras_dist.models.saved_forms import save_in_form
+from keras_dist.models.save_formats import save_in_form
 from keras_dist.models.saving import copied, documents_of, reduced, restore, retried, snapshot
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer

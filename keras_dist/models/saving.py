@@ -38,9 +38,9 @@ from keras_dist.errors import (
     with_type,
 )
 from keras_dist.mixed_precision import under_policy
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.config import check_described, check_not_of_keras
-from keras_dist.models.mesh_of_layouts import in_place_of
-from keras_dist.models.session import Session
+from keras_dist.models.infer_mesh import in_place_of
 from keras_dist.saving import deserialize_keras_object, regular_files, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.serialization import is_lambda, lambdas_kept
@@ -135,7 +135,7 @@ def written_compile(model: Saveable) -> dict[str, Any]:
 
 
 def restore(
-    name: str, session: Session, stored: Stored, continue_training: bool = False, with_slots: bool = True
+    name: str, session: BuiltModel, stored: Stored, continue_training: bool = False, with_slots: bool = True
 ) -> None:
     """Take over the state of a model of this name; see `Model.restore`. Without slots for one that is not compiled."""
     check_kind("stored", stored, Stored, "a Stored, as CheckpointManager.newest() returns it", error=CheckpointError)
@@ -203,7 +203,7 @@ def noted_of(stored: Stored) -> tuple[int, int]:
     return noted["seed"], noted["fits"]
 
 
-def snapshot(session: Session, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
+def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
     """All of a session's state, how far its training has come, and other documents."""
     mesh = session.cell.mesh.backend_mesh
     if not mesh.local_devices:
@@ -227,7 +227,7 @@ def snapshot(session: Session, progress: Progress | None, documents: Mapping[str
     return Snapshot(int(session.cell.state.step), arrays, plan, documents, frozenset(untrained))
 
 
-def names_of(session: Session) -> list[str]:
+def names_of(session: BuiltModel) -> list[str]:
     """The names of the arrays of a session's state, flat, as they are written."""
     state = session.cell.state
     kinds = {"trainable": "variables", "rest": "variables", "slots": "optimizers", "step": ""}
@@ -286,7 +286,7 @@ def _progress_of(stored: Stored) -> Progress | None:
         raise stored.unreadable(TRAINING, cause(error)) from error
 
 
-def _wanted(session: Session) -> dict[str, jax.ShapeDtypeStruct]:
+def _wanted(session: BuiltModel) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a session's state, as they are to be read."""
     plan = session.cell.state_plan
     shardings = jax.tree.leaves(plan.shardings)
@@ -387,7 +387,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 def copied(model: Saveable) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
-    made_under = model._outside.made_under if arguments[-1] is None else model._with_weights().distribution
+    made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
         return make(*arguments)
 

@@ -15,11 +15,11 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.nnx_layer import as_layer
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
 from keras_dist.models.naming import name_members
-from keras_dist.models.session import Session
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
 
@@ -107,7 +107,7 @@ class Sequential(Model):
         Raises:
             ModelError: it begins with an `Input` of another shape, or a layer does not take such inputs.
         """
-        start = self._outside.start
+        start = self._runtime.start
         if start is not None and isinstance(input_shape, list | tuple):
             pairs = zip(start.shape, input_shape, strict=False)
             is_alike = len(start.shape) == len(input_shape) and all(None in pair or len({*pair}) == 1 for pair in pairs)
@@ -140,7 +140,7 @@ class Sequential(Model):
         if not takes_layers(type(self)):
             return super().get_config()
         config = serialize_keras_object(arguments_but(self, "layers"))
-        starts = input_layers(self._outside.start)
+        starts = input_layers(self._runtime.start)
         with one_config():
             config["layers"] = [write_layer(layer, layer.name) for layer in starts]
             config["layers"] += [
@@ -187,7 +187,7 @@ class Sequential(Model):
             self._see(args, kwargs)  # what they are given is not known otherwise
         return outputs
 
-    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
         session = super()._create_weights(args, kwargs)
         with session.distribution.scope():  # layers may want its mesh, and the scope that the model was made in is left
             self._see(args, kwargs)
@@ -195,9 +195,9 @@ class Sequential(Model):
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the layers give for a symbolic input, once, unless they were connected to an Input."""
-        record = self._outside
+        runtime = self._runtime
         is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
-        if not (is_chain and isinstance(args[0], KerasTensor)) or record.start is not None or record.seen is not None:
+        if not (is_chain and isinstance(args[0], KerasTensor)) or runtime.start is not None or runtime.seen is not None:
             return
         tensors = [Input(batch_shape=args[0].shape, dtype=args[0].dtype)]
         for layer in self.layers:
@@ -205,7 +205,7 @@ class Sequential(Model):
                 tensors.append(layer(tensors[-1]))
             except NotImplementedError:  # by its `compute_output_spec`: the model runs, but tells no shapes
                 return
-        record.seen = (tensors[0], tensors[-1])
+        runtime.seen = (tensors[0], tensors[-1])
 
     @property
     def _has_host_part(self) -> bool:
@@ -218,20 +218,20 @@ class Sequential(Model):
             nodes = []
             for layer in layers:
                 output = layer(output)
-                nodes.append(layer._outside.nodes[-1])
+                nodes.append(layer._runtime.nodes[-1])
             self._arrange(layers, output, nodes)
         return super()._prepared(x)
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
-        start = self._outside.start
+        start = self._runtime.start
         # of a model without Input what it was created for: calls take other shapes, too
-        return self._outside.seen or super()._symbols or (None if start is None else (start, start))
+        return self._runtime.seen or super()._symbols or (None if start is None else (start, start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
         """Put layers at the end. Only these are looked at."""
         layers, graph = self.layers, self._graph
-        output, nodes = (self._outside.start, []) if graph is None else (graph.outputs, [*graph.nodes])
+        output, nodes = (self._runtime.start, []) if graph is None else (graph.outputs, [*graph.nodes])
         for layer in added:
             if isinstance(layer, KerasTensor | InputLayer):
                 output = self._begin(layer, layers)
@@ -241,7 +241,7 @@ class Sequential(Model):
                 output = self._begin(Input(batch_shape=layer._own_input_shape), layers)
             if output is not None:
                 output = layer(output)
-                nodes.append(layer._outside.nodes[-1])
+                nodes.append(layer._runtime.nodes[-1])
             layers.append(layer)
         if layers:
             self._arrange(layers, output, nodes)
@@ -249,21 +249,21 @@ class Sequential(Model):
     def _begin(self, start: Any, layers: list[Layer]) -> KerasTensor:
         """Note the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
-        if layers or self._outside.start is not None or tensor.node is None or tensor.node.args:
+        if layers or self._runtime.start is not None or tensor.node is None or tensor.node.args:
             summary = "Sequential: only the first layer may be an Input"
             raise ModelError(summary, given=shorten(start), fix="for several inputs use Model(inputs, outputs)")
-        self._outside.start = tensor
+        self._runtime.start = tensor
         return tensor
 
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
         """Consist of these layers, and of the calls that lead to `output`, if the input is known."""
-        record = self._outside
-        if record.session is not None:
-            record.session.release_optimizers()
-            record.session_before = record.session
-        record.session = record.home = record.built_for = record.seen = None
+        runtime = self._runtime
+        if runtime.session is not None:
+            runtime.session.release_optimizers()
+            runtime.session_before = runtime.session
+        runtime.session = runtime.membership = runtime.built_for = runtime.seen = None
         self._is_built = False
-        starts = input_layers(record.start)
+        starts = input_layers(runtime.start)
         members = name_members([*starts, *{id(layer): layer for layer in layers}.values()])
         names = {id(layer): name for name, layer in members.items()}
         for layer in starts:
@@ -276,7 +276,7 @@ class Sequential(Model):
         else:
             self._members = nnx.Dict(members)
         self._chain = _Chain(tuple(names[id(layer)] for layer in layers))
-        self._graph = Graph(record.start, output, tuple(nodes), names) if nodes else None
+        self._graph = Graph(runtime.start, output, tuple(nodes), names) if nodes else None
 
 
 def _no_layers(name: str) -> ModelError:

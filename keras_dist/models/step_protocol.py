@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist._arguments import check_callable
-from keras_dist._operators import value_of, values_in
-from keras_dist._scope import Scope
+from keras_dist._array_operators import value_of, values_in
+from keras_dist._stateless_scope import StatelessScope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
@@ -18,7 +18,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.weights import penalties
 from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
-from keras_dist.models.record import ModelRecord
+from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.loop import Mode
 from keras_dist.training.masks import mask_noted
@@ -35,7 +35,7 @@ Lists = Sequence[Any]
 class KerasSteps(Layer):
     """The methods of `Model` that one step of training, evaluation or prediction consists of."""
 
-    _outside: ModelRecord  # type: ignore[reportIncompatibleVariableOverride]
+    _runtime: ModelRuntime  # type: ignore[reportIncompatibleVariableOverride]
 
     if TYPE_CHECKING:
         optimizer: Any
@@ -74,7 +74,7 @@ class KerasSteps(Layer):
         else:
             objective = self._compiled("compute_loss").objective("compute_loss")
             found = objective.losses((x, y, sample_weight), y_pred, _mask_of(y_pred))
-            chosen, others = found.get("loss"), self._outside.losses_given
+            chosen, others = found.get("loss"), self._runtime.losses_given
             if others is None:
                 return found["loss"]
             self._chosen().metrics.note_losses({name: one for name, one in found.items() if name != "loss"}, x)
@@ -115,17 +115,17 @@ class KerasSteps(Layer):
         values = (trainable_variables, non_trainable_variables, metrics_variables)
         pairs = [pair for part, given in zip(parts, values, strict=True) for pair in zip(part, given, strict=True)]
         handles = [handle for handle, _ in pairs]
-        record, given = self._outside, self._outside.losses_given
+        runtime, given = self._runtime, self._runtime.losses_given
         arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
         if "training" in inspect.signature(self.compute_loss).parameters:
             arguments["training"] = training
-        with Scope(handles, [value_of(value) for _, value in pairs]) as scope:
+        with StatelessScope(handles, [value_of(value) for _, value in pairs]) as scope:
             try:
                 if given is None and self._is_built:
-                    record.losses_given = penalties(self)
+                    runtime.losses_given = penalties(self)
                 loss, reported = split_reported(self.compute_loss(**arguments))
             finally:
-                record.losses_given = given
+                runtime.losses_given = given
             if reported:
                 summary = "compute_loss returns values to log in a model that logs by its metrics"
                 fix = "log by a metric: self.extra = kd.metrics.Mean('extra'), and self.extra.update_state(value)"
@@ -162,8 +162,8 @@ class KerasSteps(Layer):
         y_pred, non_trainable_variables, losses = self.stateless_call(
             trainable_variables, non_trainable_variables, x, return_losses=True, training=training
         )
-        record = self._outside
-        record.losses_given = list(losses)
+        runtime = self._runtime
+        runtime.losses_given = list(losses)
         try:
             loss, (_, non_trainable_variables, metrics_variables) = self.stateless_compute_loss(
                 trainable_variables,
@@ -176,10 +176,10 @@ class KerasSteps(Layer):
                 training=training,
             )
         finally:
-            record.losses_given = None
+            runtime.losses_given = None
         unscaled = loss
         if training and optimizer_variables is not None:
-            with Scope(self.optimizer.variables, map(value_of, optimizer_variables)):
+            with StatelessScope(self.optimizer.variables, map(value_of, optimizer_variables)):
                 loss = self.optimizer.scale_loss(loss)
         return loss, (unscaled, y_pred, non_trainable_variables, metrics_variables)
 
@@ -279,7 +279,7 @@ class KerasSteps(Layer):
     ) -> tuple[Mapping[str, Any], list[Any]]:
         """What is logged of a batch, and the variables of metrics afterwards."""
         handles = self.metrics_variables
-        with Scope(handles, map(value_of, metrics_variables)) as scope:
+        with StatelessScope(handles, map(value_of, metrics_variables)) as scope:
             self._chosen().metrics.note_losses({"loss": loss}, x)
             logs = self.compute_metrics(x, y, y_pred, sample_weight)
             return values_in(logs), scope.values(handles)
@@ -287,7 +287,7 @@ class KerasSteps(Layer):
     @property
     def losses(self) -> list[jax.Array]:
         """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
-        given = self._outside.losses_given
+        given = self._runtime.losses_given
         return super().losses if given is None else given
 
     @property
@@ -300,7 +300,7 @@ class KerasSteps(Layer):
 
         Source: `keras.Model.metrics`.
         """
-        choices = self._outside.choices
+        choices = self._runtime.choices
         return [*([] if choices is None else choices.metrics.all), *super().metrics]
 
     @property
@@ -335,7 +335,7 @@ class KerasSteps(Layer):
     @property
     def compiled(self) -> bool:
         """Whether `compile` was called."""
-        return self._outside.choices is not None
+        return self._runtime.choices is not None
 
 
 _MODES: tuple[Mode, ...] = ("train", "test", "predict")
@@ -424,7 +424,7 @@ def _prepare(model: KerasSteps, state: TrainState, batch: Batch) -> None:
         return
     x, y, sample_weight = batch
     y_pred = model._with_weights(x).forward(state.trainable, state.rest, state.step, x, False)[0]
-    with Scope():
+    with StatelessScope():
         losses = objective.losses(batch, y_pred)
         measured.note_losses(losses, x)
         if measured.compiled is not None:

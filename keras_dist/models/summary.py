@@ -22,8 +22,8 @@ from keras_dist.distribution.render import add_totals, layout_table, render_axes
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.naming import by_prefix, layers_below, named_layers
-from keras_dist.models.session import Session
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
     """The table of a model; of one of `from_nnx` its variables alone."""
-    searched, source = model._awaits_layout, model._outside.source
+    searched, source = model._awaits_layout, model._runtime.source
     if searched is not None and source is not None:
         distribution = ModelParallel(LayoutMap(searched.device_mesh))
         graph = source.forward(distribution).graph
@@ -65,7 +65,7 @@ def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence
 
 def layer_table(
     model: Model,
-    session: Session | None,
+    session: BuiltModel | None,
     expand_nested: bool = False,
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
@@ -106,7 +106,7 @@ class Ruled:
     rule: str
 
 
-def ruled_activations(session: Session) -> list[Ruled]:
+def ruled_activations(session: BuiltModel) -> list[Ruled]:
     """The activations that rules name, in the order of the submodules of the model; then inputs."""
     distribution, found = session.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
@@ -152,8 +152,8 @@ def _entries(model: Any) -> Iterator[_Entry]:
 
 def _shapes_along(model: Model) -> dict[int, str]:
     """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
-    nodes = model._outside.nodes
-    tensors = nodes[0].inputs if nodes else getattr(model._outside, "built_for", None)
+    nodes = model._runtime.nodes
+    tensors = nodes[0].inputs if nodes else getattr(model._runtime, "built_for", None)
     if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
         return {}
     shapes = {}
@@ -186,7 +186,7 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 class _Arrays:
     """What a table says about the variables of a model."""
 
-    def __init__(self, model: Model, session: Session | None, expand_nested: bool) -> None:
+    def __init__(self, model: Model, session: BuiltModel | None, expand_nested: bool) -> None:
         self._session = session
         self._expand_nested = expand_nested
         self._paths = {id(layer): path for path, layer in layers_below(model)}

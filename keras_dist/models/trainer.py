@@ -14,12 +14,12 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.models import fitting
+from keras_dist.models.built_model import BuiltModel, not_compiled
 from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
-from keras_dist.models.record import ModelRecord
-from keras_dist.models.session import Session, not_compiled
+from keras_dist.models.runtime import ModelRuntime
 from keras_dist.models.step_protocol import KerasSteps
-from keras_dist.training.choices import Choices
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import DEFAULT
 from keras_dist.training.step import Forward, ModuleCall, TrainStep
@@ -37,7 +37,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
 
     def stops_of(model: Any) -> set[Mode]:
         """Those of its runs; before it has weights, what callbacks that are driven by hand have set."""
-        return model._outside.stops if model._session is None else model._session.trainer.stops
+        return model._runtime.stops if model._session is None else model._session.trainer.stops
 
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
@@ -45,7 +45,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
 class Trainer(KerasSteps):
     """The methods of `Model` that train, evaluate and predict."""
 
-    _record_type = ModelRecord
+    _runtime_type = ModelRuntime
     _graph: Graph | None = None
 
     stop_training = _stop_flag("train", "fit")
@@ -232,7 +232,7 @@ class Trainer(KerasSteps):
 
         Source: `keras.Model.history`.
         """
-        return self._outside.history
+        return self._runtime.history
 
     def evaluate(
         self,
@@ -439,30 +439,30 @@ class Trainer(KerasSteps):
         return x
 
     @property
-    def _session(self) -> Session | None:
-        return self._outside.session
+    def _session(self) -> BuiltModel | None:
+        return self._runtime.session
 
     @property
     def _awaits_layout(self) -> Distribution | None:
         """The `AutoParallel` that finds its layout in `fit`, which has not been called; None else."""
-        asked = self._outside.made_under
+        asked = self._runtime.made_under
         return asked if self._session is None and asked is not None and asked.is_searched else None
 
     @property
     def _takes_rngs(self) -> bool:
         """Whether it is called by a function of the user's that is given random streams."""
-        source = self._outside.source
-        return source is not None and source.call is not None and not self._outside.keras_model
+        source = self._runtime.source
+        return source is not None and source.call is not None and not self._runtime.keras_model
 
     @property
-    def _choices(self) -> Choices | None:
-        return self._outside.choices
+    def _choices(self) -> CompileConfig | None:
+        return self._runtime.choices
 
     def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
         return forward_of(self, x, distribution)
 
-    def _chosen(self) -> Choices:
-        return self._choices or Choices()
+    def _chosen(self) -> CompileConfig:
+        return self._choices or CompileConfig()
 
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
@@ -476,9 +476,9 @@ class Trainer(KerasSteps):
     @property
     def _may_add_losses(self) -> bool:
         """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
-        return self._outside.source is None
+        return self._runtime.source is None
 
-    def _with_weights(self, *args: Any, **kwargs: Any) -> Session:
+    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
         """The session of the model; its weights are created now, if need be, for inputs like these."""
         return created(self, args, kwargs)
 
@@ -487,7 +487,7 @@ class Trainer(KerasSteps):
         if self._session is None:
             self._create_weights((tensors,), {})
 
-    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
         return create_weights(self, args, kwargs)
 
     def _check_compiled(self, method: str) -> None:
@@ -495,7 +495,7 @@ class Trainer(KerasSteps):
         if self._choices is None:
             raise not_compiled(method)
 
-    def _compiled(self, method: str, x: Any = None) -> Session:
+    def _compiled(self, method: str, x: Any = None) -> BuiltModel:
         """The session of the model, which is compiled."""
         self._check_compiled(method)
         return self._with_weights(x)

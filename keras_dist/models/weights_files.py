@@ -23,11 +23,11 @@ from keras_dist.distribution import lint
 from keras_dist.distribution.job import is_chief
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.rendezvous import Rendezvous
-from keras_dist.errors import FileAbsentError, ModelError, shorten
+from keras_dist.errors import FileMissingError, ModelError, shorten
 from keras_dist.interop.keras_archives import is_keras_folder
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.lora_weights import MergedWeight, factor_paths
 from keras_dist.models.saving import OVERWRITE, check_file_path, check_free
-from keras_dist.models.session import Session
 from keras_dist.models.weight_names import NameMap, Origin, Parts, Transforms, origins_of
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
@@ -76,7 +76,7 @@ class LoadReport:
 
 
 def save_weights(
-    session: Session,
+    session: BuiltModel,
     weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     overwrite: bool,
@@ -117,7 +117,7 @@ def save_weights(
 
 def load_weights(
     model: str,
-    session: Session,
+    session: BuiltModel,
     weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     strict: bool,
@@ -224,7 +224,7 @@ def _is_narrower(dtype: Any, stored: Any) -> bool:
     return not _jax.is_key_dtype(dtype) and jnp.issubdtype(dtype, jnp.number) and not np.can_cast(stored, dtype, "safe")
 
 
-def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader | _Folder:
+def _reader(filepath: str | os.PathLike[str], session: BuiltModel) -> TensorReader | _Folder:
     """What reads the weights at this path."""
     folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
     if folder is not None and refreshed(folder).is_dir():
@@ -234,7 +234,7 @@ def _reader(filepath: str | os.PathLike[str], session: Session) -> TensorReader 
     if folder is not None and folder.name and is_folder and not folder.exists():
         given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
         fix = f"correct the path: of a folder, or of a file that ends in '{SUFFIX}', '.weights.h5' or '.keras'"
-        raise FileAbsentError(f"load_weights: there is no folder {str(filepath)!r}", given=given, fix=fix)
+        raise FileMissingError(f"load_weights: there is no folder {str(filepath)!r}", given=given, fix=fix)
     return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 
@@ -416,7 +416,7 @@ class _Folder:
 
     caller = "load_weights"
 
-    def __init__(self, path: pathlib.Path, session: Session) -> None:
+    def __init__(self, path: pathlib.Path, session: BuiltModel) -> None:
         self.path = path
         self._session = session
         self._stored = Stored.of_job(path)
@@ -456,7 +456,7 @@ class _Folder:
         return {name.removeprefix(_PREFIX): array for name, array in found.items()}
 
 
-def _write_folder(path: pathlib.Path, names: Sequence[str], session: Session) -> None:
+def _write_folder(path: pathlib.Path, names: Sequence[str], session: BuiltModel) -> None:
     """Write weights to a folder, which is there whole or not at all."""
     cell = session.cell
     with cell.lock:

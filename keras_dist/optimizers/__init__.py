@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import optax
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor as Adafactor
@@ -23,7 +23,6 @@ from keras_dist.optimizers.adam import AdamW as AdamW
 from keras_dist.optimizers.adam import Lamb as Lamb
 from keras_dist.optimizers.adam import Nadam as Nadam
 from keras_dist.optimizers.ftrl import Ftrl as Ftrl
-from keras_dist.optimizers.held_state import ModelState as ModelState
 from keras_dist.optimizers.learning_rate import LearningRateState as LearningRateState
 from keras_dist.optimizers.learning_rate import ScheduledRateState as ScheduledRateState
 from keras_dist.optimizers.learning_rate import checked_rate as checked_rate
@@ -40,11 +39,12 @@ from keras_dist.optimizers.optax_optimizer import AccumulationState as Accumulat
 from keras_dist.optimizers.optax_optimizer import OptaxOptimizer as OptaxOptimizer
 from keras_dist.optimizers.optimizer import Optimizer as Optimizer
 from keras_dist.optimizers.optimizer import OptimizerState as OptimizerState
+from keras_dist.optimizers.optimizer_variables import ModelState as ModelState
 from keras_dist.optimizers.rmsprop import RMSprop as RMSprop
 from keras_dist.optimizers.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
 from keras_dist.optimizers.sgd import SGD as SGD
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
 
 def _converted(found: Any) -> Any:
@@ -55,7 +55,7 @@ def _converted(found: Any) -> Any:
     return None
 
 
-_OPTIMIZERS = Vocabulary(
+_OPTIMIZERS = ObjectRegistry(
     "optimizer",
     __name__,
     (Optimizer, OptaxOptimizer),

@@ -12,14 +12,14 @@ import optax
 from flax import traverse_util
 
 from keras_dist import _jax, _paths
-from keras_dist._operators import value_of
-from keras_dist._scope import current_scope
+from keras_dist._array_operators import value_of
+from keras_dist._stateless_scope import current_scope
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.held_rate import HeldRate
-from keras_dist.optimizers.held_state import is_variable, keys_of
+from keras_dist.optimizers.learning_rate_variable import LearningRateVariable
+from keras_dist.optimizers.optimizer_variables import is_variable, keys_of
 
 
-class CustomLoops(HeldRate):
+class CustomLoops(LearningRateVariable):
     """The variables of an optimizer, and its steps on lists of arrays.
 
     Source: `keras.optimizers.Optimizer`.

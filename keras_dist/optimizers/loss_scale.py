@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from keras_dist._arguments import check_int, check_number
-from keras_dist._operators import value_of
+from keras_dist._array_operators import value_of
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.mixed_precision import DTypePolicy

@@ -17,9 +17,9 @@ from keras_dist._patterns import pattern
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.held_state import ModelState
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer
 from keras_dist.optimizers.optimizer import Optimizer
+from keras_dist.optimizers.optimizer_variables import ModelState
 from keras_dist.saving.configurable import Configurable
 
 

@@ -15,7 +15,7 @@ from keras_dist._types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops
-from keras_dist.optimizers.held_state import has_rate
+from keras_dist.optimizers.optimizer_variables import has_rate
 
 _OF_THE_LOSS = ("value", "grad", "value_fn")
 """Arguments of transformations that look at the loss, such as lbfgs."""

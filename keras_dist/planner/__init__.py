@@ -8,15 +8,15 @@ from keras_dist.planner.checking import CheckReport, check
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
-from keras_dist.planner.found import Found
-from keras_dist.planner.golden import assert_plan
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
+from keras_dist.planner.plan_snapshots import assert_plan
 from keras_dist.planner.planning import plan
 from keras_dist.planner.propagation import Collective, Propagated, propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline
 from keras_dist.planner.search import Candidate
+from keras_dist.planner.search_result import SearchResult
 from keras_dist.planner.targets import Target, devices, target
 from keras_dist.planner.tracing import StepProgram, trace_step
 
@@ -30,11 +30,11 @@ __all__ = [
     "CompiledFigures",
     "DimClass",
     "DimClasses",
-    "Found",
     "LogicalRules",
     "PlanReport",
     "Propagated",
     "Roofline",
+    "SearchResult",
     "StepProgram",
     "Target",
     "Unsharded",

@@ -35,9 +35,9 @@ from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy
 from keras_dist.errors import DistributionError, LayoutWarning
 from keras_dist.planner.dim_classes import DimClasses, OneDevice, classes_of
-from keras_dist.planner.found import Found, found_of
 from keras_dist.planner.propagation import propagate
 from keras_dist.planner.search import Candidate, Objective, Search, blocks_of, is_possible, meshes_of
+from keras_dist.planner.search_result import SearchResult, found_of
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.tracing import trace_step
 from keras_dist.planner.verdict import judge
@@ -149,7 +149,7 @@ class AutoParallel(Distribution):
         """Return the distribution of a config file with `strategy = "auto"`."""
         return cls(mesh, config.objective, config.target, config.memory_limit)
 
-    def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> Found:
+    def search(self, model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> SearchResult:
         """Find the layout of a model. Allocates nothing, and the devices need not exist.
 
         Args:

@@ -11,11 +11,11 @@ from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.planner.hidden_reshards import hidden_reshards
 from keras_dist.planner.origins import activations
 from keras_dist.planner.propagation import propagate
-from keras_dist.planner.remedies import remedy
 from keras_dist.planner.report import PlanReport
-from keras_dist.planner.reshards import hidden_reshards
+from keras_dist.planner.resharding_hints import remedy
 from keras_dist.planner.targets import Target, as_target, devices
 from keras_dist.planner.theory import theory_of
 from keras_dist.planner.tracing import Traceable, trace_step

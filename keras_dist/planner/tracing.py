@@ -31,7 +31,7 @@ from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
 from keras_dist.random.seeds import unchanged_seeds
 from keras_dist.training.activations import input_names, naming_scopes
-from keras_dist.training.choices import Choices
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.executions import data_layouts
 from keras_dist.training.graph import as_factory, split_module, trace_factory
 from keras_dist.training.objective import resolve_objective
@@ -39,7 +39,7 @@ from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_opti
 from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
-from keras_dist.training.trainer import Trainer
+from keras_dist.training.step_runner import Trainer
 from keras_dist.training.uneven_rows import rows_multiple
 
 OPTIMIZER = "adam"
@@ -75,7 +75,7 @@ class Traceable(Protocol):
         """How it is called under a distribution."""
         ...
 
-    def _chosen(self) -> Choices:
+    def _chosen(self) -> CompileConfig:
         """What `compile` chose."""
         ...
 
@@ -126,7 +126,7 @@ def planning(platform: str | None = None) -> Generator[None]:
         yield
 
 
-def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, Choices]:
+def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, CompileConfig]:
     """How the model is called, and what `compile` chose for it."""
     if isinstance(given, type) and issubclass(given, Traceable):
         given = given()
@@ -143,10 +143,10 @@ def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tupl
         summary = "the planner needs a keras_dist.Model, a flax.nnx.Module, or factory() or factory(rngs=rngs)"
         fix = "for example kd.plan(lambda: kd.Sequential([...]), batch, distribution)"
         raise ModelError(summary, given=with_type(given), fix=fix)
-    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), Choices()
+    return Forward(graph, None, placed, 0, precision=precision_of_modules(dtype_policy())), CompileConfig()
 
 
-def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer: Any, loss: Any) -> StepProgram:
+def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, optimizer: Any, loss: Any) -> StepProgram:
     graph, distribution = forward.graph, forward.distribution
     plan = distribution.plan_variables(graph.specs, graph.treedef)
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
@@ -165,7 +165,9 @@ def _lowered(source: ShapeSource, forward: Forward, choices: Choices, optimizer:
     return StepProgram(lowered, state, batch, named, assumed, distribution)
 
 
-def _completed(choices: Choices, optimizer: Any, loss: Any, trainable: PyTree) -> tuple[Choices, tuple[str, ...]]:
+def _completed(
+    choices: CompileConfig, optimizer: Any, loss: Any, trainable: PyTree
+) -> tuple[CompileConfig, tuple[str, ...]]:
     """What the step minimises and how, and what of that is assumed."""
     assumed: list[str] = []
     chosen = choices.optimizer if optimizer is None else optimizer

@@ -19,9 +19,9 @@ from flax import nnx
 
 from keras_dist import _jax
 from keras_dist._arguments import check_int
+from keras_dist._array_operators import value_of
 from keras_dist._lending import Lendable
-from keras_dist._operators import value_of
-from keras_dist._scope import current_scope
+from keras_dist._stateless_scope import current_scope
 from keras_dist.errors import ModelError
 
 _seed: int | None = None

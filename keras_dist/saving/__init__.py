@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from keras_dist._docstrings import complete_docstrings
-from keras_dist._not_here import missing_from
+from keras_dist._missing_names import missing_from
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.registry import (
     CustomObjectScope,
     custom_object_scope,
@@ -14,12 +15,11 @@ from keras_dist.saving.registry import (
     register_keras_serializable,
 )
 from keras_dist.saving.serialization import deserialize_keras_object, serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
 __all__ = [
     "Configurable",
     "CustomObjectScope",
-    "Vocabulary",
+    "ObjectRegistry",
     "absent",
     "custom_object_scope",
     "deserialize_keras_object",
@@ -30,7 +30,7 @@ __all__ = [
     "register_keras_serializable",
     "serialize_keras_object",
 ]
-complete_docstrings(vars(), ours=("Configurable", "Vocabulary", "absent", "not_initialised"))
+complete_docstrings(vars(), ours=("Configurable", "ObjectRegistry", "absent", "not_initialised"))
 __all__ += ["load_model", "load_weights", "save_model", "save_weights"]
 # These work on models, on a floor above: the package `keras_dist` tells where they live.
 

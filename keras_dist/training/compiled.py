@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _programs, _ranges
+from keras_dist import _integer_checks, _programs
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
-from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import Facts, agreed_programs, is_shared
+from keras_dist.distribution import heartbeat
+from keras_dist.distribution.consistency import Fingerprint, agreed_programs, is_shared
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh
@@ -28,9 +28,9 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, check_names
-from keras_dist.training.choices import StepOptions
+from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
-from keras_dist.training.executions import Execution, Single
+from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.logging_steps import LoggingStep, Logs
 from keras_dist.training.logs import PerBatch, is_per_batch
 from keras_dist.training.step import Draw
@@ -165,7 +165,7 @@ class CompiledSteps:
 
     def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
         """The lowered train program, for reports on its memory and collectives."""
-        program = self._compile_train(step, Single(batch))
+        program = self._compile_train(step, SingleStep(batch))
         program = program if self._options.jit else jax.jit(program)
         return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
 
@@ -184,14 +184,14 @@ class CompiledSteps:
 
         def run() -> Any:
             if needs_all and self._is_shared:
-                liveness.note_shared_steps(_KINDS[mode], execution.steps)
+                heartbeat.note_shared_steps(_KINDS[mode], execution.steps)
             with _noting(execution):
                 if not self._options.jit:
                     return self._traced(execution.rows, lambda: program(*arguments))
                 result = program(*arguments)
                 if self._options.check:
                     error, result = result
-                    _ranges.raise_found(error)
+                    _integer_checks.raise_found(error)
                 return result
 
         return run
@@ -231,7 +231,7 @@ class CompiledSteps:
                 raise
         self._programs |= zip(new, programs, strict=True)
 
-    def _facts(self, execution: Execution) -> Facts:
+    def _facts(self, execution: Execution) -> Fingerprint:
         auto_shard = self._distribution.auto_shard_dataset
         return {"auto_shard_dataset": auto_shard, "batch": execution.describe(), "batches at once": execution.steps}
 
@@ -357,7 +357,7 @@ class CompiledSteps:
         if self._options.jit:
             donated = (0,) if consumes_state and self._options.donate else ()
             if self._options.check:
-                function, returned = _ranges.checked(function), (self._replicated, returned)
+                function, returned = _integer_checks.checked(function), (self._replicated, returned)
             return jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=donated)
 
         def run(*arguments: Any) -> Any:

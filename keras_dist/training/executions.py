@@ -23,7 +23,7 @@ from keras_dist.data.source import RowNumbers, RowSource
 from keras_dist.distribution import job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import put
-from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.distribution.same_rows import SameRows, Take
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
@@ -76,7 +76,7 @@ class Streamed:
         return self.batch.describe()
 
 
-class Single(Streamed):
+class SingleStep(Streamed):
     """One step on a batch."""
 
     steps = 1
@@ -93,7 +93,7 @@ class Single(Streamed):
         return body(carry, operands)
 
 
-class Stacked(Streamed):
+class StackedSteps(Streamed):
     """One step on each batch of a stack."""
 
     kind = "stacked"
@@ -116,7 +116,7 @@ class Stacked(Streamed):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Resident:
+class ResidentSteps:
     """Steps on rows that are on the devices already, gathered there by number.
 
     Where the number of steps is not fixed, it is an operand: one program serves any number of steps.
@@ -197,7 +197,7 @@ def _run_resident(
     return jax.lax.scan(lambda carry, index: (step(carry, index), None), carry, span[0] + jnp.arange(steps))[0]
 
 
-Execution = Single | Stacked | Resident
+Execution = SingleStep | StackedSteps | ResidentSteps
 """What one dispatch runs. `run(body, carry, operands, distribution)` makes all steps, one after the other, in a trace;
 it outlives the execution, and does not hold it or its arrays."""
 
@@ -215,7 +215,7 @@ class StreamFeed:
         distribution: Distribution,
         stack: int = 1,
         ahead: int = 0,
-        share: Share | None = None,
+        share: HostSlice | None = None,
         same: SameRows | None = None,
     ) -> None:
         if share is not None and same is not None:
@@ -265,8 +265,8 @@ class StreamFeed:
             if self._same is not None:
                 self._same.end_epoch()
 
-    def _execution(self, batch: Batch) -> Single | Stacked:
-        execution = Single(batch) if batch.stacked is None else Stacked(batch)
+    def _execution(self, batch: Batch) -> SingleStep | StackedSteps:
+        execution = SingleStep(batch) if batch.stacked is None else StackedSteps(batch)
         if not self._ahead and is_put_by_dispatch(batch):
             return execution
         return placed(execution, self._distribution)
@@ -314,7 +314,7 @@ class ResidentFeed:
                 steps = self.tuner.steps(left=rows.wanted.stop - start)
                 form = rows.real, numbers.shape, self._source.form, self._source.length
                 is_fixed, name = self.tuner.is_fixed, self._source.name
-                yield Resident(self._data, self._shapes, numbers, rows.real, start, steps, form, is_fixed, name)
+                yield ResidentSteps(self._data, self._shapes, numbers, rows.real, start, steps, form, is_fixed, name)
                 start += steps
 
     def _placed(self, rows: RowNumbers) -> jax.Array:
@@ -351,7 +351,7 @@ def is_put_by_dispatch(batch: Batch) -> bool:
     return batch.portion is None and job.process_count() == 1
 
 
-def placed(execution: Single | Stacked, distribution: Distribution) -> Single | Stacked:
+def placed(execution: SingleStep | StackedSteps, distribution: Distribution) -> SingleStep | StackedSteps:
     """The execution with its arrays on the devices; of several processes, the global arrays that they make together."""
     batch, shardings = execution.batch, execution.shardings(distribution)
     if batch.portion is None:
@@ -372,10 +372,10 @@ def _compared(compare: Callable[[int, Take, str], None], arrays: Any) -> None:
     compare(len(leaves[0]), lambda rows: [leaf.take(rows, axis=0) for leaf in leaves], describe(arrays))
 
 
-def share_of(like: Any, multiple_of: int, distribution: Distribution) -> Share:
+def share_of(like: Any, multiple_of: int, distribution: Distribution) -> HostSlice:
     """What this process gathers of batches like `like`."""
     layouts = tuple(layout.backend_layout for layout in jax.tree.leaves(data_layouts(like, distribution)))
-    return Share(layouts, multiple_of, is_own=not distribution.auto_shard_dataset)
+    return HostSlice(layouts, multiple_of, is_own=not distribution.auto_shard_dataset)
 
 
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:

@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 import jax
 
 from keras_dist._types import PyTree
-from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import Facts
+from keras_dist.distribution import heartbeat
+from keras_dist.distribution.consistency import Fingerprint
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 
@@ -65,7 +65,7 @@ class Hooks(Protocol):
         """When a training is over, however it ended."""
         ...
 
-    def facts(self) -> Facts:
+    def facts(self) -> Fingerprint:
         """What must be equal in all processes of a job."""
         ...
 
@@ -105,7 +105,7 @@ def run_steps(
     def finish_oldest() -> None:
         steps, rows, result, signal, started = waiting.popleft()
         signal.block_until_ready()
-        liveness.note_step()
+        heartbeat.note_step()
         timer.finished(started, steps)
         if collect is not None:
             collect(rows, result)
@@ -129,7 +129,7 @@ def run_steps(
         steps, rows = execution.steps, execution.rows
         results.append((rows, result))
         if mode == "train":
-            liveness.note_begun(steps)
+            heartbeat.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # its arrays are memory that the next batch can have
         batch += steps

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from keras_dist.data.adapters import Source
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming
-from keras_dist.data.recognition import Source
 from keras_dist.data.source import RowSource
-from keras_dist.distribution.agreement import is_shared
-from keras_dist.distribution.process_rows import Share
+from keras_dist.distribution.consistency import is_shared
+from keras_dist.distribution.process_rows import HostSlice
 from keras_dist.distribution.same_rows import SameRows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import check_tensor_rules
-from keras_dist.training.choices import StepOptions
+from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import (
     ResidentFeed,
-    Single,
+    SingleStep,
     StreamFeed,
     compare_call,
     earns_residence,
@@ -91,7 +91,7 @@ class Placement:
         if same is not None:
             compare_call(same, source)
 
-    def _same(self, about: str, share: Share | None) -> SameRows | None:
+    def _same(self, about: str, share: HostSlice | None) -> SameRows | None:
         """Return what compares the rows of processes; None where there is nothing to compare."""
         if share is None or not is_shared(self._distribution.device_mesh):
             return None
@@ -112,7 +112,7 @@ class Placement:
             self._is_checked = True
         return rows_multiple(source.x, self._distribution)
 
-    def _share(self, source: Source) -> Share | None:
+    def _share(self, source: Source) -> HostSlice | None:
         """What this process gathers of each batch; None where all devices of the mesh are its own."""
         if not self._distribution.device_mesh.is_multi_process:
             return None
@@ -120,4 +120,4 @@ class Placement:
 
     def _global(self, batch: Batch) -> Batch:
         """The global batch, of which several processes have each a portion."""
-        return batch if is_put_by_dispatch(batch) else placed(Single(batch), self._distribution).batch
+        return batch if is_put_by_dispatch(batch) else placed(SingleStep(batch), self._distribution).batch

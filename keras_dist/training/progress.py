@@ -16,7 +16,7 @@ from keras_dist.data.cursor import Cursor
 from keras_dist.distribution import job
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.training.choices import StepOptions
+from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_dist import _jax
 from keras_dist._lending import Changes, Keeper, Lendable, switching
-from keras_dist._scope import trace_error
+from keras_dist._stateless_scope import trace_error
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.mesh import DeviceMesh

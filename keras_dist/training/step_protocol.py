@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._operators import value_of, values_in
-from keras_dist._scope import Scope
+from keras_dist._array_operators import value_of, values_in
+from keras_dist._stateless_scope import StatelessScope
 from keras_dist._types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
@@ -65,7 +65,7 @@ class VariablesAccumulator:
 
     def start(self) -> list[np.ndarray]:
         """The values when they are reset."""
-        with Scope(), jax.ensure_compile_time_eval():  # also inside of a trace
+        with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
             self.protocol.reset()
             return [np.asarray(variable.value) for variable in self.variables]
 
@@ -132,7 +132,7 @@ class ProtocolStep:
         del draw
         places, slots, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
-        with Scope(), noting_masks():
+        with StatelessScope(), noting_masks():
             returned = self._protocol.steps["predict"]((trained, others), pack_x_y_sample_weight(x))
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], list | tuple):
             raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
@@ -152,7 +152,11 @@ class ProtocolStep:
         _check_count(own, metrics)
         scoped = [*zip(known, (leaves[place] for place in slots), strict=True), *zip(own, metrics, strict=True)]
         updating = [optimizer for _, optimizer in self._optimizers if self._mode == "train"]
-        with Scope(*zip(*scoped, strict=True)) if scoped else Scope(), noting_masks(), scaling_checked(updating):
+        with (
+            StatelessScope(*zip(*scoped, strict=True)) if scoped else StatelessScope(),
+            noting_masks(),
+            scaling_checked(updating),
+        ):
             returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after

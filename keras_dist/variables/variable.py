@@ -16,10 +16,10 @@ from flax import nnx
 
 from keras_dist import _jax, initializers, random
 from keras_dist._arguments import is_int
+from keras_dist._array_operators import Operators, native, value_of
+from keras_dist._integer_checks import check_fits
 from keras_dist._lending import Lendable
-from keras_dist._operators import Operators, native, value_of
-from keras_dist._ranges import check_fits
-from keras_dist._scope import current_names, current_scope, trace_error
+from keras_dist._stateless_scope import current_names, current_scope, trace_error
 from keras_dist._types import ArrayLike, DTypeLike, Shape
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on

@@ -63,7 +63,7 @@ print(xla_bridge.backends_are_initialized())
 kd.list_devices()
 print(xla_bridge.backends_are_initialized())
 import numpy as np
-from keras_dist.data.recognition import source_of
+from keras_dist.data.adapters import source_of
 for x in (np.ones(3), iter([np.ones(3)]), [np.ones(3)]):
     source_of(x)
 model = kd.Sequential([kd.layers.Dense(2)])

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist.data import recognition
+from keras_dist.data import adapters
 
-source_of: Any = recognition.source_of
+source_of: Any = adapters.source_of
 
 X = np.arange(40, dtype="f4").reshape(20, 2)
 Y = np.arange(20, dtype="i4") % 3

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Streaming
-from keras_dist.data.recognition import source_of
 from keras_dist.data.streams import StreamSource
 from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
 from keras_dist.training.throughput import FixedSteps, StepsTuner

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from keras_dist.data import Cursor, DataLoader, PyDataset
+from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Streaming
-from keras_dist.data.recognition import source_of
 from keras_dist.errors import DataError
 from keras_dist.models.fitting import batching
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from keras_dist.data.adapters import source_of
 from keras_dist.data.lookup import LookupSource
-from keras_dist.data.recognition import source_of
 from keras_dist.errors import DataError
 
 

@@ -10,10 +10,10 @@ import pytest
 import scipy.sparse
 from jax.experimental.sparse import BCOO
 
+from keras_dist.data.adapters import is_data_set
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.lookup import LookupSource
-from keras_dist.data.recognition import is_data_set
 from keras_dist.data.source import register_source, registered
 from keras_dist.data.streams import IterableSource, IteratorSource, NumberedSource
 from keras_dist.datasets import digits

@@ -8,7 +8,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from keras_dist.models import live_module
+from keras_dist.models import built_module
 from tests.layouts import ALL, on
 from tests.models.forms import FORMS, Subclassed, functional, sequential
 from tests.networks import FEATURES, LOSS, blobs
@@ -158,7 +158,7 @@ class TestSeveralArguments:
         for scale in np.float32([0.5, 0.25]):  # floats of numpy are arrays
             assert np.array_equal(scaling(x, scale=scale), x * scale)
         assert len(scaling._session._programs) == 1
-        monkeypatch.setattr(live_module, "_MOST_PROGRAMS", 8)
+        monkeypatch.setattr(built_module, "_MOST_PROGRAMS", 8)
         with pytest.warns(UserWarning, match="compiled a program for each. Pass numbers that change as arrays"):
             for scale in range(9):
                 model(x, scale=scale)

@@ -6,7 +6,7 @@ import pytest
 
 from keras_dist import saving
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError
-from keras_dist.saving.vocabulary import snake_case
+from keras_dist.saving.object_registry import snake_case
 
 
 class Small(saving.Configurable):
@@ -24,7 +24,7 @@ def half(x: Any) -> Any:
 
 
 __all__ = ["Needy", "Small", "half"]
-THINGS = saving.Vocabulary(
+THINGS = saving.ObjectRegistry(
     "thing",
     __name__,
     saving.Configurable,

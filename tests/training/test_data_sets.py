@@ -10,7 +10,7 @@ import scipy.sparse
 
 import keras_dist as kd
 from keras_dist.data import ArraySource
-from keras_dist.data.recognition import source_of
+from keras_dist.data.adapters import source_of
 from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts

@@ -11,7 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import metrics
-from keras_dist._scope import Scope
+from keras_dist._stateless_scope import StatelessScope
 from tests import layouts
 from tests.networks import FEATURES, blobs
 from tests.soak import LARGE, ROUNDS
@@ -90,7 +90,7 @@ def whole(rows: int) -> dict[str, Any]:
 
     @jax.jit
     def update(y_true: Any, y_pred: Any) -> Any:
-        with Scope():
+        with StatelessScope():
             for metric in updated:
                 metric.update_state(y_true, y_pred)
             return [[variable.value for variable in metric.variables] for metric in updated]

@@ -13,10 +13,10 @@ from keras_dist.optimizers.schedules.decay import InverseTimeDecay as InverseTim
 from keras_dist.optimizers.schedules.decay import PiecewiseConstantDecay as PiecewiseConstantDecay
 from keras_dist.optimizers.schedules.decay import PolynomialDecay as PolynomialDecay
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule as LearningRateSchedule
+from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.serialization import serialize_keras_object
-from keras_dist.saving.vocabulary import Vocabulary
 
-_SCHEDULES = Vocabulary(
+_SCHEDULES = ObjectRegistry(
     "learning_rate_schedule",
     __name__,
     LearningRateSchedule,

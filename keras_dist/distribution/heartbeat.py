@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from keras_dist import _gloo, _jax
 from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
-from keras_dist.distribution.acts import Acts, difference
+from keras_dist.distribution.collective_log import CollectiveLog, difference
 from keras_dist.errors import ProcessAbsentError, shorten
 
 EXIT_RESTART = 75
@@ -55,7 +55,7 @@ _STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
 
 
 @dataclasses.dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a process says about itself.
 
     Attributes:
@@ -70,7 +70,7 @@ class Beat:
     state: str = RUNNING
     why: str = ""
     steps: int = 0
-    acts: Acts = dataclasses.field(default_factory=Acts)
+    acts: CollectiveLog = dataclasses.field(default_factory=CollectiveLog)
 
     def encode(self) -> str:
         """The beat as JSON."""
@@ -78,7 +78,7 @@ class Beat:
         return json.dumps([self.number, self.state, self.why[:_WHY_CHARACTERS], self.steps, *acts])
 
     @classmethod
-    def decode(cls, text: bytes) -> Beat:
+    def decode(cls, text: bytes) -> Heartbeat:
         """The beat; one that failed for what no process of the job wrote."""
         try:
             said: object = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
@@ -86,7 +86,7 @@ class Beat:
             said = None
         match said:
             case [int(number), str(state), str(why), int(steps), str(since), int(count), str(last)] if state in _STATES:
-                return cls(number, state, why, steps, Acts(since, count, tuple(last.splitlines())))
+                return cls(number, state, why, steps, CollectiveLog(since, count, tuple(last.splitlines())))
             case _:
                 return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
 
@@ -216,10 +216,10 @@ class Liveness:
         self._client = _jax.job_client()
         self.process, self.processes = _jax.place_in_job()
         self._timeout_s, self._shutdown_timeout_s = heartbeat_timeout_s, shutdown_timeout_s
-        self._mine = Beat()
+        self._mine = Heartbeat()
         self._lock = threading.Lock()  # of what is written
         self._stopped = threading.Event()
-        self._seen: dict[int, tuple[Beat, float]] = {}
+        self._seen: dict[int, tuple[Heartbeat, float]] = {}
         self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
         self.hang_timeout_s = hang_timeout_s
         self._join_timeout_s = join_timeout_s
@@ -228,7 +228,7 @@ class Liveness:
         self._limit_s, self._awaited = hang_timeout_s, _STEP
         self._answered = time.monotonic()  # when the coordination service last did
         self._steps = 0
-        self._acts = Acts()
+        self._acts = CollectiveLog()
         self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of the others, and since when
         self._call: str | None = None
         self._begun = collections.Counter[str]()  # steps of the call by their kind
@@ -239,7 +239,7 @@ class Liveness:
         self._notes_lock = threading.Lock()
 
     def start(self) -> None:
-        """Beat and look, in a thread, until `leave`."""
+        """Heartbeat and look, in a thread, until `leave`."""
         self.note(joined=True)
         self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
@@ -349,7 +349,7 @@ class Liveness:
         except BaseException:
             self._acts = before
             raise
-        self._acts = Acts(place)
+        self._acts = CollectiveLog(place)
         if self._last_step is not None:  # an exchange is progress
             self._last_step = time.monotonic()
         if self._call is None:
@@ -410,17 +410,17 @@ class Liveness:
         return [process for process, beat in self._read() if beat.state == RUNNING]
 
     def _beat(self, state: str | None = None, why: str = "") -> None:
-        """Beat: in another state, if one is given, else in the same."""
+        """Heartbeat: in another state, if one is given, else in the same."""
         with self._lock:
             said = (self._mine.state, self._mine.why) if state is None else (state, why)
-            self._mine = Beat(self._mine.number + 1, *said, self._steps, self._acts)
+            self._mine = Heartbeat(self._mine.number + 1, *said, self._steps, self._acts)
             self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
 
-    def _read(self) -> list[tuple[int, Beat]]:
+    def _read(self) -> list[tuple[int, Heartbeat]]:
         """The last beats of the others."""
         found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
         others = (process for process in range(self.processes) if process != self.process)
-        return [(process, Beat.decode(found[str(process)])) for process in others if str(process) in found]
+        return [(process, Heartbeat.decode(found[str(process)])) for process in others if str(process) in found]
 
     def _run(self) -> None:
         while not self._stopped.wait(_BEAT_S):
@@ -440,7 +440,7 @@ class Liveness:
             has = "does not answer, or its coordination service does not"
             self._end(0, has if self.process else "has lost its coordination service")
 
-    def _look(self, beats: list[tuple[int, Beat]], now: float) -> None:
+    def _look(self, beats: list[tuple[int, Heartbeat]], now: float) -> None:
         for process, beat in beats:
             last, since = self._seen.get(process, (None, now))
             if beat != last:
@@ -459,7 +459,7 @@ class Liveness:
             if beat.state == LEFT and now - since >= _GRACE_S and waits:
                 self._end(process, "has ended its program before the others")
 
-    def _look_at_acts(self, beats: list[tuple[int, Beat]], now: float) -> None:
+    def _look_at_acts(self, beats: list[tuple[int, Heartbeat]], now: float) -> None:
         for process, beat in beats:
             found = None if FAILED in (self._mine.state, beat.state) else difference(self._mine.acts, beat.acts)
             if found is None:

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 from keras_dist._types import PyTree
+from keras_dist.data.adapters import Source
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
-from keras_dist.data.recognition import Source
 from keras_dist.data.shapes import ShapeSource
-from keras_dist.distribution import liveness
-from keras_dist.distribution.agreement import Facts, check_agreement, facts_of_form, is_shared
+from keras_dist.distribution import heartbeat
+from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator, RateAccumulator
-from keras_dist.training.choices import Choices
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, zero_logs
-from keras_dist.training.executions import Execution, Single
+from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logging_steps import LoggingStep, Logs, PureStep
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
@@ -66,8 +66,8 @@ class Trainer:
     step; a mode is removed from it when its run begins.
     """
 
-    def __init__(self, cell: StateCell, forward: Forward, choices: Choices | None) -> None:
-        self._cell, self._forward, self._choices = cell, forward, choices or Choices()
+    def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
+        self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
         self._options = self._choices.options
         self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
@@ -84,7 +84,7 @@ class Trainer:
         shuffle_key: tuple[int, ...] | None,
         validation: Validation | None,
         hooks: Hooks,
-        facts: Facts | None = None,
+        facts: Fingerprint | None = None,
     ) -> Timing:
         """Train for the epochs, and return how fast it was.
 
@@ -176,7 +176,7 @@ class Trainer:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            with liveness.failures_told("fit", is_shared=is_shared(self._cell.mesh)):
+            with heartbeat.failures_told("fit", is_shared=is_shared(self._cell.mesh)):
                 yield
         except BaseException as error:
             hooks.on_train_exit(error)
@@ -191,7 +191,7 @@ class Trainer:
         self._check_agreement("evaluate", examples, _facts_of_draw(draw))
         shared = is_shared(self._cell.mesh)
         with (
-            liveness.failures_told("evaluate", is_shared=shared),
+            heartbeat.failures_told("evaluate", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             return dict(self._evaluation(examples, hooks)(check_interrupt, draw))
@@ -256,7 +256,7 @@ class Trainer:
         should_stop = self._stopper("predict")
         shared = is_shared(self._cell.mesh)
         with (
-            liveness.failures_told("predict", is_shared=shared),
+            heartbeat.failures_told("predict", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             hooks.begin("predict")
@@ -284,10 +284,10 @@ class Trainer:
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         timer = StepTimer()
-        with liveness.waiting():
+        with heartbeat.waiting():
             with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
                 began = timer.look()
-                states, compiled = self._train_dispatch(program)(Single(batch))
+                states, compiled = self._train_dispatch(program)(SingleStep(batch))
                 timer.dispatched(began, None, batch.rows, compiled)
             return dict(self._watched(program, [(batch.rows, states)], timer))
 
@@ -297,16 +297,16 @@ class Trainer:
         self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        with liveness.waiting():
-            states, _ = self._test_dispatch(program, draw)(Single(batch))
+        with heartbeat.waiting():
+            states, _ = self._test_dispatch(program, draw)(SingleStep(batch))
             return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
-        with liveness.waiting():
-            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(Single(batch))
+        with heartbeat.waiting():
+            outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(SingleStep(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
@@ -316,10 +316,10 @@ class Trainer:
         program = self._logged_step("train", lambda: batch)
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
 
-    def _check_agreement(self, about: str, examples: Examples, further: Facts | None = None) -> None:
+    def _check_agreement(self, about: str, examples: Examples, further: Fingerprint | None = None) -> None:
         """Check that all processes of the job run the same steps on data of the same form."""
 
-        def facts() -> Facts:
+        def facts() -> Fingerprint:
             return {**self._choices.facts(), **_facts_of_data(examples), **(further or {})}
 
         check_agreement(about, self._cell.mesh, facts)
@@ -436,7 +436,7 @@ class Trainer:
         program.step.hold(self._choices.metrics, program.accumulators, states)
 
 
-def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, Any]:
+def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mode, Any]:
     """The train and test steps, as far as `compile` chose them, and the predict step, if it is the user's own."""
     found: dict[Mode, Any] = {}
     if choices.objective is not None:
@@ -454,7 +454,7 @@ def _steps(forward: Forward, choices: Choices, cell: StateCell) -> dict[Mode, An
     return found
 
 
-def _facts_of_data(examples: Examples, name: str = "") -> Facts:
+def _facts_of_data(examples: Examples, name: str = "") -> Fingerprint:
     """What must be equal in the data of all processes."""
     parts = zip(("x", "y", "sample_weight"), examples.source.like, strict=True)
     facts: dict[str, object] = {f"{name}{size}": count for size, count in examples.sizes.items()}
@@ -463,13 +463,13 @@ def _facts_of_data(examples: Examples, name: str = "") -> Facts:
     return facts
 
 
-def _facts_of_draw(draw: Draw) -> Facts:
-    """Facts that must be equal in all processes, so that they draw the same random numbers."""
+def _facts_of_draw(draw: Draw) -> Fingerprint:
+    """Fingerprint that must be equal in all processes, so that they draw the same random numbers."""
     seed, run, _ = draw.words.tolist()
     return {"seed": seed, "number of evaluations and predictions before": run}
 
 
-def _facts_of_validation(validation: Validation | None) -> Facts:
+def _facts_of_validation(validation: Validation | None) -> Fingerprint:
     if validation is None:
         return {"validation data": None}
     data = _facts_of_data(validation.examples, "validation ")

@@ -24,7 +24,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
     """Check that the integers of an array fit into those of JAX, which have 32 bits by default.
 
     Args:
-        array: of numpy, or what has a `dtype`, a `size`, and `outside(limits)`, which does what `_outside` does.
+        array: of numpy, or what has a `dtype`, a `size`, and `outside(limits)`, which does what `_runtime` does.
         name: how errors call it.
         rows: the numbers of its rows, as errors tell them; None for those from 0.
     """
@@ -35,7 +35,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         return
     limits = np.iinfo(kept)
     is_numpys = isinstance(array, np.ndarray)
-    found = _outside(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
+    found = _runtime(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
     if found is not None:
         row, value = found
         raise DataError(
@@ -45,7 +45,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         )
 
 
-def _outside(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
+def _runtime(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
     """Return the row and the value of the first integer that is out of range, or None."""
     if limits.min <= array.min() and array.max() <= limits.max:
         return None

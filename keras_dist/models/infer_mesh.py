@@ -9,7 +9,7 @@ from flax import nnx
 
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
-from keras_dist.distribution.mesh import DeviceMesh, told_apart
+from keras_dist.distribution.mesh import DeviceMesh, distinct_descriptions
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -54,7 +54,7 @@ def _distribution_of(layouts: Iterable[tuple[str, TensorLayout]]) -> Distributio
         if layout.device_mesh is not None:
             places.setdefault(layout.device_mesh, name)
     if len(places) > 1:
-        apart = zip(places.values(), told_apart(*places), strict=True)
+        apart = zip(places.values(), distinct_descriptions(*places), strict=True)
         given = "; ".join(f"{name!r} on mesh {mesh}" for name, mesh in apart)
         fix = "make all layouts with the same mesh; axes alone, as kernel_layout=(None, None), go with any"
         raise LayoutError("the layouts of a model's weights are on different meshes", given=given, fix=fix)

@@ -1,4 +1,4 @@
-"""`HeldState`: the variables of an optimizer; `ModelState`: the variables that a model holds for it."""
+"""`OptimizerVariables`: the variables of an optimizer; `ModelState`: the variables that a model holds for it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import _paths
-from keras_dist._operators import value_of, values_in
-from keras_dist._scope import without_scope
+from keras_dist._array_operators import value_of, values_in
+from keras_dist._stateless_scope import without_scope
 from keras_dist._types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState
@@ -58,7 +58,7 @@ class ModelState:
     scattered: Callable[[Any], Any] = values_in
 
 
-class HeldState:
+class OptimizerVariables:
     """The variables of an optimizer.
 
     `build` makes variables for a custom training loop. `compile` makes them in the model instead: from then on the

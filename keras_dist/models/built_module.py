@@ -1,4 +1,4 @@
-"""`LiveModule`: the module of a model whose weights exist: its variables, and what it gives for arguments."""
+"""`BuiltModule`: the module of a model whose weights exist: its variables, and what it gives for arguments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, _ranges
-from keras_dist._operators import value_of
-from keras_dist._scope import Scope, current_scope, without_scope
+from keras_dist import _integer_checks, _jax
+from keras_dist._array_operators import value_of
+from keras_dist._stateless_scope import StatelessScope, current_scope, without_scope
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
@@ -25,7 +25,7 @@ from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.models.naming import by_prefix, layers_below
-from keras_dist.models.trainability import Trainability
+from keras_dist.models.trainable_flags import TrainableFlags
 from keras_dist.training.masks import note_masks
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
@@ -37,7 +37,7 @@ _MOST_PROGRAMS = 32
 """Largest number of programs that a model keeps for calls of other structures or static arguments."""
 
 
-class LiveModule:
+class BuiltModule:
     """The module of a model whose weights exist: its variables, and what it gives for arguments.
 
     Args:
@@ -63,7 +63,7 @@ class LiveModule:
     ) -> None:
         self.cell, self.model = cell, model
         self.distribution = distribution
-        self.trainability: Trainability | None = None
+        self.trainability: TrainableFlags | None = None
         self.draws = 0
         self._indexed: tuple[LayoutPlan, dict[str, list[Any]], dict[str, list[Any]]] | None = None
         self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
@@ -104,7 +104,7 @@ class LiveModule:
         stated = None if self.trainability is None else self.trainability.stated()
         is_checked = not any(map(_jax.is_traced, leaves))
         key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
-        program = self._programs.pop(key, None) or jax.jit(_ranges.checked(run) if is_checked else run)
+        program = self._programs.pop(key, None) or jax.jit(_integer_checks.checked(run) if is_checked else run)
         self._programs[key] = program  # the last one used comes last
         if len(self._programs) > _MOST_PROGRAMS:
             del self._programs[next(iter(self._programs))]
@@ -117,7 +117,7 @@ class LiveModule:
             found = program(state.trainable, state.rest, self.next_draw(), *placed)
             if is_checked:
                 error, found = found
-                _ranges.raise_found(error)
+                _integer_checks.raise_found(error)
             outputs, masks, rest, losses = found
             if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
                 self._keep(state, state.replace(rest=rest), training)
@@ -126,7 +126,7 @@ class LiveModule:
         return outputs
 
     def _call_in_scope(
-        self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
+        self, scope: StatelessScope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
     ) -> PyTree:
         """Call the module with the values that the variables have in the current scope."""
         graph, rows = self.cell.graph, self.cell.plan.rows
@@ -145,7 +145,7 @@ class LiveModule:
         """Store the added losses in the layers."""
         if self.trainability is not None:
             for path, layer in self.trainability.layers.items():
-                layer._outside.added = losses.get(path, [])
+                layer._runtime.added = losses.get(path, [])
 
     def _warn_of_programs(self) -> None:
         if not self._has_warned:
@@ -350,5 +350,5 @@ def _as_key(value: Any) -> tuple[type, Any]:
 
 def added_losses(module: nnx.Module) -> dict[str, list[jax.Array]]:
     """Return the losses that the layers of a module have added since it was merged, by path."""
-    found = {path: layer._outside.added for path, layer in layers_below(module)}
+    found = {path: layer._runtime.added for path, layer in layers_below(module)}
     return {path: list(terms) for path, terms in found.items() if terms}

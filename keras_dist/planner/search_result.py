@@ -1,4 +1,4 @@
-"""`Found`: the layout that a search has found, why, and how a user keeps it."""
+"""`SearchResult`: the layout that a search has found, why, and how a user keeps it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_CANDIDATES = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Found:
+class SearchResult:
     """The layout that a search has found. Printing it explains it.
 
     Attributes:
@@ -133,7 +133,7 @@ def found_of(
     *,
     is_complete: bool,
     is_cached: bool,
-) -> Found:
+) -> SearchResult:
     """What a search has found, on the mesh of its best candidate."""
     layouts, left = classes.layouts(best.rules, best.mesh)
     rules, batch = layout_map_of(layouts, classes, mesh), best.rules[BATCH]
@@ -147,7 +147,7 @@ def found_of(
     lines = _explained(best, candidates, classes, left)
     if not is_complete:
         lines.append("the time limit ended the search before all candidates were tried")
-    return Found(distribution, rules, best, tuple(candidates), tuple(left), tuple(lines), is_complete, is_cached)
+    return SearchResult(distribution, rules, best, tuple(candidates), tuple(left), tuple(lines), is_complete, is_cached)
 
 
 def _explained(

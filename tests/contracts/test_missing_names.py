@@ -5,7 +5,7 @@ import re
 import pytest
 
 import keras_dist as kd
-from keras_dist import _not_here, data
+from keras_dist import _missing_names, data
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
 
 
 def test_every_namespace_with_missing_names_answers():
-    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", _not_here._TABLE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", _missing_names._TABLE.read_text(), re.MULTILINE)
     namespace, missing = None, {}
     for section, name in rows:
         namespace = section if not name else namespace

@@ -1,4 +1,4 @@
-"""`Scope`: the values that variables have while a function of them is traced."""
+"""`StatelessScope`: the values that variables have while a function of them is traced."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from keras_dist import _jax
 from keras_dist.errors import ModelError
 
 _names: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("names", default=())
-_current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
+_current: contextvars.ContextVar[StatelessScope | None] = contextvars.ContextVar("scope", default=None)
 
 
-class Scope:
+class StatelessScope:
     """Inside, variables have the values that they were given or assigned there; outside, nothing of it is known.
 
     Args:
@@ -31,7 +31,7 @@ class Scope:
     def __init__(self, variables: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
         self._given = list(variables)  # the objects must live as long as their ids are keys
         self._values: dict[int, Any] = dict(zip(map(id, self._given), values, strict=True))
-        self._outer: Scope | None = None
+        self._outer: StatelessScope | None = None
         self.found: list[Any] = []
         self.assigned: list[Any] = []
 
@@ -74,7 +74,7 @@ class Scope:
         _current.reset(self._token)
 
 
-def current_scope() -> Scope | None:
+def current_scope() -> StatelessScope | None:
     """Return the innermost scope; None outside of all."""
     return _current.get()
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist.planner import Collective, Propagated
-from keras_dist.planner.reshards import hidden_reshards
+from keras_dist.planner.hidden_reshards import hidden_reshards
 from tests.planner.test_explanation import MEGATRON, STACKED, WIDTH, Scanned, Unrolled, X, strategy
 
 MISTAKES = {

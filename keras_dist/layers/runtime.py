@@ -1,4 +1,4 @@
-"""`LayerRecord`: the state of a layer beside its NNX graph, which copies of the graph do not take along."""
+"""`LayerRuntime`: the state of a layer beside its NNX graph, which copies of the graph do not take along."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from keras_dist.variables.variable import Variable
 
 
-class Home(Protocol):
+class Membership(Protocol):
     """Membership of a layer in a model."""
 
     prefix: str
@@ -26,20 +26,20 @@ class Home(Protocol):
         """Return a handle on a foreign variable."""
         ...
 
-    def grow(self, layer: Layer, change: Callable[[], None]) -> None:
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Run `change`, which adds weights to the layer or freezes some, and update the model."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
-class LayerRecord:
+class LayerRuntime:
     """The state of a layer beside its NNX graph.
 
     Attributes:
         nodes: its calls on symbolic tensors.
         first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
             built so.
-        home: the first model that it is in; None outside of models.
+        membership: the first model that it is in; None outside of models.
         views: the views of the weights of a foreign module that is in no model, by path.
         made: the weights that its `build` has created so far, with their names; None while it is not being built.
         shapes: those it was built for, by the parameters of `build`.
@@ -50,7 +50,7 @@ class LayerRecord:
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     first_call: Node | None = None
-    home: Home | None = None
+    membership: Membership | None = None
     views: dict[str, Variable] = dataclasses.field(default_factory=dict)
     made: list[tuple[str, Variable]] | None = None
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
@@ -59,16 +59,16 @@ class LayerRecord:
     is_passing: bool = False
 
 
-class Recorded:
-    """A module with a record beside its NNX graph. Copies begin with an empty one."""
+class HasRuntime:
+    """A module with a runtime beside its NNX graph. Copies begin with an empty one."""
 
-    __slots__ = ("_arguments", "_outside")
+    __slots__ = ("_arguments", "_runtime")
 
-    _outside: LayerRecord
-    _record_type: ClassVar[type[LayerRecord]] = LayerRecord
+    _runtime: LayerRuntime
+    _runtime_type: ClassVar[type[LayerRuntime]] = LayerRuntime
 
-    def _begin_record(self) -> LayerRecord:
-        """Create the record."""
-        record = self._record_type()
-        object.__setattr__(self, "_outside", record)  # past NNX, which would take it for a part of the graph
-        return record
+    def _begin_runtime(self) -> LayerRuntime:
+        """Create the runtime."""
+        runtime = self._runtime_type()
+        object.__setattr__(self, "_runtime", runtime)  # past NNX, which would take it for a part of the graph
+        return runtime

@@ -37,11 +37,11 @@ _TEXT = 100
 _DIGITS = 12  # of a digest
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
-Facts = Mapping[str, object]
+Fingerprint = Mapping[str, object]
 """What must be equal in all processes, by a name that a user knows; the values as their `str`."""
 
 
-def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts]) -> None:
+def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
     """Check that the facts, and those of each process itself, are the same in all of the job. All must call it.
 
     Args:
@@ -57,7 +57,7 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts
 
 
 def agreed_programs(
-    about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Facts] = dict
+    about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Fingerprint] = dict
 ) -> Iterator[jax.stages.Lowered]:
     """Yield the programs, and check after the last one that all processes of the job have the same.
 
@@ -84,7 +84,7 @@ def agreed_programs(
     _compare(meeting, about, mesh, lambda: {**make_facts(), "program": f"sha256 {texts.hexdigest()[:_DIGITS]}"})
 
 
-def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Callable[[], Facts]) -> None:
+def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
     """Compare the facts; where they are equal, all processes are here, and connect for collectives over the mesh."""
 
     def make() -> dict[str, str]:
@@ -105,14 +105,14 @@ def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Call
     )
 
 
-def facts_of_plan(plan: LayoutPlan, seed: int) -> Facts:
+def facts_of_plan(plan: LayoutPlan, seed: int) -> Fingerprint:
     """What must be equal where the arrays of a plan are made."""
     arrays = {f"weight {row.path!r}": f"{row.dtype}{list(row.shape)} laid out {row.axes}" for row in plan.rows}
     mesh = f"{plan.mesh.describe()} of {', '.join(map(str, plan.mesh.devices.flat))}"
     return {"mesh": mesh, "seed": seed, **arrays}
 
 
-def facts_of_values(plan: LayoutPlan, values: PyTree) -> Facts:
+def facts_of_values(plan: LayoutPlan, values: PyTree) -> Fingerprint:
     """What must be equal where arrays that each process has are placed by a plan."""
 
     def digest(value: jax.Array) -> str:
@@ -123,13 +123,13 @@ def facts_of_values(plan: LayoutPlan, values: PyTree) -> Facts:
     return {f"value of {row.path!r}": f"sha256 {digest(value)}" for row, value in leaves}
 
 
-def facts_of_form(name: str, arrays: PyTree) -> Facts:
+def facts_of_form(name: str, arrays: PyTree) -> Fingerprint:
     """What must be equal in data of which each process reads its share: dtype and shape of an example."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return {f"{name}{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in leaves}
 
 
-def facts_of_config(name: str, value: object) -> Facts:
+def facts_of_config(name: str, value: object) -> Fingerprint:
     """What must be equal in an object, or in a structure of objects: each value of its config by its place there.
 
     Of what has no config it is the class. What the code of a lambda does is seen in the program.
@@ -141,7 +141,7 @@ def facts_of_config(name: str, value: object) -> Facts:
     return {f"{name}{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
 
 
-def _facts_of_process() -> Facts:
+def _facts_of_process() -> Fingerprint:
     return {
         "number of local devices": jax.local_device_count(),  # else JAX cannot place arrays
         "version of Python": ".".join(platform.python_version_tuple()[:2]),

@@ -1,4 +1,4 @@
-"""`ModelRecord`: what a model knows beside its NNX graph."""
+"""`ModelRuntime`: what a model knows beside its NNX graph."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from keras_dist._types import PyTree
 from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.interop.keras_models import KerasModel
-from keras_dist.layers.record import LayerRecord
+from keras_dist.layers.runtime import LayerRuntime
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.modules import ModuleSource
-from keras_dist.models.session import Session
 from keras_dist.symbolic.tensors import KerasTensor
-from keras_dist.training.choices import Choices
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
 
 
 @dataclasses.dataclass(eq=False)
-class ModelRecord(LayerRecord):
+class ModelRuntime(LayerRuntime):
     """What a model knows beside its NNX graph.
 
     Attributes:
@@ -38,9 +38,9 @@ class ModelRecord(LayerRecord):
         session_before: of a `Sequential` what it had before layers were added or taken out.
     """
 
-    session: Session | None = None
+    session: BuiltModel | None = None
     source: ModuleSource | None = None
-    choices: Choices | None = None
+    choices: CompileConfig | None = None
     history: History | None = None
     made_under: Distribution | None = None
     built_for: PyTree = None
@@ -51,4 +51,4 @@ class ModelRecord(LayerRecord):
     keras_model: KerasModel | None = None
     losses_given: list[Any] | None = None
     stops: set[Mode] = dataclasses.field(default_factory=set[Mode])
-    session_before: Session | None = None
+    session_before: BuiltModel | None = None

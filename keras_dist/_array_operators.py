@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._scope import current_scope
+from keras_dist._stateless_scope import current_scope
 from keras_dist._types import PyTree
 from keras_dist.errors import LayoutError, ModelError, shorten
 

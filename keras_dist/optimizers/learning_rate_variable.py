@@ -1,4 +1,4 @@
-"""`HeldRate`: the learning rate of an optimizer, from before it has variables on."""
+"""`LearningRateVariable`: the learning rate of an optimizer, from before it has variables on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from keras_dist._signatures import takes
 from keras_dist.errors import ModelError
-from keras_dist.optimizers.held_state import HeldState, has_rate, is_variable
 from keras_dist.optimizers.learning_rate import (
     LearningRate,
     LearningRateState,
@@ -19,9 +18,10 @@ from keras_dist.optimizers.learning_rate import (
     checked_rate,
     rate_after,
 )
+from keras_dist.optimizers.optimizer_variables import OptimizerVariables, has_rate, is_variable
 
 
-class HeldRate(HeldState):
+class LearningRateVariable(OptimizerVariables):
     """The learning rate, which is a variable where there are some, and what the optimizer was made with until then."""
 
     @property

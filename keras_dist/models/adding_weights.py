@@ -15,31 +15,31 @@ from keras_dist._lending import Lendable
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
+from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.naming import is_below, with_keras_paths
-from keras_dist.models.session import Session
 from keras_dist.training.graph import split_module
 from keras_dist.variables import call_context
 
 
-def grow(session: Session, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
+def add_weights(session: BuiltModel, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
     """Let `change` add weights to a layer of a built model, and exchange others; `prefix` is the path of the layer."""
     cell, model = session.cell, session.model
     _check_alone(session, prefix)
     seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # another one for each layer
-    record: Any = layer._outside
-    home, record.home = record.home, None  # for which its attributes may not change
+    runtime: Any = layer._runtime
+    membership, runtime.membership = runtime.membership, None  # for which its attributes may not change
     try:
         with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
             change()
     finally:
-        record.home = home
+        runtime.membership = membership
     graph, _ = split_module(model, None)
     names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
     graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, names), module_paths=cell.graph.module_paths)
     session.extend(graph, session.distribution.plan_variables(graph.specs, graph.treedef))
 
 
-def _check_alone(session: Session, prefix: str) -> None:
+def _check_alone(session: BuiltModel, prefix: str) -> None:
     cell = session.cell
     paths = [row.path for row in cell.plan.rows if is_below(row.path, prefix)]
     variables = [(path, cell.held(path)) for path in paths]

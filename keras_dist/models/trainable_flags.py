@@ -1,4 +1,4 @@
-"""`Trainability`: what the layers of a model say about training, at any time."""
+"""`TrainableFlags`: what the layers of a model say about training, at any time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist.distribution.agreement import Facts, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.models.naming import layers_below, prefixes
 from keras_dist.variables.variable import Owners, say_trainable
 
 
-class Trainability:
+class TrainableFlags:
     """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
 
     Attributes:
@@ -32,9 +32,9 @@ class Trainability:
         }
         self._paths = [spec.path for spec in specs]
 
-    def of(self, specs: Sequence[VariableSpec]) -> Trainability:
+    def of(self, specs: Sequence[VariableSpec]) -> TrainableFlags:
         """What the same layers say about other variables."""
-        return Trainability(self._model, specs)
+        return TrainableFlags(self._model, specs)
 
     def is_trainable(self, path: str) -> bool:
         """Whether a variable is trained, as far as the layers in the model have a say."""
@@ -48,7 +48,7 @@ class Trainability:
         """What each layer says of itself."""
         return tuple(layer._trainable for layer in self.layers.values())
 
-    def facts(self) -> Facts:
+    def facts(self) -> Fingerprint:
         """What must be equal in the model in all processes of a job."""
         return facts_of_config("model", self._model)
 

@@ -1,4 +1,4 @@
-"""`Vocabulary`: the objects of one kind by name, such as `"adam"`, `"relu"` or `"mse"`."""
+"""`ObjectRegistry`: the objects of one kind by name, such as `"adam"`, `"relu"` or `"mse"`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def callable_with_one_array(found: Any) -> Any:
     return found if callable(found) and takes(found, None) else None
 
 
-class Vocabulary:
+class ObjectRegistry:
     """The objects of one kind by name.
 
     It knows the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in snake

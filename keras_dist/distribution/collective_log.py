@@ -9,7 +9,7 @@ _LONGEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Acts:
+class CollectiveLog:
     """The last acts of one process for which it needs all others: steps, exchanges of messages, values compared.
 
     They are counted from the last exchange on, so that processes that have caught an error agree from the next one on.
@@ -24,16 +24,16 @@ class Acts:
     count: int = 0
     last: tuple[str, ...] = ()
 
-    def then(self, act: str) -> Acts:
+    def then(self, act: str) -> CollectiveLog:
         """These and another one."""
-        return Acts(self.since, self.count + 1, (*self.last[1 - _KEPT :], act[:_LONGEST]))
+        return CollectiveLog(self.since, self.count + 1, (*self.last[1 - _KEPT :], act[:_LONGEST]))
 
     def numbered(self) -> dict[int, str]:
         """The last ones by their numbers."""
         return dict(zip(range(self.count - len(self.last), self.count), self.last, strict=True))
 
 
-def difference(mine: Acts, others: Acts) -> tuple[str, str, str] | None:
+def difference(mine: CollectiveLog, others: CollectiveLog) -> tuple[str, str, str] | None:
     """The first act that two processes do not have in common: what they did before it, and what each of them does.
 
     None where one of them may only be further than the other.

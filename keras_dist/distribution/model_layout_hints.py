@@ -1,4 +1,4 @@
-"""`OwnLayout`: the layout of a variable by arguments of its layer or sharding metadata of Flax."""
+"""`ModelLayoutHint`: the layout of a variable by arguments of its layer or sharding metadata of Flax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AxisNames = Mapping[str, str | Sequence[str] | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnLayout:
+class ModelLayoutHint:
     """The layout that the model itself gives a variable: used where no rule of the layout map matches.
 
     Attributes:

@@ -11,7 +11,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError, PlanError, PlanFileError, WriteError
 from keras_dist.planner import assert_plan
-from keras_dist.planner.golden import UPDATE_VARIABLE
+from keras_dist.planner.plan_snapshots import UPDATE_VARIABLE
 from tests import layouts
 
 
@@ -172,7 +172,7 @@ def test_other_files_are_told(report, tmp_path, monkeypatch):
     for place in (tmp_path, pipe):
         with pytest.raises(PlanFileError):
             assert_plan(report, place)
-    monkeypatch.setattr("keras_dist.planner.golden._MOST_BYTES", 100)
+    monkeypatch.setattr("keras_dist.planner.plan_snapshots._MOST_BYTES", 100)
     large = tmp_path / "large.json"
     assert_plan(report, large, update=True)
     with pytest.raises(PlanFileError) as caught:

@@ -1,4 +1,4 @@
-"""`Session`: the state and the compiled steps of a model whose weights exist."""
+"""`BuiltModel`: the state and the compiled steps of a model whose weights exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_dist import _paths
 from keras_dist._lending import Lendable
 from keras_dist._types import PyTree
 from keras_dist.distribution import lint
-from keras_dist.distribution.agreement import Facts, check_agreement
+from keras_dist.distribution.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
@@ -22,22 +22,22 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.live_module import LiveModule
+from keras_dist.models.built_module import BuiltModule
 from keras_dist.models.naming import path_of_keras
-from keras_dist.models.trainability import Trainability
-from keras_dist.optimizers.held_state import ModelState, variables_in
-from keras_dist.training.choices import Choices
+from keras_dist.models.trainable_flags import TrainableFlags
+from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
-from keras_dist.training.trainer import Trainer
+from keras_dist.training.step_runner import Trainer
 from keras_dist.variables.variable import Variable
 
 
-class Session(LiveModule):
+class BuiltModel(BuiltModule):
     """The state and the compiled steps of a model whose weights exist.
 
     Args:
@@ -74,7 +74,7 @@ class Session(LiveModule):
     ) -> None:
         super().__init__(cell, distribution, model, order)
         self.seed = seed
-        self.choices: Choices | None = None
+        self.choices: CompileConfig | None = None
         self.fits = 0
         self.stated: tuple[bool, ...] = ()
         self._call = call
@@ -86,7 +86,7 @@ class Session(LiveModule):
     def _settle(self, distribution: Distribution) -> None:
         """Make the steps anew, for this distribution and what `compile` was given last."""
         self.distribution = distribution
-        choices = self.choices or Choices()
+        choices = self.choices or CompileConfig()
         self.forward = Forward(
             self.cell.graph,
             self._call,
@@ -101,11 +101,13 @@ class Session(LiveModule):
         self._programs.clear()
         self.trainer = Trainer(self.cell, self.forward, self.choices)
 
-    def compile(self, choices: Choices) -> None:
+    def compile(self, choices: CompileConfig) -> None:
         """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
         check_not_forked()
 
-        def facts() -> Facts:  # of the layers as they are now: also of what was set since the weights were created
+        def facts() -> (
+            Fingerprint
+        ):  # of the layers as they are now: also of what was set since the weights were created
             return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
 
         check_agreement("compile", self.cell.mesh, facts)
@@ -161,7 +163,7 @@ class Session(LiveModule):
             if path is not None and not isinstance(variable, nnx.RngState):
                 self._order.append(path)
 
-    def _follow_layers(self, trainability: Trainability) -> None:
+    def _follow_layers(self, trainability: TrainableFlags) -> None:
         """Train what the layers say now. Nothing happens while they say what they said before."""
         flags, stated = trainability.flags(), trainability.stated()
         if (flags, stated) != (self.cell.graph.trained, self.stated):

@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from keras_dist.distribution import liveness
-from keras_dist.distribution.acts import Acts, difference
-from keras_dist.distribution.liveness import FAILED, LEFT, RUNNING, Beat, Liveness
+from keras_dist.distribution import heartbeat
+from keras_dist.distribution.collective_log import CollectiveLog, difference
+from keras_dist.distribution.heartbeat import FAILED, LEFT, RUNNING, Heartbeat, Liveness
 from keras_dist.errors import ClusterError
 from tests.forks import Python
 from tests.processes import environment, free_address
@@ -29,16 +29,16 @@ class Ended(Exception):
 @pytest.fixture
 def beats(monkeypatch):
     """The beats of process 0 of 3, without a coordinator."""
-    monkeypatch.setattr(liveness._jax, "job_client", lambda: None)
-    monkeypatch.setattr(liveness._jax, "place_in_job", lambda: (0, 3))
-    monkeypatch.setattr(liveness._jax, "backend_started", lambda: True)
+    monkeypatch.setattr(heartbeat._jax, "job_client", lambda: None)
+    monkeypatch.setattr(heartbeat._jax, "place_in_job", lambda: (0, 3))
+    monkeypatch.setattr(heartbeat._jax, "backend_started", lambda: True)
     job = Liveness(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
 
     def end(blamed, reason):
         raise Ended(f"process {blamed} of 3 {reason}")
 
     monkeypatch.setattr(job, "_end", end)
-    monkeypatch.setattr(job, "_beat", lambda *said: setattr(job, "_mine", Beat(1, *(said or [job._mine.state]))))
+    monkeypatch.setattr(job, "_beat", lambda *said: setattr(job, "_mine", Heartbeat(1, *(said or [job._mine.state]))))
     return job
 
 
@@ -60,31 +60,31 @@ def beats(monkeypatch):
     ],
 )
 def test_what_no_process_has_said_is_a_failure(text):
-    beat = Beat.decode(text.encode(errors="surrogateescape"))
+    beat = Heartbeat.decode(text.encode(errors="surrogateescape"))
     assert beat.state == FAILED
     assert "no process of a job" in beat.why
 
 
 def test_beats_are_read_as_they_were_written():
-    acts = Acts("a save").then("evaluate").then("\N{SNOWMAN}" * 200)
+    acts = CollectiveLog("a save").then("evaluate").then("\N{SNOWMAN}" * 200)
     for _ in range(10):
-        assert Beat.decode(Beat(6, acts=acts).encode().encode()) == Beat(6, acts=acts)
+        assert Heartbeat.decode(Heartbeat(6, acts=acts).encode().encode()) == Heartbeat(6, acts=acts)
         acts = acts.then("\N{SNOWMAN}" * 200)
-    for beat in (Beat(), Beat(7, LEFT), Beat(8, FAILED, "ValueError: '" + "x" * 300 + "'")):
-        assert Beat.decode(beat.encode().encode()) == beat
-    assert len(Beat(1, FAILED, "\N{SNOWMAN}" * 10_000).encode()) < liveness._LIMIT_CHARACTERS * 2
+    for beat in (Heartbeat(), Heartbeat(7, LEFT), Heartbeat(8, FAILED, "ValueError: '" + "x" * 300 + "'")):
+        assert Heartbeat.decode(beat.encode().encode()) == beat
+    assert len(Heartbeat(1, FAILED, "\N{SNOWMAN}" * 10_000).encode()) < heartbeat._LIMIT_CHARACTERS * 2
 
 
 def test_silence_is_death_but_not_of_one_that_has_left(beats):
-    beats._look([(1, Beat(1)), (2, Beat(5, LEFT))], 0.0)
-    beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 6.0)
-    beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 12.9)
+    beats._look([(1, Heartbeat(1)), (2, Heartbeat(5, LEFT))], 0.0)
+    beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 6.0)
+    beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 12.9)
     with pytest.raises(Ended, match="process 1 of 3 has died or hangs: silent for 7 s"):
-        beats._look([(1, Beat(2)), (2, Beat(5, LEFT))], 13.0)
+        beats._look([(1, Heartbeat(2)), (2, Heartbeat(5, LEFT))], 13.0)
 
 
 def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
-    failed = [(1, Beat(1)), (2, Beat(3, FAILED, "ValueError: 'no disk'"))]
+    failed = [(1, Heartbeat(1)), (2, Heartbeat(3, FAILED, "ValueError: 'no disk'"))]
     beats._look(failed, 0.0)
     with pytest.raises(Ended, match="process 2 of 3 has failed: ValueError: 'no disk'"):
         beats._look(failed, 4.0)
@@ -92,46 +92,46 @@ def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
     beats._look(failed, 4.5)
     with beats.steps():  # the program has caught the error and trains again, which process 2 does not
         assert beats._mine.state == RUNNING
-        beats._look([(1, Beat(2)), failed[1]], 6.9)  # it may be about to
+        beats._look([(1, Heartbeat(2)), failed[1]], 6.9)  # it may be about to
         with pytest.raises(Ended, match="process 2 of 3 has died or hangs"):
-            beats._look([(1, Beat(3)), failed[1]], 7.0)
+            beats._look([(1, Heartbeat(3)), failed[1]], 7.0)
 
 
 def test_one_that_has_left_ends_those_that_wait_for_it(beats):
-    left = [(1, Beat(1)), (2, Beat(3, LEFT))]
+    left = [(1, Heartbeat(1)), (2, Heartbeat(3, LEFT))]
     beats._look(left, 0.0)
-    beats._look([(1, Beat(2)), left[1]], 5.0)
+    beats._look([(1, Heartbeat(2)), left[1]], 5.0)
     beats._lost = True  # a collective has failed
     with pytest.raises(Ended, match="process 2 of 3 has ended its program before the others"):
-        beats._look([(1, Beat(3)), left[1]], 6.0)
+        beats._look([(1, Heartbeat(3)), left[1]], 6.0)
 
 
 def test_one_that_leaves_before_all_have_started_jax_ends_the_others(beats, monkeypatch):
-    monkeypatch.setattr(liveness._jax, "backend_started", lambda: False)
-    left = [(1, Beat(1, LEFT)), (2, Beat(3))]
+    monkeypatch.setattr(heartbeat._jax, "backend_started", lambda: False)
+    left = [(1, Heartbeat(1, LEFT)), (2, Heartbeat(3))]
     beats._look(left, 0.0)
     with pytest.raises(Ended, match="process 1 of 3 has ended its program before the others"):
         beats._look(left, 4.0)
 
 
 def test_the_one_hangs_that_has_done_fewer_steps(beats, monkeypatch):
-    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
     with beats.steps():
         beats.note_step()
-        beats._look([(1, Beat(1, steps=1)), (2, Beat(1, steps=0))], 0.0)
+        beats._look([(1, Heartbeat(1, steps=1)), (2, Heartbeat(1, steps=0))], 0.0)
         with pytest.raises(Ended, match="process 2 of 3 hangs: no step"):
             beats._look_at_steps(beats._last_step + 6)
 
 
 def test_processes_differ_where_the_same_act_is_another_one_not_where_one_is_further():
-    common = Acts("the last exchange").then("training step 1 of fit")
+    common = CollectiveLog("the last exchange").then("training step 1 of fit")
     further = common.then("training step 2 of fit").then("training step 3 of fit")
     assert difference(common, further) is None
     ended = common.then("the end of fit")
     told = ("training step 1 of fit", "the end of fit", "training step 2 of fit")
     assert difference(ended.then("evaluate"), further) == told
-    assert difference(Acts("another exchange").then("fit"), further) is None
-    assert difference(Acts(common.since), common) is None
+    assert difference(CollectiveLog("another exchange").then("fit"), further) is None
+    assert difference(CollectiveLog(common.since), common) is None
     for _ in range(20):  # so far ahead is only who waits for nobody
         further = further.then("training step")
     assert difference(common, further) is None
@@ -140,7 +140,7 @@ def test_processes_differ_where_the_same_act_is_another_one_not_where_one_is_fur
 def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
     with pytest.raises(ClusterError), beats.meeting("fit", "1"):
         raise ClusterError("one has another batch size")
-    assert beats._acts == Acts()
+    assert beats._acts == CollectiveLog()
     with beats.meeting("fit", "2"):
         assert beats._acts.last == ("fit",)
     with beats.steps("fit"):
@@ -149,7 +149,7 @@ def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
             beats.note_shared_steps("evaluation", 1)
         beats.note_shared_steps("training", 4)
     fit = "training step 1 of fit", "evaluation step 1 of evaluate", "the end of evaluate"
-    assert beats._acts == Acts("2", 5, (*fit, "training steps 2 to 5 of fit", "the end of fit"))
+    assert beats._acts == CollectiveLog("2", 5, (*fit, "training steps 2 to 5 of fit", "the end of fit"))
     thread = threading.Thread(target=beats.note_act, args=["a save in a thread"])
     thread.start()
     thread.join()
@@ -161,10 +161,10 @@ def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
 
 def test_those_that_do_different_things_end_but_not_at_once(beats, monkeypatch):
     monkeypatch.setattr(beats, "_exit", lambda _, differ, told, code: (_ for _ in ()).throw(Ended(told, code)))
-    beats._mine = Beat(1, acts=Acts("1").then("fit"))
-    other = Beat(1, acts=Acts("1").then("evaluate"))
+    beats._mine = Heartbeat(1, acts=CollectiveLog("1").then("fit"))
+    other = Heartbeat(1, acts=CollectiveLog("1").then("evaluate"))
     beats._look_at_acts([(1, other)], 0.0)
-    beats._look_at_acts([(1, Beat(2, acts=Acts("2")))], 2.0)  # they have told each other in the meantime
+    beats._look_at_acts([(1, Heartbeat(2, acts=CollectiveLog("2")))], 2.0)  # they have told each other in the meantime
     beats._look_at_acts([(1, other)], 3.0)
     beats._look_at_acts([(1, other)], 6.9)
     beats._look_at_acts([(1, dataclasses.replace(other, state=FAILED))], 6.9)  # whose reason is told
@@ -175,15 +175,17 @@ def test_those_that_do_different_things_end_but_not_at_once(beats, monkeypatch):
 
 
 def test_the_first_process_waits_for_the_others_at_its_end_and_says_so(beats, monkeypatch, capfd):
-    monkeypatch.setattr(liveness, "_REPORT_EVERY_S", 0.05)
-    monkeypatch.setattr(liveness._jax, "leave_job", lambda: None)
-    said = itertools.chain([[(1, Beat(1)), (2, Beat(1, LEFT))]] * 3, itertools.repeat([(1, Beat(2, LEFT))]))
+    monkeypatch.setattr(heartbeat, "_REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr(heartbeat._jax, "leave_job", lambda: None)
+    said = itertools.chain(
+        [[(1, Heartbeat(1)), (2, Heartbeat(1, LEFT))]] * 3, itertools.repeat([(1, Heartbeat(2, LEFT))])
+    )
     monkeypatch.setattr(beats, "_read", lambda: next(said))
     beats._thread = threading.Thread(target=int)
     beats._thread.start()
     beats.leave()
     assert "process 0 has come to its end, and waits for process 1\n" in capfd.readouterr().err
-    assert next(said) == [(1, Beat(2, LEFT))]  # until they had left
+    assert next(said) == [(1, Heartbeat(2, LEFT))]  # until they had left
 
 
 def test_an_agreed_end_is_no_failure(beats):
@@ -194,8 +196,8 @@ def test_an_agreed_end_is_no_failure(beats):
 
 
 def test_waits_outside_of_steps_are_limited_too(beats, monkeypatch):
-    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
-    for hang_timeout_s, limit_s in ((5, 5), (None, liveness.LONGEST_WAIT_S)):
+    monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
+    for hang_timeout_s, limit_s in ((5, 5), (None, heartbeat.LONGEST_WAIT_S)):
         beats.hang_timeout_s = hang_timeout_s
         with beats.waiting():
             beats._look_at_steps(beats._last_step + limit_s - 1)
@@ -212,14 +214,14 @@ def test_waits_outside_of_steps_are_limited_too(beats, monkeypatch):
 
 
 def test_the_first_collective_over_some_devices_has_the_time_to_join_in(beats, monkeypatch):
-    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
     monkeypatch.setattr(beats, "_exit", lambda _, reason, told, code: (_ for _ in ()).throw(Ended(told, code)))
     monkeypatch.setattr(beats, "_join_timeout_s", 3)
     with beats.connecting(frozenset([1, 2])) as is_first:
         beats._look_at_steps(beats._last_step + 2)
         with pytest.raises(Ended, match="not connected for their first collective within 3 s") as ended:
             beats._look_at_steps(beats._last_step + 4)
-        assert is_first and ended.value.args[1] == liveness.EXIT_RESTART
+        assert is_first and ended.value.args[1] == heartbeat.EXIT_RESTART
     with beats.connecting(frozenset([1, 2])) as is_first:
         assert not is_first
     with pytest.raises(ValueError, match="Gloo"), beats.connecting(frozenset([1, 3])):
@@ -229,7 +231,7 @@ def test_the_first_collective_over_some_devices_has_the_time_to_join_in(beats, m
 
 
 def test_no_step_for_long_is_a_hang(beats, monkeypatch):
-    monkeypatch.setattr(liveness.faulthandler, "dump_traceback", lambda: None)
+    monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
     beats._look_at_steps(1e9)  # no steps run
     with beats.steps():
         now = beats._last_step
@@ -281,7 +283,7 @@ def test_the_others_end_within_ten_seconds_and_say_why(tmp_path, how):
     assert json.loads(output.splitlines()[-1])
     (line,) = [line for line in errors.splitlines() if line.startswith("keras_dist:")]
     if how == "raises":
-        assert (code, death) == (liveness.EXIT_RESTART, 1)
+        assert (code, death) == (heartbeat.EXIT_RESTART, 1)
         assert "process 0 ends, because process 1 of 2 has failed: ValueError: 'no disk'; saved: " in line
         assert f"{folder}" in line and "start the job again" in line and "ValueError: no disk" in own
     else:
@@ -296,7 +298,7 @@ def test_a_hang_ends_all_with_the_stacks_of_each(tmp_path):
     folder = tmp_path / "backup"
     jobs = [Python("-c", PROGRAM, address, index, "hangs", folder, env=environment(1)) for index in range(2)]
     outcomes = [job.outcome(90) for job in jobs]
-    assert [code for code, _, _ in outcomes] == [liveness.EXIT_RESTART] * 2
+    assert [code for code, _, _ in outcomes] == [heartbeat.EXIT_RESTART] * 2
     assert all("no step for" in errors.splitlines()[-1] and "saved: " in errors for _, _, errors in outcomes)
     assert "in on_train_batch_end" in outcomes[1][2]
 
@@ -343,7 +345,7 @@ def test_a_coordination_service_that_ends_or_stops_ends_the_processes_with_one_l
         "process 0 of 2 does not answer, or its coordination service does not",
     )
     for index, (code, _, errors) in enumerate(outcomes):
-        assert code == liveness.EXIT_RESTART, errors
+        assert code == heartbeat.EXIT_RESTART, errors
         line = errors.splitlines()[-1]
         assert f"process {index} ends, because {whys[index]}; saved: " in line and "start the job again" in line
         assert "bad_cast" not in errors
@@ -500,7 +502,7 @@ def test_whatever_the_others_do_they_end(tmp_path, trial):
             ended = time.time()
             last = errors.splitlines()[-1]
             assert f"process {who} of {processes} has died or hangs: silent for" in last
-            assert code == (liveness.EXIT_RESTART if "start the job again" in last else 1)
+            assert code == (heartbeat.EXIT_RESTART if "start the job again" in last else 1)
     finally:
         with contextlib.suppress(ProcessLookupError):  # one that was stopped
             os.kill(jobs[who].pid, signal.SIGKILL)

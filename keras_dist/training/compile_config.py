@@ -1,4 +1,4 @@
-"""`Choices`: how a model is trained, as `compile` was given it."""
+"""`CompileConfig`: how a model is trained, as `compile` was given it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_dist import optimizers
 from keras_dist.data.batch_keys import BatchKeys
-from keras_dist.distribution.agreement import Facts, facts_of_config
+from keras_dist.distribution.consistency import Fingerprint, facts_of_config
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
 from keras_dist.training.objective import Objective
@@ -40,7 +40,7 @@ class StepOptions:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Choices:
+class CompileConfig:
     """What `compile` was given, checked and with names resolved; without it, nothing but how predictions run.
 
     Attributes:
@@ -75,7 +75,7 @@ class Choices:
             return True
         return mode == "train" and self.train_step is not None
 
-    def facts(self) -> Facts:
+    def facts(self) -> Fingerprint:
         """What must be equal in all processes of a job: each number of each argument."""
         given = [facts_of_config(f"`{name}` of compile", value) for name, value in self.arguments.items()]
         return {name: value for facts in given for name, value in facts.items()}
