@@ -17,7 +17,7 @@ from keras_dist.distribution import heartbeat, job
 def connect(devices: Iterable[Device]) -> None:
     """Run a small collective over these devices of all processes, once: all must call it.
 
-    Gloo waits without a limit for a process whose connection it has taken from another program. Here `liveness` ends
+    Gloo waits without a limit for a process whose connection it has taken from another program. Here `heartbeat` ends
     the process after the join time-out, before any work is lost.
     """
     ordered = sorted(devices, key=lambda device: device.id)

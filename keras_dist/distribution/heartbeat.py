@@ -242,7 +242,7 @@ class Liveness:
         """Heartbeat and look, in a thread, until `leave`."""
         self.note(joined=True)
         self._beat()
-        self._thread = threading.Thread(target=self._run, name="keras_dist liveness", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="keras_dist heartbeat", daemon=True)
         self._thread.start()
         _gloo.before_abort(self._explain)
         atexit.register(self.leave)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _paths, optimizers
+from keras_dist import _jax, _paths, optimizers
 from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
 from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
@@ -35,10 +35,12 @@ class Slot:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its dims in the file; None where they do not matter."""
+        """Its dims in the file, which has the data of keys; None where they do not matter."""
         if self.variable is None:
             return None
-        shape = list(self.variable.shape)
+        shape, dtype = list(self.variable.shape), self.variable.dtype
+        if _jax.is_key_dtype(dtype):
+            return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype)).shape
         if self.dropped is not None:
             del shape[self.dropped]
         return tuple(shape)

@@ -510,3 +510,24 @@ def test_a_built_multi_optimizer_can_be_pickled():
 
 def test_variables_of_an_optimizer_have_paths_before_it_is_built():
     assert [variable.path for variable in kd.optimizers.Adam().variables] == ["iterations", "learning_rate"]
+
+
+class Dropped(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.dropout = nnx.Linear(8, 1, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x))
+
+
+def test_keys_of_foreign_modules_are_in_files_of_keras(tmp_path):
+    x, y = np.ones((32, 8), "float32"), np.ones((32, 1), "float32")
+    model = kd.Model.from_nnx(Dropped)
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    model.save_weights(tmp_path / "a.weights.h5")
+    other = kd.Model.from_nnx(Dropped)
+    other.compile("adam", "mse")
+    other.build((None, 8))
+    other.load_weights(tmp_path / "a.weights.h5")
+    assert [v.numpy().tolist() for v in other.variables] == [v.numpy().tolist() for v in model.variables]
