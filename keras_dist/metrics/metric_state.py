@@ -1,4 +1,4 @@
-"""`MetricState`: the state of a metric before its variable is read."""
+"""`MetricState`: the owner of the array of a metric variable."""
 
 from __future__ import annotations
 
@@ -14,37 +14,46 @@ from keras_dist._stateless_scope import trace_error
 
 
 class MetricState(Borrower):
-    """The borrower of one metric variable: reading the variable copies the state, and ends the loan.
+    """The owner of the array of a metric variable, which is lent to it for good.
 
-    A step does not wait for its metrics, so that a state on the devices is fetched only when somebody reads it. An
-    initial value stays on the host until then, so that planning allocates nothing.
+    A step does not wait for its metrics, so that a state on the devices is copied to the host only when somebody reads
+    it. An initial value stays on the host until then, so that planning allocates nothing.
 
     Args:
         array: the state.
     """
 
     def __init__(self, array: jax.Array | np.ndarray) -> None:
-        self.array = array
+        self._array: Any = array
+        self._is_read = False
 
     def array_of(self, variable: Lendable) -> jax.Array:
         """Return the state."""
         del variable
         with jax.ensure_compile_time_eval():
-            self.array = jnp.asarray(self.array)  # pyright: ignore[reportUnknownMemberType]
-        return self.array
+            self._array = jnp.asarray(self._array)  # pyright: ignore[reportUnknownMemberType]
+        return self._array
+
+    def unshared(self, variable: Lendable) -> jax.Array:
+        """Return the state; copy it first if it was read."""
+        if self._is_read:
+            self.set_to_copy(variable, self._array)
+        return self.array_of(variable)
 
     def copy_of(self, variable: Lendable) -> jax.Array:
         """Return the state as an array that is on no mesh."""
-        self.set_to_copy(variable, np.asarray(self.array))
-        return variable.peek()
+        if not self._is_read:
+            self.set_to_copy(variable, np.asarray(self._array))
+            self._is_read = True
+        return self._array
 
     def take(self, variable: Lendable, array: Any) -> None:
-        """End the loan with another array."""
-        variable.lend_to(None)
-        variable.keep(array)
+        """Replace the state by an unshared array."""
+        del variable
+        self._array, self._is_read = array, False
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
-        """End the loan with a copy of a value."""
+        """Replace the state by a copy of a value."""
         if _jax.is_traced(value):
             raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
         with jax.ensure_compile_time_eval():

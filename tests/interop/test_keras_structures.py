@@ -204,7 +204,7 @@ def test_layers_say_what_is_kept_of_them(keras, tmp_path):
 
 
 def with_assets(k):
-    class ObjectRegistry(k.layers.Layer):
+    class Vocabulary(k.layers.Layer):
         def __init__(self, words=(), **kwargs):
             super().__init__(**kwargs)
             self.words = list(words)
@@ -223,21 +223,21 @@ def with_assets(k):
         def get_config(self):
             return {"name": self.name}
 
-    return ObjectRegistry
+    return Vocabulary
 
 
 def test_files_of_layers_go_along(keras, tmp_path):
     theirs = keras.Sequential([keras.Input((5,)), with_assets(keras)(["a", "b"])])
     theirs.save(tmp_path / "theirs.keras")
-    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"ObjectRegistry": with_assets(kd)})
+    ours = kd.models.load_model(tmp_path / "theirs.keras", custom_objects={"Vocabulary": with_assets(kd)})
     assert list(ours.layers[0].words) == ["a", "b"]
     ours.save(tmp_path / "ours.keras")
-    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"ObjectRegistry": with_assets(keras)})
+    again = keras.models.load_model(tmp_path / "ours.keras", custom_objects={"Vocabulary": with_assets(keras)})
     assert again.layers[0].words == ["a", "b"]
     with zipfile.ZipFile(tmp_path / "ours.keras", "a") as archive:
         archive.writestr("assets/layers/vocabulary/../../out", "c")
     with pytest.raises(ModelError, match="out"):
-        kd.models.load_model(tmp_path / "ours.keras", custom_objects={"ObjectRegistry": with_assets(kd)})
+        kd.models.load_model(tmp_path / "ours.keras", custom_objects={"Vocabulary": with_assets(kd)})
 
 
 def test_folders_of_what_is_in_a_file_go_both_ways(keras, tmp_path):
