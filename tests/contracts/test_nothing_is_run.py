@@ -25,7 +25,7 @@ KNOWN = {
     "_coordination_service.py": {"subprocess"},  # starts itself
     "_environment.py": {"ctypes"},  # the C library's malloc_trim
     "_extras.py": {"importlib"},  # extras by names that stand in the package
-    "_not_here.py": {"importlib"},  # the package's own modules, for names that Keras has in lower packages
+    "_missing_names.py": {"importlib"},  # the package's own modules, for names that Keras has in lower packages
     "assembly/components.py": {"importlib"},  # import paths of the user's own run file, when the run is built
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
@@ -39,7 +39,7 @@ KNOWN = {
     "export/writing.py": {"importlib"},  # versions of packages
     "initializers/fourier_kernels.py": {"importlib"},  # scipy.signal, which takes long to load
     "saving/serialization.py": {"importlib"},  # the package's own packages
-    "saving/vocabulary.py": {"importlib"},  # the package's own packages
+    "saving/object_registry.py": {"importlib"},  # the package's own packages
 }
 
 
@@ -112,5 +112,5 @@ def test_what_other_processes_say_is_read_as_json():
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     readers = {name for name, text in texts.items() if reads.search(text)}
     readers.remove("distribution/job_warnings.py")  # waits for a key, and does not look at its value
-    assert readers == {f"distribution/{name}.py" for name in ("joining", "liveness", "rendezvous")}
+    assert readers == {f"distribution/{name}.py" for name in ("joining", "heartbeat", "rendezvous")}
     assert all("json.loads(" in texts[name] and name not in KNOWN for name in readers)

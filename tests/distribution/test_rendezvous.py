@@ -247,7 +247,7 @@ def test_the_coordinator_listens_where_it_is_told_and_runs_nothing(tmp_path):
 
 
 def test_a_process_that_does_not_come_is_named(run, monkeypatch):
-    monkeypatch.setattr(rendezvous.liveness, "LONGEST_WAIT_S", 0)
+    monkeypatch.setattr(rendezvous.heartbeat, "LONGEST_WAIT_S", 0)
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
     assert [type(error) for error in found] == [ProcessAbsentError] * 2
@@ -256,14 +256,14 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
 
 def test_who_has_left_the_job_is_not_waited_for(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
-    monkeypatch.setattr(rendezvous.liveness, "has_left", lambda process: process == 1)
+    monkeypatch.setattr(rendezvous.heartbeat, "has_left", lambda process: process == 1)
     for error in run(lambda job, process: job.each(lambda: process), absent=(1,)):
         assert isinstance(error, ClusterError)
         assert "its program has come to its end" in error.given
 
 
 def test_what_waits_says_so(run, monkeypatch, capfd):
-    monkeypatch.setattr(rendezvous.liveness, "LONGEST_WAIT_S", 0.5)
+    monkeypatch.setattr(rendezvous.heartbeat, "LONGEST_WAIT_S", 0.5)
     monkeypatch.setattr(rendezvous, "_POLL_MS", 100)
     monkeypatch.setattr(rendezvous, "_REPORT_EVERY_S", 0.1)
     run(lambda job, process: job.each(lambda: process), absent=(1, 2))
