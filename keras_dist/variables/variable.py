@@ -300,12 +300,14 @@ class Variable(Lendable):
         else:
             self.assign(self.value.at[index].set(value))
 
-    def _checked(self, value: ArrayLike) -> jax.Array:
+    def _checked(self, value: ArrayLike) -> ArrayLike:
         check_not_forked()
         with call_context.calling(call_context.caller()):  # in its own element type
-            return jnp.asarray(checked_value(value, self), self.dtype)
+            value = checked_value(value, self)
+            is_on_host = isinstance(value, np.ndarray | np.generic) and current_scope() is None
+            return value if is_on_host else jnp.asarray(value, self.dtype)  # each device is sent only its shard
 
-    def _write(self, value: jax.Array) -> jax.Array:
+    def _write(self, value: ArrayLike) -> jax.Array:
         if self.borrower is not None:
             self.borrower.set_to_copy(self, value)
             return self._read()
@@ -314,13 +316,15 @@ class Variable(Lendable):
         except _jax.TraceError as error:
             raise trace_error(self.path) from error
 
-    def _write_own(self, value: jax.Array) -> jax.Array:
+    def _write_own(self, value: ArrayLike) -> jax.Array:
         before = self.peek()
         is_placed = not any(map(_jax.is_traced, (before, value))) and isinstance(
             before.sharding, jax.sharding.NamedSharding
         )
         if is_placed:
             value = place_copy(value, before.sharding, f"variable {self.path!r}")
+        else:
+            value = jnp.asarray(value)
         with call_context.calling(call_context.caller()):
             self[...] = value
         if is_placed:
