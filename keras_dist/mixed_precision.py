@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Generator, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -220,4 +220,12 @@ _current = DTypePolicy("float32")
 """The policy of layers that are made without `dtype`."""
 
 
-__getattr__ = missing_from(__name__)  # `LossScaleOptimizer` is defined in `optimizers`, a higher layer
+__all__ += ["LossScaleOptimizer"]  # which `optimizers`, a higher layer, defines
+
+if TYPE_CHECKING:
+    from keras_dist.optimizers import LossScaleOptimizer as LossScaleOptimizer
+else:
+    __getattr__ = missing_from(__name__)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -321,10 +321,8 @@ class Variable(Lendable):
         is_placed = not any(map(_jax.is_traced, (before, value))) and isinstance(
             before.sharding, jax.sharding.NamedSharding
         )
-        if is_placed:
-            value = place_copy(value, before.sharding, f"variable {self.path!r}")
-        else:
-            value = jnp.asarray(value)
+        name = f"variable {self.path!r}"
+        value = place_copy(value, before.sharding, name) if is_placed else jnp.asarray(value)
         with call_context.calling(call_context.caller()):
             self[...] = value
         if is_placed:

@@ -159,15 +159,3 @@ def test_blocks_of_flax_modules_share_programs_however_many_they_are() -> None:
         return len(compiled.programs)
 
     assert programs_of(2) == programs_of(5) == 4
-
-
-def test_a_key_that_is_drawn_in_a_trace_is_not_asked_for_its_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Since JAX 0.10 answers with an error about all that was traced before."""
-
-    def draw() -> jax.Array:
-        rngs = nnx.Rngs(0)
-        rngs.default.count[...] = 5  # Python numbers are taken as before
-        return [rngs(), rngs(), rngs.default.count[...]][-1]
-
-    monkeypatch.setattr(jax.core.Tracer, "sharding", property(lambda _: pytest.fail("asked")))
-    assert jax.jit(draw)() == 7

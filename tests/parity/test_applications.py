@@ -192,19 +192,19 @@ def test_predictions_have_names(tmp_path):
         ]
     with pytest.raises(DataError, match="needs the names"):
         applications.vgg16.decode_predictions(scores)
-    with pytest.raises(DataError, match="do not fit the classes"):
+    with pytest.raises(DataError, match="the scores must have the shape"):
         applications.vgg16.decode_predictions(scores[:, 1:], class_index=names)
     path.write_text("[1, 2]")
-    with pytest.raises(DataError, match="holds no names"):
+    with pytest.raises(DataError, match="`class_index` must be"):
         applications.vgg16.decode_predictions(scores, class_index=path)
 
 
 def test_nothing_is_downloaded():
     with pytest.raises(ModelError, match="nothing is downloaded"):
         applications.VGG16()
-    with pytest.raises(ModelError, match="`input_shape` is no shape"):
+    with pytest.raises(ModelError, match="`input_shape` must be"):
         applications.ResNet50(weights=None, input_shape=(16, 16, 3))
-    with pytest.raises(ModelError, match="`input_shape` is no shape"):
+    with pytest.raises(ModelError, match="`input_shape` must be"):
         applications.VGG16(weights=None, input_shape=64)
     with pytest.raises(ModelError, match="`alpha`"):
         applications.MobileNetV2(weights=None, alpha=0)
@@ -214,7 +214,7 @@ def test_nothing_is_downloaded():
             applications.VGG16(weights=None, include_top=False)
         finally:
             kd.config.set_image_data_format("channels_last")
-    with pytest.raises(ModelError, match="both sizes at least 71"):
+    with pytest.raises(ModelError, match="at least 71"):
         applications.Xception(weights=None, input_shape=(70, 80, 3))
     with pytest.raises(ModelError, match="another activation"):
         applications.MobileNetV2(weights="weights.safetensors", classifier_activation="relu")

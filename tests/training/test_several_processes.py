@@ -89,7 +89,7 @@ for rows, size in ((20 + process, 8), (20, 8 * (1 + process))):
     try:
         model.fit(X[:rows], Y[:rows], size, verbose=0)
     except ClusterError as error:
-        assert "do not run the same program" in str(error), error
+        assert "must run the same program" in str(error), error
     else:
         raise AssertionError("other rows or batches were not noticed")
 """
@@ -135,7 +135,7 @@ check_same([model.train_on_batch(mine_x, mine_y)], [reference.train_on_batch(X, 
 try:
     model.fit(X[:7], Y[:7], 4, verbose=0)
 except DataError as error:
-    assert "multiple of 2 rows" in str(error), error
+    assert "must be a multiple of 2" in str(error), error
 else:
     raise AssertionError("uneven batches were not noticed")
 """
