@@ -40,23 +40,17 @@ def read_table(file: Path, what: str = "a config file") -> dict[Any, Any]:
         ConfigError: the file cannot be read, or its text is not a table.
     """
     if file.suffix.lower() not in _PARSERS and not os.path.isdir(file):
-        raise ConfigError(
-            f"{file}: not a config file by its name",
-            given=f"suffix {file.suffix!r}",
-            expected="a file .toml, .yaml (or .yml) or .json",
-            fix="rename the file to the format that it is in",
-        )
+        summary = f"{file}: a config file must be named .toml, .yaml (or .yml) or .json"
+        raise ConfigError(summary, given=f"suffix {file.suffix!r}", fix="rename the file to the format that it is in")
     text = _read_text(file, what)
     try:
         table = _PARSERS[file.suffix.lower()](text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise _syntax_error(file, text, error) from error
     if not isinstance(table, dict):
+        summary = f"{file}: a config file must be a table of keys with values"
         raise ConfigError(
-            f"{file}: the file is not a table",
-            given=show(table, with_type=True),
-            expected="keys with values, such as mesh and distribution, at the top level",
-            fix="put everything under the key it belongs to",
+            summary, given=show(table, with_type=True), fix="put everything under keys such as mesh and distribution"
         )
     return cast("dict[Any, Any]", table)
 
@@ -76,18 +70,13 @@ def _read_text(file: Path, what: str) -> str:
         raise _missing(file, what) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{file}: not text in UTF-8",
+            f"{file}: the file must be text in UTF-8",
             given=f"byte {error.object[error.start]:#04x} at offset {error.start}",
-            expected="text in UTF-8",
             fix="save the file again as UTF-8",
         ) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}",
-            given=repr(str(file)),
-            expected="a file that this user may read",
-            fix="check the path and the permissions",
-        ) from error
+        summary = f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(summary, given=repr(str(file)), fix="check the path and the permissions") from error
 
 
 def _missing(file: Path, what: str) -> ConfigError:
@@ -99,12 +88,9 @@ def _missing(file: Path, what: str) -> ConfigError:
     fix = "check the path" + ("" if is_beside else f": there is no directory {str(file.parent)!r}")
     if near := nearest(file.name, beside):
         fix = f"use {str(file.with_name(near))!r}"
-    return ConfigError(
-        f"{file}: there is no such file{did_you_mean(file.name, beside)}",
-        given=f"{str(file)!r}, which is {str(file.absolute())!r}",
-        expected=f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}",
-        fix=fix,
-    )
+    summary = f"{file}: there is no such file{did_you_mean(file.name, beside)}"
+    expected = f"{what}; beside it are: {', '.join(beside[:10]) or 'none'}"
+    return ConfigError(summary, given=f"{str(file)!r}, which is {str(file.absolute())!r}", expected=expected, fix=fix)
 
 
 def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
@@ -118,12 +104,9 @@ def _syntax_error(file: Path, text: str, error: Exception) -> ConfigError:
     given = "".join(c if c.isprintable() else "?" for c in text.split("\n")[line - 1].strip()[:120]) if line else ""
     hint = f" ({_HINTS[style]})" if expected.endswith("once") else ""
     correct = f"correct line {line}{hint}" if line else "correct it"
-    return ConfigError(
-        f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}",
-        given=given,
-        expected=expected,
-        fix="keep one of the two" if what.startswith("the key ") else correct,
-    )
+    summary = f"{file}: {f'line {line}, column {column}: ' if line else ''}{what}"
+    fix = "keep one of the two" if what.startswith("the key ") else correct
+    return ConfigError(summary, given=given, expected=expected, fix=fix)
 
 
 _HINTS = {

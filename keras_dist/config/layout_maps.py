@@ -37,35 +37,24 @@ def read_layout_map(file: Path) -> tuple[dict[str, Axes], list[str]]:
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES and file.is_file():
         is_model = suffix in _OF_MODELS
-        raise ConfigError(
-            f"{file}: not a layout map by its name",
-            given=f"suffix {file.suffix!r}{', of files of models and weights' if is_model else ''}",
-            expected=_LAYOUT_MAP,
-            fix=f"name the table with the rules; {_IMPORT_PATH}",
-        )
+        given = f"suffix {file.suffix!r}{', of files of models and weights' if is_model else ''}"
+        fix = f"name the table with the rules; {_IMPORT_PATH}"
+        raise ConfigError(f"{file}: not a layout map by its name", given=given, expected=_LAYOUT_MAP, fix=fix)
     table = read_table(file, _LAYOUT_MAP)
     while len(table) == 1 and isinstance(inner := next(iter(table.values())), dict):
         table = cast("dict[Any, Any]", inner)
     rules, problems = rules_of(table)
     if not rules and {"class_name", "config"} <= {*table}:
-        raise ConfigError(
-            f"{file} is the config of an object of Keras, not a layout map",
-            given=f"class_name={show(table['class_name'])}",
-            fix=f"name the table with the rules: configs of Keras hold none; {_IMPORT_PATH}",
-        )
+        given = f"class_name={show(table['class_name'])}"
+        fix = f"name the table with the rules: configs of Keras hold none; {_IMPORT_PATH}"
+        raise ConfigError(f"{file} is the config of an object of Keras, not a layout map", given=given, fix=fix)
     if not rules and {*table} & {*RunConfig.model_fields}:
-        raise ConfigError(
-            f"{file} is the config of a run, not a layout map",
-            given=f"settings {', '.join(map(str, table))}",
-            fix=f"rules of a config match whole paths already, and `keras-dist check {file}` tries them; to migrate "
-            "older rules, move them from [distribution.layout] to a separate file",
-        )
+        given = f"settings {', '.join(map(str, table))}"
+        fix = f"try its rules with `keras-dist check {file}`; to migrate older ones, move them to a separate file"
+        raise ConfigError(f"{file} is the config of a run, not a layout map", given=given, fix=fix)
     if not table:
-        raise ConfigError(
-            f"{file}: there is no rule of a layout map",
-            given=f"{str(file)!r}",
-            fix='write a table such as {"d1/kernel" = ["-", "model"]}',
-        )
+        fix = 'write a table such as {"d1/kernel" = ["-", "model"]}'
+        raise ConfigError(f"{file}: there is no rule of a layout map", given=f"{str(file)!r}", fix=fix)
     return rules, problems
 
 

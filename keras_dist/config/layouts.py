@@ -101,11 +101,9 @@ class MeshConfig(Table):
     def _check_spans(cls, spans: dict[str, int] | None, info: ValidationInfo) -> dict[str, int] | None:
         shape: dict[str, int] = info.data.get("shape") or {}
         if foreign := [name for name in spans or () if shape and name not in shape]:
-            raise refuse(
-                f"mesh.shape has no axis {foreign[0]!r}{did_you_mean(foreign[0], shape)}",
-                allowed=f"an axis of mesh.shape: {', '.join(map(show, shape))}",
-                fix=f"write one of these, or add {show(foreign[0])} to mesh.shape: its size within a slice, such as 1",
-            )
+            summary = f"mesh.shape has no axis {foreign[0]!r}{did_you_mean(foreign[0], shape)}"
+            fix = f"write one of these, or add {show(foreign[0])} to mesh.shape: its size within a slice, such as 1"
+            raise refuse(summary, allowed=f"an axis of mesh.shape: {', '.join(map(show, shape))}", fix=fix)
         if problem := mesh_shape.count_problem((*shape.values(), *(spans or {}).values())):
             allowed = f"with mesh.shape at most {mesh_shape.MOST_DEVICES:,} devices"
             raise refuse(problem, allowed=allowed, fix="write smaller sizes")
@@ -118,22 +116,18 @@ def _in_mesh(name: str, info: ValidationInfo) -> str:
         near = nearest(name, axes)
         source = cast("dict[str, str]", info.context or {}).get("mesh", "mesh.shape")
         add = "" if name == UNSHARDED else f", or add {show(name)} to the mesh"
-        raise refuse(
-            f"the mesh has no axis {name!r}{did_you_mean(name, axes)}",
-            allowed=f"an axis of the mesh: {', '.join(map(show, axes))} (from {source})",
-            fix=f"write {show(near)}" if near else f"write one of these{add}",
-        )
+        allowed = f"an axis of the mesh: {', '.join(map(show, axes))} (from {source})"
+        fix = f"write {show(near)}" if near else f"write one of these{add}"
+        raise refuse(f"the mesh has no axis {name!r}{did_you_mean(name, axes)}", allowed=allowed, fix=fix)
     return name
 
 
 def _each_once(entries: tuple[LayoutEntry, ...]) -> tuple[LayoutEntry, ...]:
     names = Counter(name for entry in entries for name in ((entry,) if isinstance(entry, str) else entry or ()))
     if repeated := [name for name, count in names.items() if count > 1]:
-        raise refuse(
-            f"axis {repeated[0]!r} appears twice in one layout",
-            allowed="each axis of the mesh on one dim at most, and each once",
-            fix=f'put "{UNSHARDED}" in one of the places',
-        )
+        allowed = "each axis of the mesh on one dim at most, and each once"
+        fix = f'put "{UNSHARDED}" in one of the places'
+        raise refuse(f"axis {repeated[0]!r} appears twice in one layout", allowed=allowed, fix=fix)
     return entries
 
 
@@ -259,11 +253,9 @@ class DistributionConfig(Table):
             text = name if isinstance(name, str) else ""
             near = nearest(text, strategies)
             *others, last = map(show, strategies)
-            raise refuse(
-                f"unknown value{did_you_mean(text, strategies)}",
-                allowed=f"{', '.join(others)} or {last}; one of your own when its module has been imported",
-                fix=f"write {show(near)}" if near else f"for example {show(next(iter(strategies)))}",
-            )
+            allowed = f"{', '.join(others)} or {last}; one of your own when its module has been imported"
+            fix = f"write {show(near)}" if near else f"for example {show(next(iter(strategies)))}"
+            raise refuse(f"unknown value{did_you_mean(text, strategies)}", allowed=allowed, fix=fix)
         return name
 
     @model_validator(mode="wrap")

@@ -130,9 +130,8 @@ class _Settings:
         if self._files > _LIMIT_FILES or any(file.samefile(one) for one in within if file.exists()):
             summary = f"{file}: {'includes itself' if self._files <= _LIMIT_FILES else 'too many files are included'}"
             expected = f"at most {_LIMIT_FILES} files that do not include each other"
-            raise ConfigError(
-                summary, given=chain, expected=expected, fix=f"remove {file.name} from include in {within[-1]}"
-            )
+            fix = f"remove {file.name} from include in {within[-1]}"
+            raise ConfigError(summary, given=chain, expected=expected, fix=fix)
         try:
             table = self._filled(read_table(file), (), str(file), ())
         except ConfigError as error:

@@ -118,11 +118,9 @@ def migrate_layout_map(
         {'dense.*kernel': (None, 'model')}
     """
     if not isinstance(source, Mapping | str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            "`source` must be a layout map, or the path of a table of rules",
-            given=f"{shorten(source)} of type {type_name(source)}",
-            fix="a function that makes a map must be called first",
-        )
+        given = f"{shorten(source)} of type {type_name(source)}"
+        fix = "a function that makes a map must be called first"
+        raise ConfigError("`source` must be a layout map, or the path of a table of rules", given=given, fix=fix)
     rules, problems = rules_of(source) if isinstance(source, Mapping) else read_layout_map(pathlib.Path(source))
     matching = matching or _matching_of(rules)
     known: dict[str, Axes] = {}

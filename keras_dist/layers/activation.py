@@ -107,12 +107,8 @@ class PReLU(Layer):
         super().__init__(**kwargs)
         self.shared_axes = () if shared_axes is None else check_axes("shared_axes", shared_axes, self.name)
         if 0 in self.shared_axes:
-            raise ModelError(
-                f"`shared_axes` of layer {self.name!r} name the dim of the batch",
-                given=f"shared_axes={shorten(shared_axes)}",
-                expected="dims from 1 on; the batch shares everything",
-                fix="leave 0 out",
-            )
+            summary = f"`shared_axes` of layer {self.name!r} must be dims from 1 on, without the batch"
+            raise ModelError(summary, given=f"shared_axes={shorten(shared_axes)}", fix="leave 0 out")
         self.supports_masking = True
 
     def build(self, input_shape: tuple[int, ...]) -> None:

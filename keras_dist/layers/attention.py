@@ -115,12 +115,10 @@ class Attention(Layer):
 
     def _check_list(self, value: Any, what: str = "input") -> None:
         if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3 or isinstance(value[0], int):
-            raise ModelError(
-                f"the {what} of layer {self.name!r} is no list of query, value and perhaps key",
-                given=f"{len(value)} of them" if isinstance(value, list | tuple) else shorten(value),
-                expected=f"a list of 2 or 3 {what}s",
-                fix="attention([query, value]); for self-attention attention([x, x])",
-            )
+            summary = f"the {what} of layer {self.name!r} must be [query, value] or [query, value, key]"
+            given = f"{len(value)} of them" if isinstance(value, list | tuple) else shorten(value)
+            fix = "attention([query, value]); for self-attention attention([x, x])"
+            raise ModelError(summary, given=given, fix=fix)
 
 
 class AdditiveAttention(Attention):

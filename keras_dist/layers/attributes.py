@@ -30,12 +30,8 @@ def contain(value: Any) -> Any:
 def check_name(name: Any) -> str:
     """Return `name`, if a layer can have it."""
     if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
-        raise ModelError(
-            "`name` cannot be the name of a layer",
-            given=f"name={shorten(name)}",
-            expected='a string of printable characters without "/", which separates names in paths',
-            fix='for example name="d1"',
-        )
+        summary = '`name` of a layer must be a string of printable characters without "/", which separates paths'
+        raise ModelError(summary, given=f"name={shorten(name)}", fix='for example name="d1"')
     return name
 
 
@@ -44,12 +40,8 @@ def check_dtype(dtype: DTypeLike, layer: str) -> str:
     try:
         return jnp.dtype("float32" if dtype is None else dtype).name
     except TypeError:
-        raise ModelError(
-            f"`dtype` of layer {layer!r} is not an element type",
-            given=f"dtype={dtype!r}",
-            expected="a name or numpy dtype",
-            fix='for example dtype="bfloat16"',
-        ) from None
+        summary = f"`dtype` of layer {layer!r} must be a name or numpy dtype"
+        raise ModelError(summary, given=f"dtype={dtype!r}", fix='for example dtype="bfloat16"') from None
 
 
 def take_input_shape(kwargs: dict[str, Any]) -> tuple[int | None, ...] | None:

@@ -131,12 +131,11 @@ class BatchNormalization(ScaledNormalization):
 
     def _as_weights(self, mask: jax.Array, values: jax.Array) -> jax.Array:
         if mask.ndim != values.ndim - 1:
-            raise ModelError(
-                f"the mask of layer {self.name!r} does not fit its input",
-                given=f"a mask of shape {mask.shape} for an input of shape {values.shape}",
-                expected=f"a mask of rank {values.ndim - 1}: the shape of the input without the last dim",
-                fix="reshape the mask, or pass mask=None",
+            summary = (
+                f"the mask of layer {self.name!r} must have rank {values.ndim - 1}, as the input without its last dim"
             )
+            given = f"a mask of shape {mask.shape} for an input of shape {values.shape}"
+            raise ModelError(summary, given=given, fix="reshape the mask, or pass mask=None")
         return jnp.asarray(mask, bool)[..., None]
 
     def _note(self, mean: jax.Array, variance: jax.Array) -> None:
@@ -179,10 +178,7 @@ def _limits(clipping: Mapping[str, float] | None, layer: str) -> tuple[float, fl
         or limits["rmin"] > limits["rmax"]
         or limits["dmax"] < 0
     ):
-        raise ModelError(
-            f"`renorm_clipping` of layer {layer!r} are no limits",
-            given=f"renorm_clipping={shorten(clipping)}",
-            expected="a dict with some of rmin, rmax, dmax, where rmin <= rmax and dmax >= 0",
-            fix='for example renorm_clipping={"rmin": 0.3, "rmax": 3.0, "dmax": 5.0}',
-        )
+        summary = f"`renorm_clipping` of layer {layer!r} must be a dict with some of rmin <= rmax and dmax >= 0"
+        fix = 'for example renorm_clipping={"rmin": 0.3, "rmax": 3.0, "dmax": 5.0}'
+        raise ModelError(summary, given=f"renorm_clipping={shorten(clipping)}", fix=fix)
     return limits["rmin"], limits["rmax"], limits["dmax"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist._arguments import check_option
 from keras_dist._types import PyTree, Shape
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.saving.serialization import lambdas_kept
@@ -41,11 +41,9 @@ class Bidirectional(Layer):
     ) -> None:
         super().__init__(**kwargs)
         if weights is not None:
-            raise ModelError(
-                f"`weights` of layer {self.name!r} cannot be set before it is built",
-                given=f"weights={shorten(weights)}",
-                fix="call the layer once, then layer.set_weights(weights)",
-            )
+            given = f"weights={shorten(weights)}"
+            fix = "call the layer once, then layer.set_weights(weights)"
+            raise ModelError(f"`weights` of layer {self.name!r} cannot be set before it is built", given=given, fix=fix)
         _check_sequence_layer("layer", layer, self.name)
         forward = _again(layer, name=f"forward_{layer.name.removeprefix('forward_')}")
         if backward_layer is None:
@@ -161,14 +159,10 @@ class Bidirectional(Layer):
         same = all(getattr(forward, name) == getattr(backward, name) for name in ("return_sequences", "return_state"))
         if not same or forward.go_backwards == backward.go_backwards or forward.name == backward.name:
             options = ("name", "go_backwards", "return_sequences", "return_state")
-            raise ModelError(
-                f"the two layers of {self.name!r} do not fit each other",
-                given="; ".join(
-                    ", ".join(f"{option}={getattr(one, option)!r}" for option in options) for one in (forward, backward)
-                ),
-                expected="other names and other go_backwards, the same return_sequences and return_state",
-                fix="leave backward_layer out, or give it go_backwards=True",
-            )
+            summary = f"the layers of {self.name!r} must differ in name and go_backwards, and agree in other options"
+            given = "; ".join(", ".join(f"{o}={getattr(one, o)!r}" for o in options) for one in (forward, backward))
+            fix = "leave backward_layer out, or give it go_backwards=True, the same return_sequences and return_state"
+            raise ModelError(summary, given=given, fix=fix)
 
 
 def _again(layer: Layer, **changes: Any) -> Layer:
@@ -181,9 +175,6 @@ def _check_sequence_layer(argument: str, value: Any, layer: str) -> None:
     options = ("go_backwards", "return_sequences", "return_state")
     if not isinstance(value, Layer) or not all(hasattr(value, option) for option in options):
         check_is_ours(f"`{argument}` of layer {layer!r}", value)
-        raise ModelError(
-            f"`{argument}` of layer {layer!r} is not a recurrent layer",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="an RNN, or a layer with go_backwards, return_sequences and return_state",
-            fix="for example Bidirectional(LSTM(32)); write a cell of your own and wrap it: Bidirectional(RNN(cell))",
-        )
+        summary = f"`{argument}` of layer {layer!r} must be an RNN, or a layer with its go_backwards and return_*"
+        fix = "for example Bidirectional(LSTM(32)); write a cell of your own and wrap it: Bidirectional(RNN(cell))"
+        raise ModelError(summary, given=with_type(value), fix=fix)

@@ -73,12 +73,9 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
             is_name = isinstance(given[0], str)
             what = "`name` is" if is_name else "`shape` was passed both positionally and as"
             options = "".join(f", {name}={shorten(value)}" for name, value in kwargs.items())
-            raise ModelError(
-                f"add_weight of layer {getattr(layer, 'name', '')!r}: {what} a keyword argument",
-                given=f"add_weight({', '.join(map(shorten, given))}{options})",
-                expected="the shape as the first argument, or by name",
-                fix='for example self.add_weight((3, 4), name="kernel")',
-            )
+            summary = f"add_weight of layer {getattr(layer, 'name', '')!r}: {what} a keyword argument"
+            fix = 'for example self.add_weight((3, 4), name="kernel")'
+            raise ModelError(summary, given=f"add_weight({', '.join(map(shorten, given))}{options})", fix=fix)
         if len(given) > 3 and not isinstance(given[3], bool):
             expected, example = "True or False; a name is a keyword argument", True
             raise argument_error("trainable", given[3], expected, example=example, error=ArgumentTypeError)
@@ -330,22 +327,16 @@ class Building:
         lost = [label for label, variable in self._runtime.made or () if id(variable) not in kept]
         self._runtime.made = None
         if lost:
-            raise ModelError(
-                f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}",
-                given="the result of add_weight, not assigned",
-                expected="each weight in an attribute of the layer, or in a list or dict that is one",
-                fix="self.kernel = self.add_weight(...)",
-            )
+            summary = f"layer {self.name!r} has weights that no attribute holds: {', '.join(map(repr, lost))}"
+            fix = "self.kernel = self.add_weight(...)"
+            raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
 
     def _check_same_trace(self) -> None:
         if not self._pytree__state.trace_state.is_valid():
-            raise ModelError(
-                f"layer {self.name!r} is called inside of a model that it is not part of",
-                given=f"{type(self).__name__} made outside, called in a function or layer of the model",
-                expected="layers that the model knows",
-                fix="assign it to an attribute of the model or layer that calls it, or call it on the model's symbolic "
-                "tensors",
-            )
+            summary = f"layer {self.name!r} is called inside of a model that it is not part of"
+            given = f"{type(self).__name__} made outside, called in a function or layer of the model"
+            fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
+            raise ModelError(summary, given=given, fix=fix)
 
     def _is_made_by_building(self, name: str) -> bool:
         """Return whether a weight of this name was described, or `build` mentions such an attribute."""

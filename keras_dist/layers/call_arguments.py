@@ -40,12 +40,9 @@ def check_complete(
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     needed = [p.name for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
     if needed:
-        raise ModelError(
-            f"the call of layer {layer!r} lacks {', '.join(map(repr, needed))}",
-            given=f"{len(args)} argument(s)" + "".join(f", {name}" for name in kwargs),
-            expected=f"a value for each of {', '.join(p.name for p in named if p.default is p.empty)}",
-            fix=f"layer({', '.join(p.name if p.default is p.empty else f'{p.name}=...' for p in named[:4])})",
-        )
+        given = f"{len(args)} argument(s)" + "".join(f", {name}" for name in kwargs)
+        fix = f"layer({', '.join(p.name if p.default is p.empty else f'{p.name}=...' for p in named[:4])})"
+        raise ModelError(f"the call of layer {layer!r} lacks {', '.join(map(repr, needed))}", given=given, fix=fix)
 
 
 def check_numbers(
@@ -63,12 +60,9 @@ def check_numbers(
                 continue
             check_fits(array, f"{name}{''.join(f'[{part!r}]' for part in _paths.parts_of(path))} of layer {layer!r}")
             if array.dtype.kind in "OSUTMm":
-                raise ModelError(
-                    f"`{name}` of layer {layer!r} holds no numbers",
-                    given=f"an array of shape {array.shape}, dtype {array.dtype}",
-                    expected="numbers or booleans",
-                    fix="turn it into numbers first: words and categories into integers, for layers.Embedding",
-                )
+                given = f"an array of shape {array.shape}, dtype {array.dtype}"
+                fix = "convert it: words and categories into integers, for layers.Embedding"
+                raise ModelError(f"`{name}` of layer {layer!r} must hold numbers or booleans", given=given, fix=fix)
 
 
 def value_given(
@@ -119,12 +113,11 @@ def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, Py
     lost = [p.name for p in named if p.default is p.empty and p.name not in shapes]
     if lost:
         label = getattr(function, "__qualname__", "build")
-        raise ModelError(
-            f"{label} takes {', '.join(map(repr, lost))}, which is the shape of no argument of the call",
-            given=f"{label}({', '.join(p.name for p in named)}) for {', '.join(tensors) or 'no arrays'}",
-            expected=f"one parameter, or some of {', '.join(shapes) or 'none'}",
-            fix="call it as the argument whose shape it is, with `_shape` at the end, or give it a default",
-        )
+        summary = f"{label} takes {', '.join(map(repr, lost))}, which is the shape of no argument of the call"
+        given = f"{label}({', '.join(p.name for p in named)}) for {', '.join(tensors) or 'no arrays'}"
+        expected = f"one parameter, or some of {', '.join(shapes) or 'none'}"
+        fix = "call it as the argument whose shape it is, with `_shape` at the end, or give it a default"
+        raise ModelError(summary, given=given, expected=expected, fix=fix)
     return function(**{p.name: shapes[p.name] for p in named if p.name in shapes})
 
 

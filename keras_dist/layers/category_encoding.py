@@ -55,11 +55,9 @@ class CategoryEncoding(Layer):
             count_weights: the weight of each integer, of the shape of the inputs; only with `output_mode="count"`.
         """
         if count_weights is not None and self.output_mode != "count":
-            raise ModelError(
-                f"layer {self.name!r} does not count",
-                given=f'count_weights with output_mode="{self.output_mode}"',
-                fix='leave them out, or make the layer with output_mode="count"',
-            )
+            given = f'count_weights with output_mode="{self.output_mode}"'
+            fix = 'leave them out, or make the layer with output_mode="count"'
+            raise ModelError(f"layer {self.name!r} does not count", given=given, fix=fix)
         return encode_categories(inputs, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
 
 

@@ -57,11 +57,9 @@ class ConvLSTMCell(RecurrentCell):
         self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.unit_forget_bias = unit_forget_bias
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
-            raise ModelError(
-                f"layer {self.name!r} has strides and a dilation_rate",
-                given=f"strides={self.strides}, dilation_rate={self.dilation_rate}",
-                fix="strides=1, or dilation_rate=1",
-            )
+            given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
+            fix = "strides=1, or dilation_rate=1"
+            raise ModelError(f"layer {self.name!r} has strides and a dilation_rate", given=given, fix=fix)
 
     @property
     def filters(self) -> int:
@@ -86,11 +84,9 @@ class ConvLSTMCell(RecurrentCell):
             steps = size if self.padding == "same" else size - rate * (window - 1)
             sizes.append(-(-steps // stride))
         if min(sizes) < 1:
-            raise ModelError(
-                f"nothing is left of the input of layer {self.name!r}",
-                given=f"images of sizes {tuple(spatial)}, kernel_size={self.kernel_size}",
-                fix='padding="same", or a smaller kernel',
-            )
+            given = f"images of sizes {tuple(spatial)}, kernel_size={self.kernel_size}"
+            fix = 'padding="same", or a smaller kernel'
+            raise ModelError(f"nothing is left of the input of layer {self.name!r}", given=given, fix=fix)
         batch = input_shape[0] or 1
         return (batch, *sizes, self.filters) if self.channel_axis == -1 else (batch, self.filters, *sizes)
 

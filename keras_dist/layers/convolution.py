@@ -108,12 +108,9 @@ class BaseConvolution(SpatialLayer):
             ModelError: both are.
         """
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
-            raise ModelError(
-                f"layer {self.name!r} has strides and a dilation_rate",
-                given=f"strides={self.strides}, dilation_rate={self.dilation_rate}",
-                expected="one of them to be 1",
-                fix="strides=1, then a pooling layer with pool_size=1 and these strides",
-            )
+            given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
+            fix = "strides=1, then a pooling layer with pool_size=1 and these strides"
+            raise ModelError(f"layer {self.name!r} has strides and a dilation_rate", given=given, fix=fix)
 
 
 class Convolution(LoraLayer, BaseConvolution):
@@ -175,12 +172,9 @@ class Convolution(LoraLayer, BaseConvolution):
 
     def _check_groups(self, what: str, size: int) -> None:
         if size % self.groups:
-            raise ModelError(
-                f"`groups` of layer {self.name!r} does not divide the {what}",
-                given=f"groups={self.groups}, {size} {what}",
-                expected=f"one of {[n for n in range(1, size + 1) if size % n == 0]}",
-                fix="groups=1, or another number of filters or channels",
-            )
+            given = f"groups={self.groups}, {size} {what}"
+            fix = f"one of {[n for n in range(1, size + 1) if size % n == 0]}, or another number of filters or channels"
+            raise ModelError(f"`groups` of layer {self.name!r} must divide the {what}", given=given, fix=fix)
 
 
 class Conv1D(Convolution):

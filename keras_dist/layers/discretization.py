@@ -50,11 +50,9 @@ class Discretization(Layer):
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         if (bin_boundaries is None) == (num_bins is None):
-            raise ModelError(
-                f"layer {self.name!r} needs either limits or a number of bins",
-                given=f"bin_boundaries={shorten(bin_boundaries)}, num_bins={num_bins!r}",
-                fix="Discretization(num_bins=10) and adapt(data), or Discretization([0.0, 1.0])",
-            )
+            given = f"bin_boundaries={shorten(bin_boundaries)}, num_bins={num_bins!r}"
+            fix = "Discretization(num_bins=10) and adapt(data), or Discretization([0.0, 1.0])"
+            raise ModelError(f"layer {self.name!r} needs either limits or a number of bins", given=given, fix=fix)
         self.num_bins = check_optional(check_int, "num_bins", num_bins, 1, layer=self.name, example=10)
         self.epsilon = check_number("epsilon", epsilon, above=0, layer=self.name, example=0.01)
         self.output_mode = check_output_mode(output_mode, OUTPUT_MODES[:-1], self.name)
@@ -74,22 +72,16 @@ class Discretization(Layer):
             DataError: the data are empty.
         """
         if self.num_bins is None:
-            raise ModelError(
-                f"layer {self.name!r} cannot adapt: its limits were given",
-                given="bin_boundaries, and adapt(data)",
-                fix="Discretization(num_bins=10)",
-            )
+            summary = f"layer {self.name!r} cannot adapt: its limits were given"
+            raise ModelError(summary, given="bin_boundaries, and adapt(data)", fix="Discretization(num_bins=10)")
         self.reset_state()
         for number, batch in enumerate([data] if hasattr(data, "shape") else data):
             if steps is not None and number >= steps:
                 break
             self.update_state(batch)
         if not self._summary.values.size:
-            raise DataError(
-                f"layer {self.name!r} cannot adapt to no data",
-                given=shorten(data),
-                fix="pass the data themselves; a generator gives its arrays only once",
-            )
+            fix = "pass the data themselves; a generator gives its arrays only once"
+            raise DataError(f"layer {self.name!r} cannot adapt to no data", given=shorten(data), fix=fix)
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
@@ -108,11 +100,8 @@ class Discretization(Layer):
     def call(self, inputs: ArrayLike) -> jax.Array:
         """Return the bins of numbers, or vectors."""
         if self.bin_boundaries is None:
-            raise ModelError(
-                f"layer {self.name!r} has no limits yet",
-                given="num_bins, and no adapt(data)",
-                fix="layer.adapt(data) first, or bin_boundaries=[...]",
-            )
+            fix = "layer.adapt(data) first, or bin_boundaries=[...]"
+            raise ModelError(f"layer {self.name!r} has no limits yet", given="num_bins, and no adapt(data)", fix=fix)
         bins = jnp.digitize(jnp.asarray(inputs), jnp.asarray(self.bin_boundaries, "float32")).astype("int32")
         if self.output_mode == "int":
             return bins

@@ -101,10 +101,8 @@ class EinsumDense(LoraLayer):
         else:
             given, values = input_shape[: len(inputs)], (input_shape[0], *named)
         if len(values) != len(outputs):
-            raise self._does_not_fit(
-                input_shape,
-                f"output_shape with {len(outputs) - len(values) + len(named)} sizes",
-            )
+            count = len(outputs) - len(values) + len(named)
+            raise self._does_not_fit(input_shape, f"output_shape with {count} sizes")
         sizes = dict(zip(inputs, given, strict=True))
         for letter, size in zip(outputs, values, strict=True):
             if size is not None and sizes.setdefault(letter, size) != size:
@@ -127,33 +125,25 @@ class EinsumDense(LoraLayer):
     def _check_output_shape(self, output_shape: int | Shape) -> tuple[int | None, ...]:
         sizes = (output_shape,) if isinstance(output_shape, int | np.integer) else output_shape
         if not isinstance(sizes, Sequence) or isinstance(sizes, str):
-            raise ModelError(
-                f"`output_shape` of layer {self.name!r} is not a shape",
-                given=f"output_shape={shorten(output_shape)}",
-                expected="an integer, or a tuple of integers and None",
-                fix="for example output_shape=(None, 64)",
-            )
+            summary = f"`output_shape` of layer {self.name!r} must be an integer, or a tuple of integers and None"
+            fix = "for example output_shape=(None, 64)"
+            raise ModelError(summary, given=f"output_shape={shorten(output_shape)}", fix=fix)
         return tuple(None if size is None else check_size("output_shape", size, self.name) for size in sizes)
 
     def _check_bias_axes(self, bias_axes: str | None) -> str | None:
         outputs = self._terms[2]
         if bias_axes is not None and (not bias_axes or not set(bias_axes) <= set(outputs)):
-            raise ModelError(
-                f"`bias_axes` of layer {self.name!r} are not dims of the output",
-                given=f"bias_axes={shorten(bias_axes)}",
-                expected=f"some of the letters {outputs!r} of equation {self.equation!r}, or None for no bias",
-                fix=f"for example bias_axes={outputs[-1]!r}",
-            )
+            summary = f"`bias_axes` of layer {self.name!r} must be letters of the output {outputs!r}, or None"
+            given = f"bias_axes={shorten(bias_axes)}, equation={self.equation!r}"
+            raise ModelError(summary, given=given, fix=f"for example bias_axes={outputs[-1]!r}")
         return bias_axes
 
     def _does_not_fit(self, input_shape: Sequence[int], expected: str) -> ModelError:
-        return ModelError(
-            f"the input of layer {self.name!r}, its `equation` and its `output_shape` do not fit together",
-            given=f"input of shape {tuple(input_shape)}, equation={self.equation!r}, "
-            f"output_shape={self.partial_output_shape}",
-            expected=expected,
-            fix="correct one of them; output_shape is without the batch and without what an ellipsis stands for",
-        )
+        summary = f"the input, `equation` and `output_shape` of layer {self.name!r} must fit together"
+        shape = self.partial_output_shape
+        given = f"input of shape {tuple(input_shape)}, equation={self.equation!r}, output_shape={shape}"
+        fix = "correct one of them; output_shape is without the batch and without what an ellipsis stands for"
+        return ModelError(summary, given=given, expected=expected, fix=fix)
 
 
 def _check_equation(equation: str, layer: str) -> tuple[str, str, str, str | None]:
@@ -167,9 +157,6 @@ def _check_equation(equation: str, layer: str) -> tuple[str, str, str, str | Non
         if not strange and not (found["left"] and found["right"]):
             return inputs, kernel, outputs, side
         problem = f"{min(strange)!r} in two of inputs, kernel and outputs" if strange else "one ellipsis"
-    raise ModelError(
-        f"`equation` of layer {layer!r} is not of a known form",
-        given=f"equation={shorten(equation)}",
-        expected=problem,
-        fix='for example equation="abc,cd->abd"',
-    )
+    given = f"equation={shorten(equation)}"
+    fix = 'for example equation="abc,cd->abd"'
+    raise ModelError(f"`equation` of layer {layer!r} is not of a known form", given=given, expected=problem, fix=fix)

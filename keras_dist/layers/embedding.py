@@ -95,12 +95,9 @@ class Embedding(LoraLayer):
     def _as_initializer(self, weights: ArrayLike | Sequence[ArrayLike]) -> Callable[..., jax.Array]:
         table: Any = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
         if np.shape(table) != (self.input_dim, self.output_dim):
-            raise ModelError(
-                f"`weights` of layer {self.name!r} have another shape",
-                given=f"weights of shape {np.shape(table)}",
-                expected=f"shape {(self.input_dim, self.output_dim)}: (input_dim, output_dim)",
-                fix="pass an array, or a list with one, that has a row for each integer",
-            )
+            summary = f"`weights` of layer {self.name!r} must have shape {(self.input_dim, self.output_dim)}"
+            fix = "pass an array, or a list with one, that has a row for each integer"
+            raise ModelError(summary, given=f"weights of shape {np.shape(table)}", fix=fix)
         return lambda shape, dtype, key=None: jnp.asarray(table, dtype)
 
 

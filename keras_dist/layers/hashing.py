@@ -63,11 +63,9 @@ class Hashing(HostLayer):
         """Return the bins of words or integers, or vectors."""
         rows = as_rows(inputs, self.name)
         if rows.dtype.kind not in "Oiub" and rows.size:
-            raise DataError(
-                f"layer {self.name!r} hashes neither text nor integers",
-                given=f"an array of {rows.dtype}",
-                fix="round the numbers, or Discretization(num_bins=10) for those that are measured",
-            )
+            given = f"an array of {rows.dtype}"
+            fix = "round the numbers, or Discretization(num_bins=10) for those that are measured"
+            raise DataError(f"layer {self.name!r} hashes neither text nor integers", given=given, fix=fix)
         has_mask = self.mask_value is not None and self.num_bins > 1
         values = rows.ravel().tolist() if rows.dtype == object else rows.ravel().astype("int64").tolist()
         bins = bins_of(map(str, values), self.num_bins - has_mask, self.salt)
@@ -138,9 +136,5 @@ class HashedCrossing(HostLayer):
         return self.output_like(tensors).shape
 
     def _no_features(self, given: str) -> DataError | ModelError:
-        return DataError(
-            f"layer {self.name!r} gets no features that it can cross",
-            given=given,
-            expected="a list of at least two features of text or integers, each of shape (batch,) or (batch, 1)",
-            fix="layer((first, second))",
-        )
+        summary = f"layer {self.name!r} must get two or more features of text or integers, (batch,) or (batch, 1)"
+        return DataError(summary, given=given, fix="layer((first, second))")

@@ -11,7 +11,7 @@ import numpy as np
 from keras_dist import _jax
 from keras_dist._arguments import argument_error, check_option
 from keras_dist._types import PyTree, Shape
-from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.errors import DataError, ModelError, shorten, with_type
 from keras_dist.layers import symbolic
 from keras_dist.layers.layer import Layer
 from keras_dist.symbolic.tensors import KerasTensor
@@ -45,12 +45,10 @@ class HostLayer(Layer):
         if symbolic.is_any_symbolic(inputs):
             return symbolic.connect(self, (inputs,), {})
         if any(map(_jax.is_traced, jax.tree.leaves(inputs))):
-            raise ModelError(
-                f"layer {self.name!r} runs on the host, and cannot be called in a compiled function",
-                given=f"{type(self).__name__} called on traced arrays, as in `call` of a layer or a subclassed model",
-                expected="calls on arrays, lists or text; or at the beginning of a functional or Sequential model",
-                fix="apply it to the data: dataset.map(lambda pair: (layer(pair[0]), pair[1]))",
-            )
+            summary = f"layer {self.name!r} runs on the host, and cannot be called in a compiled function"
+            given = f"{type(self).__name__} called on traced arrays, as in `call` of a layer or a subclassed model"
+            fix = "begin a model with it, or apply it to data: dataset.map(lambda pair: (layer(pair[0]), pair[1]))"
+            raise ModelError(summary, given=given, fix=fix)
         return self.transform(inputs)
 
     def transform(self, inputs: PyTree) -> PyTree:
@@ -73,11 +71,9 @@ class HostLayer(Layer):
 def check_dense(sparse: Any, ragged: Any, layer: str) -> bool:
     """Return False, if neither is asked for."""
     if sparse or ragged:
-        raise ModelError(
-            f"layer {layer!r} gives dense arrays of one shape",
-            given=f"sparse={shorten(sparse)}, ragged={shorten(ragged)}",
-            fix="leave them out; integers need no encoding before an Embedding",
-        )
+        given = f"sparse={shorten(sparse)}, ragged={shorten(ragged)}"
+        fix = "leave them out; integers need no encoding before an Embedding"
+        raise ModelError(f"layer {layer!r} gives dense arrays of one shape", given=given, fix=fix)
     return False
 
 
@@ -106,11 +102,8 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
         except ValueError:
             array = None
     if array is None or (array.dtype == object and any(isinstance(item, list | tuple) for item in array.flat)):
-        raise DataError(
-            f"layer {layer!r} gets lists of different lengths",
-            given=shorten(inputs),
-            fix="join what belongs to an example to one text, or pad the lists",
-        )
+        fix = "join what belongs to an example to one text, or pad the lists"
+        raise DataError(f"layer {layer!r} gets lists of different lengths", given=shorten(inputs), fix=fix)
     if array.dtype.kind in "SU":
         array = array.astype(object)
     if array.dtype.kind != "O":
@@ -121,11 +114,8 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
         if integers.dtype.kind in "biuf":
             return integers.reshape(array.shape)
         wrong = next(text for text in texts if not isinstance(text, str))
-        raise DataError(
-            f"layer {layer!r} gets something else than text",
-            given=f"{shorten(wrong)} of type {type(wrong).__name__}",
-            fix="convert it: str(value); missing values to an empty text",
-        )
+        fix = "convert it: str(value); missing values to an empty text"
+        raise DataError(f"layer {layer!r} gets something else than text", given=with_type(wrong), fix=fix)
     return objects(texts, array.shape)
 
 

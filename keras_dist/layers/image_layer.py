@@ -68,20 +68,16 @@ class ImageLayer(Layer):
         unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
         images = parts.get("images")
         if unknown or images is None or jnp.ndim(images) not in (3, 4):
-            raise ModelError(
-                f"layer {self.name!r} gets something else than images",
-                given=f"a dict of {sorted(parts)}" if unknown or images is None else f"shape {jnp.shape(images)}",
-                expected="(batch, height, width, channels), one image, or a dict of images, labels, segmentation_masks",
-                fix="leave out what is not among them; bounding boxes are to be transformed where the data are read",
-            )
+            summary = f"layer {self.name!r} takes images of rank 3 or 4, or a dict of images, labels and masks"
+            given = f"a dict of {sorted(parts)}" if unknown or images is None else f"shape {jnp.shape(images)}"
+            fix = "keys are images, labels, segmentation_masks; transform bounding boxes where the data are read"
+            raise ModelError(summary, given=given, fix=fix)
         arrays = {name: jnp.asarray(part) for name, part in parts.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
         if jnp.ndim(images) == 4 and len({shape[:1] for shape in shapes.values()}) > 1:
-            raise ModelError(
-                f"layer {self.name!r} gets batches of different sizes",
-                given=", ".join(f"{name} of shape {shape}" for name, shape in shapes.items()),
-                fix="batch images and what belongs to them together",
-            )
+            given = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+            fix = "batch images and what belongs to them together"
+            raise ModelError(f"layer {self.name!r} gets batches of different sizes", given=given, fix=fix)
         return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
@@ -118,11 +114,9 @@ class ImageLayer(Layer):
     def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
         """Check that images have one of these numbers of channels."""
         if images.shape[self._channels] not in counts:
-            raise ModelError(
-                f"layer {self.name!r} takes images of red, green and blue",
-                given=f"images of shape {images.shape} with data_format={self.data_format!r}",
-                fix="pass red, green and blue alone, as images[..., :3], or a gray channel three times",
-            )
+            given = f"images of shape {images.shape} with data_format={self.data_format!r}"
+            fix = "pass red, green and blue alone, as images[..., :3], or a gray channel three times"
+            raise ModelError(f"layer {self.name!r} takes images of red, green and blue", given=given, fix=fix)
 
     def _size(self, images: jax.Array) -> tuple[int, int]:
         return height_and_width(images, self.data_format)
@@ -236,6 +230,4 @@ def check_value_range(value: Any, layer: str) -> tuple[float, float]:
     """Return the least and the largest value of pixels."""
     if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
         return float(min(value)), float(max(value))
-    raise argument_error(
-        "value_range", value, "two different numbers", wrong="is not a range of values", layer=layer, example=(0, 255)
-    )
+    raise argument_error("value_range", value, "two different numbers", layer=layer, example=(0, 255))

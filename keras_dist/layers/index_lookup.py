@@ -121,11 +121,9 @@ class IndexLookup(HostLayer):
             return found
         words = [tokens[index] for index in unknown.tolist()]
         if self.num_oov_indices == 0:
-            raise DataError(
-                f"layer {self.name!r} does not know all tokens",
-                given=f"{shorten(sorted(set(map(str, words))))}",
-                fix="num_oov_indices=1 gives unknown tokens an index, or adapt the layer to such data",
-            )
+            given = f"{shorten(sorted(set(map(str, words))))}"
+            fix = "num_oov_indices=1 gives unknown tokens an index, or adapt the layer to such data"
+            raise DataError(f"layer {self.name!r} does not know all tokens", given=given, fix=fix)
         if self.kind == "int64" and self.oov_method == "floormod":
             bins = np.array(words, "int64") % self.num_oov_indices
         else:
@@ -215,11 +213,8 @@ class IndexLookup(HostLayer):
         """Count the tokens of documents."""
         table = self._table
         if table.is_given:
-            raise ModelError(
-                f"layer {self.name!r} cannot adapt: its vocabulary was given",
-                given="a vocabulary, and adapt(data)",
-                fix="make the layer without a vocabulary",
-            )
+            summary = f"layer {self.name!r} cannot adapt: its vocabulary was given"
+            raise ModelError(summary, given="a vocabulary, and adapt(data)", fix="make the layer without a vocabulary")
         for document in documents:
             table.counts.update(document)
             if self.output_mode == "tf_idf":
@@ -301,11 +296,9 @@ class IndexLookup(HostLayer):
     def check_config(cls, config: Mapping[str, Any]) -> None:
         """Check that the vocabulary of a config is not a file."""
         if isinstance(config.get("vocabulary"), str):
-            raise ConfigError(
-                f"a config of {cls.__name__} names a file",
-                given=f"vocabulary={shorten(config['vocabulary'])}",
-                fix="leave the file out, and call set_vocabulary(path)",
-            )
+            given = f"vocabulary={shorten(config['vocabulary'])}"
+            fix = "leave the file out, and call set_vocabulary(path)"
+            raise ConfigError(f"a config of {cls.__name__} names a file", given=given, fix=fix)
 
     def _rows(self, inputs: Any) -> np.ndarray:
         rows = as_rows(inputs, self.name, self.encoding)
@@ -316,11 +309,9 @@ class IndexLookup(HostLayer):
             return rows.astype("int64")
         if rows.size == 0:
             return rows
-        raise DataError(
-            f"layer {self.name!r} gets another kind of tokens than it looks up",
-            given=f"an array of {'text' if rows.dtype == object else rows.dtype}",
-            fix=f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them",
-        )
+        given = f"an array of {'text' if rows.dtype == object else rows.dtype}"
+        fix = f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them"
+        raise DataError(f"layer {self.name!r} gets another kind of tokens than it looks up", given=given, fix=fix)
 
     @property
     def _oov_start(self) -> int:
@@ -336,11 +327,10 @@ class IndexLookup(HostLayer):
         if not self._table.tokens and self._table.expected is not None:
             return self._table.expected
         if not self._table.tokens:
-            raise ModelError(
-                f"layer {self.name!r} has no vocabulary yet, so that the length of its vectors is unknown",
-                given=f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)',
-                fix="layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True",
-            )
+            summary = f"layer {self.name!r} has no vocabulary yet, so that the length of its vectors is unknown"
+            given = f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)'
+            fix = "layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True"
+            raise ModelError(summary, given=given, fix=fix)
         return self.vocabulary_size()
 
     def _weights(self) -> np.ndarray:
@@ -355,11 +345,10 @@ class IndexLookup(HostLayer):
         is_fixed = bool(self._runtime.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
         before = len(table.tokens) or (table.expected or start) - start
         if is_fixed and len(tokens) != before:
-            raise ModelError(
-                f"the size of the vocabulary of layer {self.name!r} cannot change any more: models are built with it",
-                given=f"{len(tokens) + start} tokens in place of {before + start}",
-                fix="adapt the layer before it is part of a model, or use pad_to_max_tokens=True",
-            )
+            summary = f"the vocabulary of layer {self.name!r} must keep its size: models are built with it"
+            given = f"{len(tokens) + start} tokens in place of {before + start}"
+            fix = "adapt the layer before it is part of a model, or use pad_to_max_tokens=True"
+            raise ModelError(summary, given=given, fix=fix)
         table.tokens, table.weights = tokens, weights
         table.places = {token: index for index, token in enumerate(tokens, start)}
 
@@ -384,11 +373,8 @@ class IndexLookup(HostLayer):
         }
         for given, is_so in wrong.items():
             if is_so:
-                raise ModelError(
-                    f"arguments of layer {self.name!r} do not fit together",
-                    given=given,
-                    fix="leave one of them out, or give the other, too",
-                )
+                fix = "leave one of them out, or give the other, too"
+                raise ModelError(f"arguments of layer {self.name!r} do not fit together", given=given, fix=fix)
 
     def _check_weights(self, idf_weights: Any) -> None:
         if self.output_mode == "tf_idf" and idf_weights is None:
@@ -398,8 +384,6 @@ class IndexLookup(HostLayer):
             raise argument_error("idf_weights", idf_weights, expected, layer=self.name)
 
     def _needs_weights(self) -> ModelError:
-        return ModelError(
-            f"layer {self.name!r} has no inverse document frequencies",
-            given='output_mode="tf_idf" without idf_weights',
-            fix="layer.adapt(data), or set_vocabulary(tokens, idf_weights)",
-        )
+        given = 'output_mode="tf_idf" without idf_weights'
+        fix = "layer.adapt(data), or set_vocabulary(tokens, idf_weights)"
+        return ModelError(f"layer {self.name!r} has no inverse document frequencies", given=given, fix=fix)

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_dist._arguments import LARGEST_SIZE, is_int
 from keras_dist._types import DTypeLike, Shape
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
 from keras_dist.symbolic.tensors import TEXT, KerasTensor, Node, is_text
 
@@ -43,11 +43,8 @@ class InputLayer(Layer):
         self._holds_text = is_text(dtype)
         super().__init__(name=name, dtype=default if dtype is None or self._holds_text else dtype, **kwargs)
         if sparse or ragged:
-            raise ModelError(
-                f"Input {self.name!r} cannot be sparse or ragged",
-                given=f"sparse={sparse}, ragged={ragged}",
-                fix="leave these arguments out",
-            )
+            summary = f"Input {self.name!r} cannot be sparse or ragged"
+            raise ModelError(summary, given=f"sparse={sparse}, ragged={ragged}", fix="leave these arguments out")
         if input_tensor is not None:
             batch_shape = _shape_like(input_tensor, shape, batch_size, batch_shape, dtype, self.name)
             shape = batch_size = None
@@ -123,19 +120,14 @@ def Input(
 
 def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, name: str) -> tuple[int | None, ...]:
     if (shape is None) == (batch_shape is None) or (batch_shape is not None and batch_size is not None):
-        raise ModelError(
-            f"Input {name!r} needs `shape` or `batch_shape`",
-            given=f"shape={shorten(shape)}, batch_size={batch_size!r}, batch_shape={shorten(batch_shape)}",
-            fix="for example Input((28, 28, 1)): the dims of one example",
-        )
+        given = f"shape={shorten(shape)}, batch_size={batch_size!r}, batch_shape={shorten(batch_shape)}"
+        fix = "for example Input((28, 28, 1)): the dims of one example"
+        raise ModelError(f"Input {name!r} needs `shape` or `batch_shape`", given=given, fix=fix)
     dims = (batch_size, *_dims(shape, name)) if batch_shape is None else tuple(_dims(batch_shape, name))
     if not dims or any(dim is not None and not is_int(dim, 1, LARGEST_SIZE) for dim in dims):
-        raise ModelError(
-            f"Input {name!r}: `shape` is not a shape",
-            given=f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}",
-            expected=f"integers of at least 1 and at most {LARGEST_SIZE}, or None for any size",
-            fix="for example Input((28, 28, 1))",
-        )
+        summary = f"`shape` of Input {name!r} must be integers from 1 to {LARGEST_SIZE}, or None for any size"
+        given = f"shape={shorten(shape if batch_shape is None else batch_shape)}, batch_size={batch_size!r}"
+        raise ModelError(summary, given=given, fix="for example Input((28, 28, 1))")
     return tuple(None if dim is None else int(dim) for dim in dims)
 
 
@@ -148,19 +140,14 @@ def _shape_like(
     is_like = is_like and (batch_shape is None or tuple(batch_shape) == tensor.shape)
     if is_like and (dtype is None or jnp.dtype(dtype).name == tensor.dtype):
         return tensor.shape
-    raise ModelError(
-        f"Input {name!r}: `tensor` cannot be the input",
-        given=f"{shorten(tensor)}, shape={shape}, batch_size={batch_size}, batch_shape={batch_shape}, dtype={dtype}",
-        expected="a symbolic tensor, and no shape or dtype but its own",
-        fix="Input(tensor=kd.KerasTensor((None, 8))); arrays are arguments of calls",
-    )
+    summary = f"`tensor` of Input {name!r} must be a symbolic tensor, without a shape or dtype that differs"
+    given = f"{shorten(tensor)}, shape={shape}, batch_size={batch_size}, batch_shape={batch_shape}, dtype={dtype}"
+    raise ModelError(summary, given=given, fix="Input(tensor=kd.KerasTensor((None, 8))); arrays are arguments of calls")
 
 
 def _dims(shape: Shape, name: str) -> tuple[int | None, ...]:
     if (isinstance(shape, Sequence) and not isinstance(shape, str)) or isinstance(shape, np.ndarray):
         return tuple(shape)
-    raise ModelError(
-        f"Input {name!r}: `shape` is not a sequence of dims",
-        given=f"shape={shorten(shape)} of type {type(shape).__name__}",
-        fix=f"shape=({shape},)" if isinstance(shape, int) else "for example shape=(28, 28, 1)",
-    )
+    given = f"shape={with_type(shape)}"
+    fix = f"shape=({shape},)" if isinstance(shape, int) else "for example shape=(28, 28, 1)"
+    raise ModelError(f"`shape` of Input {name!r} must be a sequence of dims", given=given, fix=fix)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from keras_dist._types import DTypeLike, PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 
 
 class InputSpec:
@@ -87,31 +87,22 @@ def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
     wanted = [specs] if isinstance(specs, InputSpec) else jax.tree.leaves(specs, is_leaf=_is_spec)
     found = jax.tree.leaves(inputs, is_leaf=_is_none) if isinstance(specs, InputSpec) else _in_order(specs, inputs)
     if len(wanted) != len(found):
-        raise ModelError(
-            f"layer {layer_name!r} got another number of inputs than it takes",
-            given=f"{len(found)} input(s)",
-            expected=f"{len(wanted)} input(s)",
-            fix="pass the inputs as one list" if len(wanted) > 1 else "join them first: layers.Concatenate()(inputs)",
-        )
+        given = f"{len(found)} input(s)"
+        fix = "pass the inputs as one list" if len(wanted) > 1 else "join them first: layers.Concatenate()(inputs)"
+        raise ModelError(f"layer {layer_name!r} must get {len(wanted)} input(s)", given=given, fix=fix)
     for index, (spec, value) in enumerate(zip(wanted, found, strict=True)):
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None and isinstance(specs, InputSpec) and not spec.optional:
-            raise ModelError(
-                f"the input of layer {layer_name!r} is not an array",
-                given=f"{shorten(value)} of type {type(value).__name__}",
-                fix="np.asarray(inputs), with the batch as the first dim",
-            )
+            fix = "np.asarray(inputs), with the batch as the first dim"
+            raise ModelError(f"the input of layer {layer_name!r} is not an array", given=with_type(value), fix=fix)
         if shape is None:
             continue  # an optional input, or a nested one
         expected = spec.problem(shape, dtype)
         if expected:
             which = "the input" if len(wanted) == 1 else f"input {index}"
-            raise ModelError(
-                f"{which} of layer {layer_name!r} does not fit",
-                given=f"shape {tuple(shape)}, dtype {dtype}",
-                expected=f"{expected}",
-                fix="reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch",
-            )
+            given = f"shape {tuple(shape)}, dtype {dtype}"
+            fix = "reshape the input, for example with Flatten, Reshape or expand_dims; the first dim is the batch"
+            raise ModelError(f"{which} of layer {layer_name!r} does not fit", given=given, expected=expected, fix=fix)
 
 
 def _in_order(specs: PyTree, inputs: PyTree) -> list[Any]:

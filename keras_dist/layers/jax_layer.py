@@ -14,7 +14,7 @@ from flax import linen, nnx, traverse_util
 from keras_dist import _paths, random
 from keras_dist._array_operators import Operators, value_of
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.output_shapes import is_shape
 from keras_dist.random.seeds import key_of
@@ -67,11 +67,9 @@ class JaxLayer(Layer):
         self._begun_with = self._parameters("init_fn", init_fn, ("rng", "inputs", "training")) if init_fn else ()
         has_weights = "params" in self._called_with or "state" in self._called_with
         if has_weights and init_fn is None and params is None and state is None:
-            raise ModelError(
-                f"layer {self.name!r} has no first parameters",
-                given=f"call_fn of {', '.join(self._called_with)}, and neither init_fn nor params nor state",
-                fix="init_fn=lambda rng, inputs: ..., or params=...",
-            )
+            summary = f"layer {self.name!r} has no first parameters: neither `init_fn` nor `params` nor `state`"
+            fix = "init_fn=lambda rng, inputs: ..., or params=..."
+            raise ModelError(summary, given=f"call_fn of {', '.join(self._called_with)}", fix=fix)
         params, state = (
             jax.tree.map(value_of, given, is_leaf=lambda leaf: isinstance(leaf, Operators)) for given in (params, state)
         )
@@ -105,12 +103,9 @@ class JaxLayer(Layer):
         outputs, state = outputs
         values, treedef = jax.tree.flatten(state)
         if treedef != self._state_tree[0]:
-            raise ModelError(
-                f"`call_fn` of layer {self.name!r} returned a state of another structure",
-                given=f"{treedef}",
-                expected=f"{self._state_tree[0]}",
-                fix="return (outputs, state) with the state as it came, except for the values",
-            )
+            summary = f"`call_fn` of layer {self.name!r} returned a state of another structure"
+            fix = "return (outputs, state) with the state as it came, except for the values"
+            raise ModelError(summary, given=str(treedef), expected=str(self._state_tree[0]), fix=fix)
         for weight, value in zip(self._listed_weights("state"), values, strict=True):
             weight.assign(value)
         return outputs
@@ -138,11 +133,8 @@ class JaxLayer(Layer):
     def _weight(self, name: str, path: _paths.Parts, value: Any, trainable: bool) -> Any:
         label = "/".join((name, *map(str, path)))
         if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
-            raise ModelError(
-                f"{label!r} of layer {self.name!r} is not an array",
-                given=shorten(value),
-                fix="keep other values in the function",
-            )
+            fix = "keep other values in the function"
+            raise ModelError(f"{label!r} of layer {self.name!r} is not an array", given=shorten(value), fix=fix)
         value = jnp.asarray(value)
         dtype = None if jnp.issubdtype(value.dtype, jnp.floating) else value.dtype
         return self.add_weight(
@@ -166,12 +158,9 @@ class JaxLayer(Layer):
     def _parameters(self, argument: str, function: Any, known: tuple[str, ...]) -> tuple[str, ...]:
         names = tuple(inspect.signature(function).parameters) if callable(function) else ()
         if "inputs" not in names or not set(names) <= set(known):
-            raise ModelError(
-                f"`{argument}` of layer {self.name!r} cannot be called by its parameters",
-                given=f"{shorten(function)} of {', '.join(names) or 'no parameters'}",
-                expected=f"`inputs`, and some of {', '.join(known)}",
-                fix=f"{argument}=lambda {', '.join(known)}: ...",
-            )
+            summary = f"`{argument}` of layer {self.name!r} must take `inputs`, and may take {', '.join(known)}"
+            fix = f"{argument}=lambda {', '.join(known)}: ..."
+            raise ModelError(summary, given=f"{shorten(function)} of {', '.join(names) or 'no parameters'}", fix=fix)
         return names
 
     def _config_arguments(self) -> dict[str, Any]:
@@ -208,11 +197,8 @@ class FlaxLayer(JaxLayer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(module, linen.Module):
-            raise ModelError(
-                "FlaxLayer: `module` is not a module of Linen",
-                given=f"{shorten(module)} of type {type(module).__name__}",
-                fix="a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)",
-            )
+            fix = "a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)"
+            raise ModelError("FlaxLayer: `module` must be a module of Linen", given=with_type(module), fix=fix)
         called = module.__call__ if method is None else getattr(module, method) if isinstance(method, str) else method
         takes_training = "training" in inspect.signature(called).parameters
 

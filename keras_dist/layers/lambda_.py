@@ -49,12 +49,9 @@ class Lambda(Layer):
         del output_shape
         plain = callable(function) and not isinstance(function, nnx.Module)
         if not plain or not isinstance(arguments, Mapping | None):
-            raise ModelError(
-                f"layer {self.name!r} cannot be called as function(inputs, **arguments)",
-                given=f"function={shorten(function)}, arguments={shorten(arguments)}",
-                expected="a function, and a dict of its further arguments or None",
-                fix='for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda',
-            )
+            summary = f"layer {self.name!r} takes a function, and a dict of its further arguments or None"
+            fix = 'for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda'
+            raise ModelError(summary, given=f"function={shorten(function)}, arguments={shorten(arguments)}", fix=fix)
         self.function = function
         # partials and functions hide their arrays: they are not state of the layer
         self._bound = functools.partial(function, **(arguments or {}))

@@ -19,7 +19,7 @@ from keras_dist._array_operators import native, value_of, values_in
 from keras_dist._signatures import takes_keyword
 from keras_dist._types import ArrayLike, DTypeLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.errors import ModelError, did_you_mean, shorten
+from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import output_shapes, symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building, lay_out
@@ -244,12 +244,9 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         """
         context = call_context.current()
         if context is None:
-            raise ModelError(
-                f"add_loss of layer {self.name!r} outside of a call",
-                given="add_loss(...) while nothing is called",
-                expected="add_loss inside of call()",
-                fix="for a function of a weight use its regularizer: add_weight(..., regularizer=...)",
-            )
+            given = "add_loss(...) while nothing is called"
+            fix = "for a function of a weight use its regularizer: add_weight(..., regularizer=...)"
+            raise ModelError(f"add_loss of layer {self.name!r} must be called inside of call()", given=given, fix=fix)
         terms = jax.tree.leaves(loss)
         context.losses.extend(terms)
         self._runtime.added += terms
@@ -325,12 +322,8 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
     def __delattr__(self, name: str) -> None:
         held = vars(self).get(name)
         if self._runtime.membership is not None and isinstance(held, nnx.Variable | nnx.Module):
-            raise ModelError(
-                f"`{name}` of layer {self.name!r} cannot be taken away: its model is built",
-                given=f"del layer.{name}",
-                expected="weights and sublayers that stay",
-                fix="make the model anew without it",
-            )
+            summary = f"`{name}` of layer {self.name!r} cannot be taken away: its model is built"
+            raise ModelError(summary, given=f"del layer.{name}", fix="make the model anew without it")
         super().__delattr__(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -431,31 +424,23 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         weight = isinstance(vars(self).get(name), nnx.Variable)
         is_known = name in vars(self) or hasattr(type(self), name)
         if weight or (is_known and not np.array_equal(getattr(self, name), value)):
-            raise ModelError(
-                f"`{name}` of layer {self.name!r} cannot change any more: its model is built",
-                given=f"{name} = {shorten(value)}",
-                expected="attributes that stay as they are",
-                fix=f"layer.{name}.assign(value)"
-                if weight
-                else "change it before, make the model anew, or keep it in a weight, which can be assigned to: "
-                f"self.{name} = self.add_weight(shape=(), trainable=False)",
-            )
+            summary = f"`{name}` of layer {self.name!r} cannot change any more: its model is built"
+            fix = f"change it before, or keep it in a weight: self.{name} = self.add_weight(shape=(), trainable=False)"
+            fix = f"layer.{name}.assign(value)" if weight else fix
+            raise ModelError(summary, given=f"{name} = {shorten(value)}", fix=fix)
 
     def _check_initialised(self) -> None:
         if "_is_built" not in vars(self):
             raise not_initialised(self)
 
-    def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> ModelError:
+    def _unknown_arguments(self, kwargs: Mapping[str, Any]) -> KerasDistError:
         known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "kwargs")]
         known += [name for weight in self.weight_initializers for name in defaults_of(weight, None)]
         known += ["activity_regularizer", "trainable", "dtype", "autocast", "name", "input_shape"]
-        first = next(iter(kwargs))
-        return ModelError(
-            f"{type(self).__name__} does not know the argument {first!r}{did_you_mean(first, known)}",
-            given=f"{', '.join(f'{name}={shorten(value)}' for name, value in kwargs.items())}",
-            expected=f"some of {', '.join(dict.fromkeys(known))}",
-            fix="correct the name, or leave it out",
-        )
+        known, first = list(dict.fromkeys(known)), next(iter(kwargs))
+        summary = f"{type(self).__name__} does not know the argument"
+        given = ", ".join(f"{name}={shorten(value)}" for name, value in kwargs.items())
+        return unknown_name_error(summary, first, known, given=given, fix="leave it out", error=ModelError)
 
 
 _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")

@@ -35,12 +35,9 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
         except (_jax.TraceError, ModelError) as error:
             if not isinstance(error.__cause__ or error, _jax.TraceError):
                 raise
-            raise ModelError(
-                f"layer {layer.name!r} changes a variable inside of a loop over time",
-                given=str(error).splitlines()[0],
-                expected="a step that draws no random numbers and sets no statistics",
-                fix="give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`",
-            ) from error
+            summary = f"layer {layer.name!r} changes a variable inside of a loop over time"
+            fix = "give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`"
+            raise ModelError(summary, given=str(error).splitlines()[0], fix=fix) from error
     layer.forget_losses()  # they are of one step, and known outside as what the loop returns
     return outputs, context.losses
 

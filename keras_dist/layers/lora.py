@@ -157,20 +157,14 @@ class LoraLayer(Layer):
         if not self.built:
             raise self._not_built("enable_lora")
         if self.lora_rank is not None:
-            raise ModelError(
-                f"enable_lora: layer {self.name!r} has LoRA already",
-                given=f"a layer with lora_rank={self.lora_rank}",
-                expected="a layer without LoRA",
-                fix="enable it once; with another rank in a layer that is made anew",
-            )
+            given = f"a layer with lora_rank={self.lora_rank}"
+            fix = "enable it once; with another rank in a layer that is made anew"
+            raise ModelError(f"enable_lora: layer {self.name!r} has LoRA already", given=given, fix=fix)
         self._check_no_constraint()
 
     def _check_no_constraint(self) -> None:
         constraint = getattr(self, f"{self._adapted}_constraint")
         if constraint is not None:
-            raise ModelError(
-                f"LoRA of layer {self.name!r}: its weight {self._adapted!r} has a constraint",
-                given=f"{self._adapted}_constraint={constraint!r}",
-                expected="no constraint, which the sum of weight and factors would not keep",
-                fix=f"leave out {self._adapted}_constraint",
-            )
+            summary = f"LoRA of layer {self.name!r}: its weight {self._adapted!r} must not have a constraint"
+            given = f"{self._adapted}_constraint={constraint!r}, which the sum of weight and factors would not keep"
+            raise ModelError(summary, given=given, fix=f"leave out {self._adapted}_constraint")

@@ -76,12 +76,8 @@ class MelSpectrogram(Layer):
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the strengths."""
         if inputs.ndim not in (1, 2):
-            raise ModelError(
-                f"layer {self.name!r} takes signals",
-                given=f"shape {inputs.shape}",
-                expected="(time,) or (batch, time)",
-                fix="take one channel: x[..., 0]",
-            )
+            summary = f"layer {self.name!r} takes signals (time,) or (batch, time)"
+            raise ModelError(summary, given=f"shape {inputs.shape}", fix="take one channel: x[..., 0]")
         half = self.fft_length // 2
         found = spectra(inputs.astype("float32"), self._weights_of_window(), self.sequence_stride, center=True)
         strengths = jnp.abs(found) ** self.mag_exp

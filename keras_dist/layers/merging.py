@@ -180,11 +180,9 @@ class Dot(Layer):
         super().__init__(**kwargs)
         pair: tuple[Any, ...] = tuple(axes) if isinstance(axes, list | tuple) else (axes, axes)
         if len(pair) != 2 or any(not is_int(axis) or axis == 0 for axis in pair):
-            raise ModelError(
-                f"`axes` of layer {self.name!r} are not a dim of each of two inputs",
-                given=f"axes={shorten(axes)}",
-                fix="for example axes=-1; 0 is the batch: put one before inputs without it, x[None]",
-            )
+            given = f"axes={shorten(axes)}"
+            fix = "for example axes=-1; 0 is the batch: put one before inputs without it, x[None]"
+            raise ModelError(f"`axes` of layer {self.name!r} must be a dim of each of two inputs", given=given, fix=fix)
         self.axes = tuple(map(int, pair))
         self.normalize = normalize
         self.supports_masking = True
@@ -243,11 +241,9 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
     """Check that the inputs of a layer are a list of arrays, of `count` if it is given."""
     several = isinstance(inputs, list | tuple)
     if not several or not inputs or (count is not None and len(inputs) != count):
-        raise ModelError(
-            f"layer {layer!r} takes a list of arrays" if count is None else f"layer {layer!r} takes {count} arrays",
-            given=f"a list of {len(inputs)}" if several else f"one input: {shorten(inputs)}",
-            fix="pass them as one list: layer([a, b])",
-        )
+        summary = f"layer {layer!r} takes {'a list of' if count is None else count} arrays"
+        given = f"a list of {len(inputs)}" if several else f"one input: {shorten(inputs)}"
+        raise ModelError(summary, given=given, fix="pass them as one list: layer([a, b])")
 
 
 def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
@@ -256,14 +252,9 @@ def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
         return [None] * len(inputs)
     if isinstance(inputs, list | tuple) and isinstance(masks, list | tuple) and len(inputs) == len(masks):
         return masks
-    raise ModelError(
-        f"the masks of layer {layer!r} do not fit its inputs",
-        given=" and ".join(
-            f"{len(one)} {name}" if isinstance(one, list | tuple) else f"{name} of type {type(one).__name__}"
-            for name, one in (("inputs", inputs), ("masks", masks))
-        ),
-        fix="layer.compute_mask([a, b], [mask_of_a, None])",
-    )
+    given = f"inputs={shorten(inputs)}, masks={shorten(masks)}"
+    fix = "layer.compute_mask([a, b], [mask_of_a, None])"
+    raise ModelError(f"layer {layer!r} must get a list of inputs, and a mask or None for each", given=given, fix=fix)
 
 
 def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
@@ -274,12 +265,9 @@ def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
 
 def shapes_differ(inputs: Sequence[jax.Array], expected: str, layer: str) -> ModelError:
     """The error for inputs whose shapes do not fit together."""
-    return ModelError(
-        f"the inputs of layer {layer!r} do not fit together",
-        given=f"shapes {', '.join(str(tuple(x.shape)) for x in inputs)}",
-        expected=expected,
-        fix="change the layers before, or put Reshape, Permute or a padding layer between",
-    )
+    given = f"shapes {', '.join(str(tuple(x.shape)) for x in inputs)}"
+    fix = "change the layers before, or put Reshape, Permute or a padding layer between"
+    return ModelError(f"the inputs of layer {layer!r} do not fit together", given=given, expected=expected, fix=fix)
 
 
 def _same_rank(arrays: Sequence[Any], rank: int) -> list[Any]:

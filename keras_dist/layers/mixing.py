@@ -24,11 +24,9 @@ class MixLayer(RandomImageLayer):
         if not training or transformation is None:
             return labels
         if labels.ndim == 1 and jnp.issubdtype(labels.dtype, jnp.integer):
-            raise ModelError(
-                f"layer {self.name!r} cannot mix numbers of classes",
-                given=f"labels of shape {labels.shape}, dtype {labels.dtype}",
-                fix="labels = keras_dist.utils.to_categorical(labels, num_classes)",
-            )
+            given = f"labels of shape {labels.shape}, dtype {labels.dtype}"
+            fix = "labels = keras_dist.utils.to_categorical(labels, num_classes)"
+            raise ModelError(f"layer {self.name!r} cannot mix numbers of classes", given=given, fix=fix)
         labels = labels.astype(jnp.result_type(labels, "float32"))
         share = jnp.reshape(transformation["mix_weight"], (-1, *(1,) * (labels.ndim - 1)))
         return share * labels + (1.0 - share) * labels[jnp.asarray(transformation["permutation_order"])]

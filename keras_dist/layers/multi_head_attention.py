@@ -79,12 +79,9 @@ class GroupedQueryAttention(ProjectedAttention):
         self.num_query_heads = self.query_heads = check_size("num_query_heads", num_query_heads, self.name)
         self.num_key_value_heads = self.shared_heads = check_size("num_key_value_heads", num_key_value_heads, self.name)
         if num_query_heads % num_key_value_heads:
-            raise ModelError(
-                f"`num_key_value_heads` of layer {self.name!r} does not divide `num_query_heads`",
-                given=f"num_query_heads={num_query_heads}, num_key_value_heads={num_key_value_heads}",
-                expected="as many heads of the query for each of key and value",
-                fix=f"for example num_key_value_heads={num_query_heads}",
-            )
+            summary = f"`num_key_value_heads` of layer {self.name!r} must divide `num_query_heads`"
+            given = f"num_query_heads={num_query_heads}, num_key_value_heads={num_key_value_heads}"
+            raise ModelError(summary, given=given, fix=f"for example num_key_value_heads={num_query_heads}")
         self.input_spec = InputSpec(ndim=3)
 
 

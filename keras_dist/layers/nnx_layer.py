@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from keras_dist._types import PyTree
-from keras_dist.errors import ConfigError, ModelError, shorten
+from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.module_precision import compute_under
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -41,11 +41,8 @@ class NNXLayer(Layer):
     def __init__(self, module: nnx.Module, *, name: str | None = None, **kwargs: Any) -> None:
         if not isinstance(module, nnx.Module):
             check_is_ours("NNXLayer: `module`", module)
-            raise ModelError(
-                "NNXLayer: `module` is not a flax.nnx.Module",
-                given=f"{shorten(module)} of type {type(module).__name__}",
-                fix="for example NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)))",
-            )
+            fix = "for example NNXLayer(nnx.Linear(8, 3, rngs=nnx.Rngs(0)))"
+            raise ModelError("NNXLayer: `module` must be a flax.nnx.Module", given=with_type(module), fix=fix)
         super().__init__(name=name, **kwargs)
         if name is None:
             self._base_name = self._name = snake_case(type(module).__name__)
@@ -69,13 +66,9 @@ class NNXLayer(Layer):
             ConfigError: the module was an argument, which a config cannot describe.
         """
         if "module" in self._arguments:
-            raise ConfigError(
-                f"layer {self.name!r} cannot be written down in a config",
-                given=f"a module of {type(self._members).__module__}.{type(self._members).__name__}",
-                expected="layers that are made of plain arguments",
-                fix="subclass NNXLayer: make the module in __init__(self, features, **kwargs), and register the class "
-                "with @saving.register_keras_serializable()",
-            )
+            given = f"a module of {type(self._members).__module__}.{type(self._members).__name__}"
+            fix = "subclass NNXLayer, make the module in __init__, and @saving.register_keras_serializable() the class"
+            raise ConfigError(f"layer {self.name!r} cannot be written down in a config", given=given, fix=fix)
         return super().get_config()
 
 
@@ -86,8 +79,5 @@ def as_layer(value: Any) -> Layer:
     if isinstance(value, nnx.Module):
         return NNXLayer(value)
     check_is_ours("not a layer: it", value)
-    raise ModelError(
-        "not a layer",
-        given=f"{shorten(value)} of type {type(value).__name__}",
-        fix="make an object of a class; wrap a function as layers.Lambda(function)",
-    )
+    fix = "make an object of a class; wrap a function as layers.Lambda(function)"
+    raise ModelError("not a layer", given=with_type(value), fix=fix)

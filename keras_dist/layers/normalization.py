@@ -138,12 +138,8 @@ class GroupNormalization(ScaledNormalization):
         self.groups = groups if groups == -1 else check_size("groups", groups, self.name)
         self.axis = check_axis("axis", axis, self.name)
         if self.axis == 0:
-            raise ModelError(
-                f"`axis` of layer {self.name!r} is the dim of the batch",
-                given="axis=0",
-                expected="the dim of the channels",
-                fix="for example axis=-1",
-            )
+            summary = f"`axis` of layer {self.name!r} must be the dim of the channels, not of the batch"
+            raise ModelError(summary, given="axis=0", fix="for example axis=-1")
         self.autocast = False
 
     def build(self, input_shape: tuple[int, ...]) -> None:
@@ -153,12 +149,9 @@ class GroupNormalization(ScaledNormalization):
         if self.groups == -1:
             self.groups = channels
         if channels % self.groups:
-            raise ModelError(
-                f"`groups` of layer {self.name!r} do not divide its channels",
-                given=f"groups={self.groups} for {channels} channels: dim {axis} of {tuple(input_shape)}",
-                expected=f"a divisor of {channels}",
-                fix="change groups, or axis; groups=-1 puts each channel into a group of its own",
-            )
+            given = f"groups={self.groups} for {channels} channels: dim {axis} of {tuple(input_shape)}"
+            fix = "change groups, or axis; groups=-1 gives each channel a group"
+            raise ModelError(f"`groups` of layer {self.name!r} must divide its channels", given=given, fix=fix)
         self.add_gamma_and_beta((channels,))
         self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: channels})
 

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from keras_dist._signatures import takes
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 
 _KERAS = "of keras, which keras_dist does not use"
 _LINEN = (
@@ -40,12 +40,7 @@ def check_is_ours(caller: str, value: Any) -> None:
     found = _described(value)
     if found is not None:
         what, fix = found
-        raise ModelError(
-            f"{caller} {what}",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="a layer or model of keras_dist, or a flax.nnx.Module",
-            fix=fix,
-        )
+        raise ModelError(f"{caller} {what}", given=with_type(value), fix=fix)
 
 
 def _described(value: Any) -> tuple[str, str] | None:
@@ -83,12 +78,8 @@ def check_is_no_function(value: Any) -> None:
     else:
         what = ""
     if what:
-        raise ModelError(
-            f"from_nnx: what was given is {what}",
-            given=shorten(value),
-            expected="a flax.nnx.Module, or a callable factory(rngs=rngs) that returns one",
-            fix=_FUNCTIONS,
-        )
+        summary = f"from_nnx: what was given is {what}, not a flax.nnx.Module or a factory(rngs=rngs)"
+        raise ModelError(summary, given=shorten(value), fix=_FUNCTIONS)
 
 
 def _asks_for_rngs(function: Any) -> bool:

@@ -42,12 +42,10 @@ class OwnVariables:
         """
         weights = self._own_weights()
         if len(store) != len(weights):
-            raise ModelError(
-                f"load_own_variables of layer {self.name!r}: the file has other weights",
-                given=f"{len(store)} arrays: {shorten([*store])}",
-                expected=f"{len(weights)} arrays: {shorten([weight.path for weight in weights])}",
-                fix="load it into a layer made like the one it was saved from",
-            )
+            summary = f"load_own_variables of layer {self.name!r}: the file has other weights"
+            expected = f"{len(weights)} arrays: {shorten([weight.path for weight in weights])}"
+            fix = "load it into a layer made like the one it was saved from"
+            raise ModelError(summary, given=f"{len(store)} arrays: {shorten([*store])}", expected=expected, fix=fix)
         for number, weight in enumerate(weights):
             weight.assign(store[str(number)])
 

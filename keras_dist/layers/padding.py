@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_sizes
-from keras_dist.errors import ModelError, shorten
+from keras_dist._arguments import argument_error, check_sizes
+from keras_dist.errors import ModelError
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 
@@ -146,11 +146,7 @@ def _check_pairs(
         pairs = ()
     if len(pairs) != rank:
         example = ((1, 0),) * rank if rank > 1 else (1, 0)
-        raise ModelError(
-            f"`{argument}` of layer {layer!r} does not say how much in which dim",
-            given=f"{argument}={shorten(value)}",
-            expected="an integer of at least 0"
-            + (f", {rank} of them, or {rank} pairs, before and after" if rank > 1 else ", or a pair, before and after"),
-            fix=f"for example {argument}={example}",
-        )
+        several = f"{rank} of them, or {rank} pairs (before, after)" if rank > 1 else "a pair (before, after)"
+        expected = f"an integer of at least 0, or {several}"
+        raise argument_error(argument, value, expected, layer=layer, example=example)
     return pairs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from keras_dist._arguments import argument_error
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.call_arguments import call_parameters
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.nnx_layer import as_layer
@@ -31,12 +31,7 @@ class Pipeline(Layer):
     def __init__(self, layers: Sequence[Layer], name: str | None = None) -> None:
         super().__init__(name=name)
         if not isinstance(layers, list | tuple):
-            raise ModelError(
-                f"`layers` of layer {self.name!r} is no list",
-                given=f"layers={shorten(layers)}",
-                expected="a list of layers",
-                fix="Pipeline([layer])",
-            )
+            raise argument_error("layers", layers, "a list of layers", layer=self.name, fix="Pipeline([layer])")
         self.layers = [as_layer(layer) for layer in layers]
         self.supports_masking = True
 

@@ -35,12 +35,8 @@ class Precision:
     @dtype_policy.setter
     def dtype_policy(self, value: DTypeLike | DTypePolicy | None) -> None:
         if self._has_weights:
-            raise ModelError(
-                f"the dtype policy of layer {self.name!r} cannot change any more: it is built",
-                given=f"dtype_policy = {value!r}",
-                expected="policies that are set before the first call",
-                fix="pass dtype=... when you make the layer",
-            )
+            summary = f"the dtype policy of layer {self.name!r} cannot change any more: it is built"
+            raise ModelError(summary, given=f"dtype_policy = {value!r}", fix="pass dtype=... when you make the layer")
         self._dtype_policy = policy_of(value, self.name, takes_keep=self._takes_keep)
 
     @property
@@ -79,12 +75,9 @@ class Precision:
         Raises:
             ModelError: always, with the way out.
         """
-        raise ModelError(
-            f"quantize of {self.name!r}: quantization is not available",
-            given=f"quantize({mode!r}) of a {type(self).__name__}",
-            fix='save the model and quantize it in Keras: model.save("m.keras"); '
-            'keras.saving.load_model("m.keras").quantize("int8"); or halve its weights with dtype="bfloat16"',
-        )
+        given = f"quantize({mode!r}) of a {type(self).__name__}"
+        fix = 'quantize in Keras: keras.saving.load_model("m.keras").quantize("int8"); or dtype="bfloat16"'
+        raise ModelError(f"quantize of {self.name!r}: quantization is not available", given=given, fix=fix)
 
     @property
     def _casts_inputs(self) -> bool:
@@ -111,10 +104,7 @@ def policy_of(dtype: DTypeLike | DTypePolicy | None, layer: str, *, takes_keep: 
         error.add_note(f"for `dtype` of layer {layer!r}")
         raise
     if policy.keep is not None and not takes_keep:
-        raise ModelError(
-            f"`keep` of a dtype policy is for flax.nnx modules; layer {layer!r} is not one",
-            given=f"{policy!r}",
-            expected="a policy without `keep`",
-            fix=f'layers that stay float32 are made with dtype="float32", others with dtype={policy.name!r}',
-        )
+        summary = f"`keep` of a dtype policy is for flax.nnx modules; layer {layer!r} is not one"
+        fix = f'layers that stay float32 are made with dtype="float32", others with dtype={policy.name!r}'
+        raise ModelError(summary, given=f"{policy!r}", fix=fix)
     return policy

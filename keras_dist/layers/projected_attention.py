@@ -241,10 +241,8 @@ class ProjectedAttention(Layer):
     def _of_positions(self, mask: jax.Array, tensor: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         """Return the mask of an input, if attention goes over its last dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
-            raise self._does_not_fit(
-                f"a mask of shape {mask.shape}",
-                f"an input of shape {tensor.shape}, attention over the dims {list(axes)}",
-            )
+            to = f"an input of shape {tensor.shape}, attention over the dims {list(axes)}"
+            raise self._does_not_fit(f"a mask of shape {mask.shape}", to)
         return mask
 
     def _as_scores(self, mask: jax.Array, rank: int, number_of_axes: int) -> jax.Array:
@@ -290,28 +288,19 @@ class ProjectedAttention(Layer):
     ) -> None:
         ranks = {len(query_shape), len(value_shape), len(key_shape)}
         if len(ranks) > 1 or min(ranks) < 3 or value_shape[1:-1] != key_shape[1:-1]:
-            raise ModelError(
-                f"query, value and key of layer {self.name!r} do not fit each other",
-                given=f"query {tuple(query_shape)}, value {tuple(value_shape)}, key {tuple(key_shape)}",
-                expected="one rank of at least 3; value and key alike up to the last dim",
-                fix="query is (batch, target, features), value and key are (batch, source, features)",
-            )
+            summary = f"query, value and key of layer {self.name!r} must fit each other, with a rank of at least 3"
+            given = f"query {tuple(query_shape)}, value {tuple(value_shape)}, key {tuple(key_shape)}"
+            fix = "query is (batch, target, features), value and key alike are (batch, source, features)"
+            raise ModelError(summary, given=given, fix=fix)
         rank = len(query_shape)
         if not all(0 < axis < rank - 1 for axis in self._axes(rank)):
             raise self._does_not_fit(f"attention_axes={list(self.attention_axes or ())}", f"inputs of rank {rank}")
 
     def _does_not_fit(self, what: str, to: str) -> ModelError:
-        return ModelError(
-            f"layer {self.name!r} cannot attend",
-            given=f"{what} for {to}",
-            expected="masks (batch, target, source), and dims between the batch and the features",
-            fix="reshape it, or leave it out",
-        )
+        fix = "reshape it to (batch, target, source), attend to dims between batch and features, or leave it out"
+        return ModelError(f"layer {self.name!r} cannot attend", given=f"{what} for {to}", fix=fix)
 
     def _no_flash(self, given: str, expected: str) -> ModelError:
-        return ModelError(
-            f"`flash_attention` of layer {self.name!r} computes no scores",
-            given=f"flash_attention=True with {given}",
-            expected=expected,
-            fix="leave flash_attention out",
-        )
+        summary = f"`flash_attention` of layer {self.name!r} computes no scores"
+        fix = "leave flash_attention out"
+        return ModelError(summary, given=f"flash_attention=True with {given}", expected=expected, fix=fix)

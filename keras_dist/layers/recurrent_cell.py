@@ -208,9 +208,6 @@ def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) ->
 def check_no_cudnn(value: Any, layer: str) -> Any:
     """Return `value`, if it does not insist on cuDNN."""
     if check_option("use_cudnn", value, ("auto", True, False), layer) is True:
-        raise ModelError(
-            f"`use_cudnn` of layer {layer!r} asks for a kernel that is not used here",
-            given="use_cudnn=True",
-            fix="leave it out: XLA compiles the loop for every device",
-        )
+        summary = f"`use_cudnn` of layer {layer!r} asks for a kernel that is not used here"
+        raise ModelError(summary, given="use_cudnn=True", fix="leave it out: XLA compiles the loop for every device")
     return value

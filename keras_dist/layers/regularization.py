@@ -266,6 +266,5 @@ def _check_noise_shape(value: Shape | None, layer: str) -> tuple[int | None, ...
     dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (0,)
     if not all(dim is None or is_int(dim, 1) for dim in dims):
         expected = "a tuple of positive integers, and None for the size of the input; or None"
-        example = (None, 1, None)
-        raise argument_error("noise_shape", value, expected, wrong="is not a shape", layer=layer, example=example)
+        raise argument_error("noise_shape", value, expected, layer=layer, example=(None, 1, None))
     return tuple(None if dim is None else int(dim) for dim in dims)

@@ -13,7 +13,7 @@ import numpy as np
 from keras_dist._arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
-from keras_dist.errors import DataError, ModelError, shorten
+from keras_dist.errors import DataError, ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
@@ -116,11 +116,9 @@ class Normalization(Layer):
             DataError: the data are empty, or their dims of `axis` differ from the layer's inputs.
         """
         if self.input_mean is not None:
-            raise ModelError(
-                f"layer {self.name!r} cannot adapt to data",
-                given=f"mean={shorten(self.input_mean)}, variance={shorten(self.input_variance)}",
-                fix="leave them out, or do not call adapt",
-            )
+            given = f"mean={shorten(self.input_mean)}, variance={shorten(self.input_variance)}"
+            fix = "leave them out, or do not call adapt"
+            raise ModelError(f"layer {self.name!r} cannot adapt to data", given=given, fix=fix)
         total: _Moments = (0, 0.0, 0.0)
         for batch in _batches(data, self.name):
             if not self._has_weights:
@@ -128,11 +126,8 @@ class Normalization(Layer):
             for chunk in self._chunks(batch):
                 total = _merged(total, self._moments(chunk))
         if not total[0]:
-            raise DataError(
-                f"layer {self.name!r} cannot adapt to no data",
-                given=shorten(data),
-                fix="pass the data themselves; a generator gives its batches only once",
-            )
+            fix = "pass the data themselves; a generator gives its batches only once"
+            raise DataError(f"layer {self.name!r} cannot adapt to no data", given=shorten(data), fix=fix)
         for weight, value in zip(self.weights[:2], total[1:], strict=True):
             weight.assign(value)
 
@@ -163,12 +158,9 @@ class Normalization(Layer):
         reduced = tuple(axis for axis in range(batch.ndim) if axis not in kept)
         sizes, built = tuple(batch.shape[axis] for axis in kept), self.weights[0].shape
         if sizes != built:
-            raise DataError(
-                f"layer {self.name!r} cannot adapt to a batch of another shape",
-                given=f"a batch of shape {batch.shape}, with {sizes} for axis={self.axis}",
-                expected=f"{built} there, as in the inputs or batches before",
-                fix="reshape the data, or make a layer for them",
-            )
+            summary = f"layer {self.name!r} cannot adapt to a batch of another shape than {built}"
+            given = f"a batch of shape {batch.shape}, with {sizes} for axis={self.axis}"
+            raise DataError(summary, given=given, fix="reshape the data, or make a layer for them")
         values = batch.astype("float64")
         return math.prod(batch.shape[axis] for axis in reduced), values.mean(reduced), values.var(reduced)
 
@@ -176,17 +168,13 @@ class Normalization(Layer):
         mean: Any = self.input_mean
         variance: Any = self.input_variance
         if (mean is None) != (variance is None) or np.shape(mean) != np.shape(variance):
-            raise ModelError(
-                f"`mean` and `variance` of layer {self.name!r} belong together",
-                given=f"mean={shorten(mean)}, variance={shorten(variance)}",
-                fix="give both, of one shape; or neither, and call layer.adapt(data)",
-            )
+            given = f"mean={shorten(mean)}, variance={shorten(variance)}"
+            fix = "give both, of one shape; or neither, and call layer.adapt(data)"
+            raise ModelError(f"`mean` and `variance` of layer {self.name!r} belong together", given=given, fix=fix)
         if mean is not None and np.ndim(mean) > len(self.axis):
-            raise ModelError(
-                f"`mean` and `variance` of layer {self.name!r} have more dims than `axis`",
-                given=f"shape {np.shape(mean)} for axis={self.axis}",
-                fix=f"give at most {len(self.axis)} dims, or name in axis the dims that they belong to",
-            )
+            summary = f"`mean` and `variance` of layer {self.name!r} have more dims than `axis`"
+            fix = f"give at most {len(self.axis)} dims, or name in axis the dims that they belong to"
+            raise ModelError(summary, given=f"shape {np.shape(mean)} for axis={self.axis}", fix=fix)
 
 
 _Moments = tuple[int, Any, Any]
@@ -218,8 +206,5 @@ def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
 
 
 def _no_batches(data: Any, layer: str) -> DataError:
-    return DataError(
-        f"layer {layer!r} cannot adapt to what has no batches",
-        given=f"{shorten(data)} of type {type(data).__name__}",
-        fix="convert the data with np.asarray, or batch the dataset",
-    )
+    fix = "convert the data with np.asarray, or batch the dataset"
+    return DataError(f"layer {layer!r} cannot adapt to what has no batches", given=with_type(data), fix=fix)

@@ -63,13 +63,11 @@ class Reshape(Layer):
         follows = size // max(known, 1)
         shape = tuple(follows if dim == -1 else dim for dim in self.target_shape)
         if math.prod(shape) != size:
-            product = f"{size}, or divides it, beside -1" if -1 in self.target_shape else str(size)
-            raise ModelError(
-                f"`target_shape` of layer {self.name!r} does not have the size of its input",
-                given=f"target_shape={self.target_shape} for an input of shape {tuple(inputs.shape)}",
-                expected=f"dims whose product is {product}",
-                fix="correct target_shape, which is without the batch, or the layers before",
-            )
+            product = f"a divisor of {size}, beside -1" if -1 in self.target_shape else str(size)
+            summary = f"the product of `target_shape` of layer {self.name!r} must be {product}"
+            given = f"target_shape={self.target_shape} for an input of shape {tuple(inputs.shape)}"
+            fix = "correct target_shape, which is without the batch, or the layers before"
+            raise ModelError(summary, given=given, fix=fix)
         return inputs.reshape(inputs.shape[0], *shape)
 
     def _check_target_shape(self, value: Shape) -> tuple[int, ...]:
@@ -77,8 +75,7 @@ class Reshape(Layer):
         dims = tuple(-1 if dim is None else dim for dim in dims)
         if not all(is_int(dim, -1) for dim in dims) or dims.count(-1) > 1:
             expected = "a tuple of integers of at least 0, without the batch; one of them may be -1"
-            wrong, example = "is not a shape", (-1, 64)
-            raise argument_error("target_shape", value, expected, wrong=wrong, layer=self.name, example=example)
+            raise argument_error("target_shape", value, expected, layer=self.name, example=(-1, 64))
         return tuple(int(dim) for dim in dims)
 
 
@@ -99,12 +96,9 @@ class Permute(Layer):
         super().__init__(**kwargs)
         found = tuple(dims) if isinstance(dims, Sequence | np.ndarray) else ()
         if not found or not all(number in found for number in range(1, len(found) + 1)):
-            raise ModelError(
-                f"`dims` of layer {self.name!r} are not an order of dims",
-                given=f"dims={shorten(dims)}",
-                expected="the numbers from 1 on, each once; the batch is not among them",
-                fix="for example dims=(2, 1)",
-            )
+            summary = f"`dims` of layer {self.name!r} are not an order of dims"
+            expected = "the numbers from 1 on, each once; the batch is not among them"
+            raise ModelError(summary, given=f"dims={shorten(dims)}", expected=expected, fix="for example dims=(2, 1)")
         self.dims = tuple(int(dim) for dim in found)
         self.input_spec = InputSpec(ndim=len(self.dims) + 1)
 

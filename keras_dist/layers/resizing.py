@@ -58,12 +58,8 @@ class Resizing(ImageLayer):
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
         self.antialias = bool(antialias)
         if crop_to_aspect_ratio and pad_to_aspect_ratio:
-            raise ModelError(
-                f"layer {self.name!r} cannot both crop and pad",
-                given="crop_to_aspect_ratio=True, pad_to_aspect_ratio=True",
-                expected="one of them at most",
-                fix="leave one of them out",
-            )
+            given = "crop_to_aspect_ratio=True, pad_to_aspect_ratio=True"
+            raise ModelError(f"layer {self.name!r} cannot both crop and pad", given=given, fix="leave one of them out")
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         """Return a batch of images in the new size."""

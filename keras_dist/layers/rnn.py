@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._types import PyTree, Shape
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import rnn_state
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -36,11 +36,9 @@ class StackedRNNCells(Layer):
     def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(cells, list | tuple) or not cells:
-            raise ModelError(
-                f"`cells` of layer {self.name!r} is not a list of cells",
-                given=f"cells={shorten(cells)}",
-                fix="for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])",
-            )
+            given = f"cells={shorten(cells)}"
+            fix = "for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])"
+            raise ModelError(f"`cells` of layer {self.name!r} must be a list of cells", given=given, fix=fix)
         members: dict[str, Layer] = {}
         for cell in cells:
             name, count = check_cell(cell, self.name).name, 0
@@ -247,12 +245,10 @@ class RNN(Layer):
         states = list(states) if isinstance(states, list | tuple) else [states]
         sizes = jax.tree.leaves(self.state_size)
         if len(jax.tree.leaves(states)) != len(sizes):
-            raise ModelError(
-                f"`initial_state` of layer {self.name!r} does not fit its cell",
-                given=f"states of shapes {[jnp.shape(state) for state in jax.tree.leaves(states)]}",
-                expected=f"{len(sizes)} of sizes {sizes}",
-                fix="pass what get_initial_state(batch_size) or a call with return_state=True gives",
-            )
+            summary = f"`initial_state` of layer {self.name!r} must be {len(sizes)} states of sizes {sizes}"
+            given = f"states of shapes {[jnp.shape(state) for state in jax.tree.leaves(states)]}"
+            fix = "pass what get_initial_state(batch_size) or a call with return_state=True gives"
+            raise ModelError(summary, given=given, fix=fix)
         return jax.tree.map(lambda state: jnp.asarray(state, self.cell.compute_dtype), states)
 
     def _output_in(self, states: list[PyTree]) -> PyTree:
@@ -318,12 +314,9 @@ def check_cell(cell: Any, layer: str) -> Layer:
     """Return `cell`, if it can be called as the step of a recurrent layer."""
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
         check_is_ours(f"`cell` of layer {layer!r}", cell)
-        raise ModelError(
-            f"`cell` of layer {layer!r} cannot be a step",
-            given=f"{shorten(cell)} of type {type(cell).__name__}",
-            expected="a Layer with `state_size` and call(inputs, states), which returns the output and the new states",
-            fix="for example RNN(LSTMCell(32)); self.state_size = units in the __init__ of a cell of your own",
-        )
+        summary = f"`cell` of layer {layer!r} must be a Layer with `state_size` and call(inputs, states)"
+        fix = "for example RNN(LSTMCell(32)); self.state_size = units in the __init__ of a cell of your own"
+        raise ModelError(summary, given=with_type(cell), fix=fix)
     return cell
 
 

@@ -24,11 +24,9 @@ def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[
     """
     if is_unknown(sequences_shape[0]):
         rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
-        raise ModelError(
-            f"layer {layer.name!r} with `stateful=True` needs a fixed batch size",
-            given=f"sequences of shape (None, {rest})",
-            fix=f"Input(batch_shape=(32, {rest})), or model.build((32, {rest})) for a model without Input",
-        )
+        given = f"sequences of shape (None, {rest})"
+        fix = f"Input(batch_shape=(32, {rest})), or model.build((32, {rest})) for a model without Input"
+        raise ModelError(f"layer {layer.name!r} with `stateful=True` needs a fixed batch size", given=given, fix=fix)
     distribution = current_distribution()
     batch_axes = None if distribution is None else distribution.batch_dim_name
     found = []
@@ -62,8 +60,6 @@ def check_batch(layer: Layer, sequences: jax.Array, states: list[Any]) -> None:
     """Check that a batch has as many rows as the states."""
     rows = states[0].shape[0]
     if sequences.shape[0] != rows:
-        raise ModelError(
-            f"layer {layer.name!r} with `stateful=True` keeps states of batches of {rows} rows",
-            given=f"sequences of shape {sequences.shape}",
-            fix=f"batch_size={rows}, and a number of examples that it divides",
-        )
+        summary = f"layer {layer.name!r} with `stateful=True` keeps states of batches of {rows} rows"
+        fix = f"batch_size={rows}, and a number of examples that it divides"
+        raise ModelError(summary, given=f"sequences of shape {sequences.shape}", fix=fix)

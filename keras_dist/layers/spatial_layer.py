@@ -54,10 +54,7 @@ class SpatialLayer(Layer):
             ModelError: a dim has become 0.
         """
         if outputs.size == 0 and inputs.size > 0:
-            raise ModelError(
-                f"nothing is left of the input of layer {self.name!r}",
-                given=f"input of shape {inputs.shape}, which gives an output of shape {outputs.shape}",
-                expected="spatial dims that are large enough for the layer",
-                fix='make the input larger, or what the layer takes from it smaller; padding="same" keeps small inputs',
-            )
+            given = f"input of shape {inputs.shape}, which gives an output of shape {outputs.shape}"
+            fix = 'make the input larger, or the window of the layer smaller; padding="same" keeps small inputs'
+            raise ModelError(f"nothing is left of the input of layer {self.name!r}", given=given, fix=fix)
         return outputs

@@ -96,12 +96,10 @@ class STFTSpectrogram(Layer):
             )
         signals = jnp.swapaxes(inputs, 1, 2) if self.data_format == "channels_last" else inputs
         if self.padding == "valid" and signals.shape[-1] < self.frame_length:
-            raise ModelError(
-                f"layer {self.name!r} finds no frame in signals",
-                given=f"{signals.shape[-1]} numbers in signals of shape {inputs.shape}",
-                expected=f"at least frame_length={self.frame_length}, with data_format={self.data_format!r}",
-                fix='padding="same", a smaller frame_length, or the other data_format',
-            )
+            summary = f"signals of layer {self.name!r} must have at least frame_length={self.frame_length} numbers"
+            given = f"{signals.shape[-1]} in inputs of shape {inputs.shape}, data_format={self.data_format!r}"
+            fix = 'padding="same", a smaller frame_length, or the other data_format'
+            raise ModelError(summary, given=given, fix=fix)
         found = self._spectra(signals)  # (batch, channels, frames, frequencies)
         if self.data_format == "channels_first":
             return found if self.expand_dims else _joined(jnp.swapaxes(found, 2, 3), 1)

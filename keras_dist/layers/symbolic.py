@@ -79,10 +79,7 @@ def first_node(layer: Layer) -> Node:
     """Return the first call of a layer on symbolic tensors."""
     nodes = layer._runtime.nodes
     if not nodes:
-        raise NotAvailableError(
-            f"layer {layer.name!r} has no symbolic input and output",
-            given="a layer that was not called on symbolic tensors",
-            expected="a layer of a functional model, or of a Sequential that starts with Input",
-            fix="x = Input(shape); y = layer(x)",
-        )
+        given = "a layer that was not called on symbolic tensors"
+        fix = "x = Input(shape); y = layer(x)"
+        raise NotAvailableError(f"layer {layer.name!r} has no symbolic input and output", given=given, fix=fix)
     return nodes[0]

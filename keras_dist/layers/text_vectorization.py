@@ -94,11 +94,9 @@ class TextVectorization(HostLayer):
             check_int, "output_sequence_length", output_sequence_length, 1, layer=self.name, example=200
         )
         if output_sequence_length is not None and self.output_mode != "int":
-            raise ModelError(
-                f"layer {self.name!r} gives vectors, which have no sequence length",
-                given=f'output_sequence_length={output_sequence_length} with output_mode="{self.output_mode}"',
-                fix="leave it out",
-            )
+            given = f'output_sequence_length={output_sequence_length} with output_mode="{self.output_mode}"'
+            fix = "leave it out"
+            raise ModelError(f"layer {self.name!r} gives vectors, which have no sequence length", given=given, fix=fix)
         check_dense(sparse, ragged, self.name)
         self.encoding = encoding
         self._lookup_layer = StringLookup(
@@ -119,11 +117,9 @@ class TextVectorization(HostLayer):
         is_one = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
         lookup = self._lookup_layer
         if self.output_mode == "one_hot" and self.split is not None:
-            raise ModelError(
-                f"layer {self.name!r} gives a vector for each word, and texts have different numbers of words",
-                given='output_mode="one_hot" with split',
-                fix='output_mode="int" or "multi_hot"; or split=None for inputs that are words',
-            )
+            summary = f"layer {self.name!r} gives a vector for each word, and texts have different numbers of words"
+            fix = 'output_mode="int" or "multi_hot"; or split=None for inputs that are words'
+            raise ModelError(summary, given='output_mode="one_hot" with split', fix=fix)
         lengths = [len(document) for document in documents]
         flat = lookup.indices([word for document in documents for word in document])
         length = self.output_sequence_length
@@ -218,12 +214,9 @@ class TextVectorization(HostLayer):
         rows = self._texts(self.standardize(rows.astype(str)) if callable(self.standardize) else rows)
         if self.split is not None and rows.ndim > 1:
             if rows.shape[-1] != 1:
-                raise DataError(
-                    f"layer {self.name!r} splits one text of each example",
-                    given=f"inputs of shape {rows.shape}",
-                    expected="(batch,) or (batch, 1)",
-                    fix="split=None where the words are apart already; or join the texts",
-                )
+                summary = f"layer {self.name!r} splits one text of each example: inputs must be (batch,) or (batch, 1)"
+                fix = "split=None where the words are apart already; or join the texts"
+                raise DataError(summary, given=f"inputs of shape {rows.shape}", fix=fix)
             rows = rows[..., 0]
         if not callable(self.standardize) and self.standardize is not None:
             table: Mapping[int, Any] = {
@@ -253,11 +246,9 @@ class TextVectorization(HostLayer):
         rows = as_rows(values, self.name, self.encoding)
         if rows.dtype == object or rows.size == 0:
             return rows.astype(object)
-        raise DataError(
-            f"layer {self.name!r} gets something else than text",
-            given=f"an array of {rows.dtype}, {shorten(values)}",
-            fix="convert it: array.astype(str)",
-        )
+        given = f"an array of {rows.dtype}, {shorten(values)}"
+        fix = "convert it: array.astype(str)"
+        raise DataError(f"layer {self.name!r} gets something else than text", given=given, fix=fix)
 
     def _check_function(self, argument: str, value: Any, options: Sequence[str | None]) -> Any:
         return value if callable(value) else check_option(argument, value, options, self.name)

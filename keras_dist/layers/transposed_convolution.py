@@ -71,12 +71,9 @@ class TransposedConvolution(BaseConvolution):
     def _check_output_padding(self, output_padding: int | Sequence[int]) -> tuple[int, ...]:
         sizes = check_sizes("output_padding", output_padding, self.rank, self.name, least=0)
         if any(size >= stride for size, stride in zip(sizes, self.strides, strict=True)):
-            raise ModelError(
-                f"`output_padding` of layer {self.name!r} is too large",
-                given=f"output_padding={sizes}, strides={self.strides}",
-                expected="less than `strides` in each dim",
-                fix="output_padding=None, for as many steps as `padding` says",
-            )
+            summary = f"`output_padding` of layer {self.name!r} must be less than `strides` in each dim"
+            fix = "output_padding=None, for as many steps as `padding` says"
+            raise ModelError(summary, given=f"output_padding={sizes}, strides={self.strides}", fix=fix)
         return sizes
 
 

@@ -93,12 +93,8 @@ def tokens_of(lines: Iterable[str], kind: str, path: str | pathlib.Path, layer: 
 
 
 def _unreadable(path: str | pathlib.Path, error: Exception, layer: str) -> DataError:
-    return unreadable(error)(
-        f"layer {layer!r} cannot read its vocabulary",
-        given=f"{path}: {error}",
-        expected="a file of text in UTF-8 with one token in each line",
-        fix="check the path, or pass the tokens themselves",
-    )
+    summary = f"layer {layer!r} cannot read its vocabulary, text in UTF-8 with one token in each line"
+    return unreadable(error)(summary, given=f"{path}: {error}", fix="check the path, or pass the tokens themselves")
 
 
 def check_tokens(

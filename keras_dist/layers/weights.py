@@ -304,12 +304,9 @@ class WeightOwner:
         counts = (len(trainable_variables), len(non_trainable_variables))
         expected = (len(self.trainable_variables), len(self.non_trainable_variables))
         if counts != expected:
-            raise ModelError(
-                f"stateless_call of layer {self.name!r}: the values do not fit",
-                given=f"{counts[0]} trainable and {counts[1]} other values",
-                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
-                fix="pass a value for each",
-            )
+            given = f"{counts[0]} trainable and {counts[1]} other values, instead of {expected[0]} and {expected[1]}"
+            fix = "pass a value for each of trainable_variables and non_trainable_variables"
+            raise ModelError(f"stateless_call of layer {self.name!r}: the values do not fit", given=given, fix=fix)
         order = {id(variable): index for index, variable in enumerate(self.variables)}
         copy = self._copy()
         variables = copy.variables
@@ -340,9 +337,5 @@ class WeightOwner:
         yield from (node for _, node in nnx.iter_graph(self) if isinstance(node, WeightOwner) and node is not self)
 
     def _not_built(self, what: str) -> ModelError:
-        return ModelError(
-            f"{what}: layer {self.name!r} is not built",
-            given="a layer that has seen no input",
-            expected="a layer in a model that knows its input, or one that has been called",
-            fix="start the model with Input(shape), call the layer on an array, or model.build(input_shape)",
-        )
+        fix = "start the model with Input(shape), call the layer on an array, or model.build(input_shape)"
+        return ModelError(f"{what}: layer {self.name!r} is not built", given="a layer that has seen no input", fix=fix)

@@ -12,7 +12,7 @@ from flax import nnx
 from keras_dist import _jax
 from keras_dist._arguments import check_size
 from keras_dist._types import PyTree
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -42,11 +42,9 @@ class Wrapper(Layer):
         super().__init__(**kwargs)
         if not isinstance(layer, Layer):
             check_is_ours(f"`layer` of layer {self.name!r}", layer)
-            raise ModelError(
-                f"`layer` of layer {self.name!r} is not a layer",
-                given=f"layer={shorten(layer)} of type {type(layer).__name__}",
-                fix="make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer",
-            )
+            given = f"layer={with_type(layer)}"
+            fix = "make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer"
+            raise ModelError(f"`layer` of layer {self.name!r} must be a layer", given=given, fix=fix)
         self._members = {layer.name: layer}
 
     def build(self, input_shape: Any = None) -> None:
@@ -95,12 +93,9 @@ class TimeDistributed(Wrapper):
             ModelError: the mask does not fit.
         """
         if mask is not None and mask.shape[:2] != inputs.shape[:2]:
-            raise ModelError(
-                f"the mask of layer {self.name!r} does not fit its input",
-                given=f"a mask of shape {mask.shape} for an input of shape {inputs.shape}",
-                expected=f"a mask that begins with {inputs.shape[:2]}",
-                fix="reshape the mask, or leave it out",
-            )
+            summary = f"the mask of layer {self.name!r} must begin with {inputs.shape[:2]}, as its input"
+            given = f"a mask of shape {mask.shape} for an input of shape {inputs.shape}"
+            raise ModelError(summary, given=given, fix="reshape the mask, or leave it out")
         mask = mask if "mask" in inspect.signature(self.layer.call).parameters else None
 
         def step(inputs: jax.Array, mask: jax.Array | None) -> PyTree:
@@ -180,11 +175,8 @@ class SpectralNormalization(Wrapper):
         for name in ("kernel", "embeddings"):
             if isinstance(variable := vars(self.layer).get(name), nnx.Variable):
                 return variable
-        raise ModelError(
-            f"`layer` of layer {self.name!r} has no kernel",
-            given=repr(self.layer),
-            fix="for example SpectralNormalization(Dense(10))",
-        )
+        fix = "for example SpectralNormalization(Dense(10))"
+        raise ModelError(f"`layer` of layer {self.name!r} has no kernel", given=repr(self.layer), fix=fix)
 
 
 def _normalized(vector: jax.Array) -> jax.Array:

@@ -100,12 +100,9 @@ def dot_product_attention(
     """
     arrays = [as_array(array) for array in (query, key, value)]
     if any(array.ndim != 4 for array in arrays) or attn_logits_soft_cap is not None:
-        raise ModelError(
-            "dot_product_attention does not take these arguments",
-            given=f"shapes {[array.shape for array in arrays]}, attn_logits_soft_cap={attn_logits_soft_cap}",
-            expected="query, key and value (batch, steps, heads, dims), logits without a cap",
-            fix="ops.expand_dims(x, 2) for one head",
-        )
+        summary = "dot_product_attention takes query, key and value (batch, steps, heads, dims), and no cap of logits"
+        given = f"shapes {[array.shape for array in arrays]}, attn_logits_soft_cap={attn_logits_soft_cap}"
+        raise ModelError(summary, given=given, fix="ops.expand_dims(x, 2) for one head")
     dtype = jnp.result_type(*arrays)
 
     def of_heads(array: jax.Array) -> jax.Array:

@@ -41,12 +41,9 @@ def convert_to_tensor(
         ModelError: it is to be ragged.
     """
     if ragged:
-        raise ModelError(
-            "convert_to_tensor: arrays cannot be ragged",
-            given=f"ragged={ragged}",
-            expected="arrays of one shape",
-            fix="pad the rows to one length",
-        )
+        summary = "convert_to_tensor: arrays cannot be ragged"
+        fix = "pad the rows to one length"
+        raise ModelError(summary, given=f"ragged={ragged}", fix=fix)
     return as_array(x, dtype)
 
 
@@ -211,12 +208,8 @@ def scan(
         ModelError: `unroll` is neither a bool nor a positive integer.
     """
     if not isinstance(unroll, int) or unroll < (0 if isinstance(unroll, bool) else 1):
-        raise ModelError(
-            "scan cannot unroll so",
-            given=f"unroll={unroll!r}",
-            expected="a positive integer, or a bool",
-            fix="unroll=1, which unrolls nothing",
-        )
+        fix = "unroll=1, which unrolls nothing"
+        raise ModelError("`unroll` of scan must be a positive integer, or a bool", given=f"unroll={unroll!r}", fix=fix)
     return jax.lax.scan(f, init, xs, length=length, reverse=reverse, unroll=unroll)
 
 

@@ -101,12 +101,8 @@ def resize(
     method = check_option("interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS)
     check_option("fill_mode", fill_mode, ("constant",))
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
-        raise ModelError(
-            "resize: images are to be cropped and padded",
-            given="crop_to_aspect_ratio=True, pad_to_aspect_ratio=True",
-            expected="one of them",
-            fix="leave one out",
-        )
+        summary = "resize: images cannot be both cropped and padded"
+        raise ModelError(summary, given="crop_to_aspect_ratio=True, pad_to_aspect_ratio=True", fix="leave one out")
     ratio = (crop_to_aspect_ratio, pad_to_aspect_ratio)
     resized = image_transforms.resize(
         given.values, (height, width), method, antialias, *ratio, fill_value, keeps_dtype=True
@@ -273,23 +269,15 @@ def ssim(
 def _float_channels(name: str, given: Images) -> jax.Array:
     _check_channels(name, given.values, (3,))
     if not jnp.issubdtype(given.values.dtype, jnp.floating):
-        raise ModelError(
-            f"{name} takes floats",
-            given=f"{given.values.dtype}",
-            expected="values from 0 to 1",
-            fix="images / 255",
-        )
+        raise ModelError(f"{name} takes floats from 0 to 1", given=str(given.values.dtype), fix="images / 255")
     return given.values
 
 
 def _check_channels(name: str, images: jax.Array, counts: Sequence[int]) -> None:
     if images.shape[-1] not in counts:
-        raise ModelError(
-            f"{name}: the images do not have such channels",
-            given=f"{images.shape[-1]} channels",
-            expected=f"{' or '.join(map(str, counts))} channels",
-            fix='data_format="channels_first" for images (channels, height, width)',
-        )
+        given = f"{images.shape[-1]} channels"
+        fix = 'data_format="channels_first" for images (channels, height, width)'
+        raise ModelError(f"{name} takes images of {' or '.join(map(str, counts))} channels", given=given, fix=fix)
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

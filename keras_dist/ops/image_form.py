@@ -32,12 +32,9 @@ class Images:
         """Return `Images`, if the array has three dims, or four for a batch."""
         array = as_array(images)
         if array.ndim not in (3, 4):
-            raise ModelError(
-                f"{name} does not take such images",
-                given=f"shape {array.shape}",
-                expected="(height, width, channels), or (batch, height, width, channels)",
-                fix="ops.expand_dims(images, -1) for images without channels",
-            )
+            summary = f"{name} takes images (height, width, channels), or (batch, height, width, channels)"
+            fix = "ops.expand_dims(images, -1) for images without channels"
+            raise ModelError(summary, given=f"shape {array.shape}", fix=fix)
         is_last = channel_order.is_last(data_format, name)
         batch = array if array.ndim == 4 else array[None]
         return cls(batch if is_last else jnp.moveaxis(batch, 1, -1), array.ndim == 4, is_last)

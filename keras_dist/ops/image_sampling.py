@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.scipy.ndimage
 
 from keras_dist import random
-from keras_dist._arguments import check_option
+from keras_dist._arguments import check_option, shapes
 from keras_dist._types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import image_transforms
@@ -43,12 +43,9 @@ def map_coordinates(
     """
     array, positions = as_array(inputs), as_array(coordinates)
     if positions.ndim < 2 or len(positions) != array.ndim:
-        raise ModelError(
-            "map_coordinates: the coordinates do not fit",
-            given=f"inputs of shape {array.shape}, coordinates of shape {positions.shape}",
-            expected=f"coordinates ({array.ndim}, ...): a position in each dim",
-            fix="ops.stack([rows, columns])",
-        )
+        summary = f"map_coordinates: the coordinates must have shape ({array.ndim}, ...), a position in each dim"
+        given = f"inputs of shape {array.shape}, coordinates of shape {positions.shape}"
+        raise ModelError(summary, given=given, fix="ops.stack([rows, columns])")
     check_option("order", order, (0, 1))
     mode = check_option("fill_mode", fill_mode, image_transforms.FILL_MODES)
     return jax.scipy.ndimage.map_coordinates(array, list(positions), order, mode, fill_value)
@@ -79,12 +76,9 @@ def affine_transform(
     given = Images.of("affine_transform", images, data_format)
     numbers = jnp.atleast_2d(as_array(transform))
     if numbers.ndim != 2 or numbers.shape[-1] != 8:
-        raise ModelError(
-            "affine_transform: the transform does not have eight numbers",
-            given=f"transform of shape {numbers.shape}",
-            expected="(8,), or (batch, 8)",
-            fix="[1, 0, columns, 0, 1, rows, 0, 0] moves images",
-        )
+        summary = "affine_transform: the transform must have shape (8,), or (batch, 8)"
+        fix = "[1, 0, columns, 0, 1, rows, 0, 0] moves images"
+        raise ModelError(summary, given=f"transform of shape {numbers.shape}", fix=fix)
     return _transformed(given, numbers, interpolation, fill_mode, fill_value)
 
 
@@ -113,12 +107,9 @@ def perspective_transform(
     given = Images.of("perspective_transform", images, data_format)
     points = [as_array(some, jnp.float32) for some in (start_points, end_points)]
     if any(some.shape[-2:] != (4, 2) or some.ndim not in (2, 3) for some in points):
-        raise ModelError(
-            "perspective_transform moves four points",
-            given=f"start_points of shape {points[0].shape}, end_points of shape {points[1].shape}",
-            expected="(4, 2), or (batch, 4, 2)",
-            fix="the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]",
-        )
+        summary = "perspective_transform moves four points: arrays of shape (4, 2), or (batch, 4, 2)"
+        fix = "the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]"
+        raise ModelError(summary, given=shapes(start_points=points[0], end_points=points[1]), fix=fix)
     numbers = image_transforms.perspective(*(some.reshape(-1, 4, 2) for some in points))
     return _transformed(given, numbers, interpolation, "constant", fill_value, is_affine=False)
 

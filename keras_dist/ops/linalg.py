@@ -31,12 +31,8 @@ def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
     """
     factor = jnp.linalg.cholesky(_square("cholesky", x), upper=upper)
     if not _jax.is_traced(factor) and jnp.any(jnp.isnan(factor)):
-        raise ModelError(
-            "cholesky: a matrix is not positive definite",
-            given=f"an array of shape {factor.shape}",
-            expected="symmetric matrices whose eigenvalues are above 0",
-            fix="add a small multiple of ops.eye(n)",
-        )
+        summary = "cholesky: a matrix is not positive definite, or not symmetric"
+        raise ModelError(summary, given=f"an array of shape {factor.shape}", fix="add a small multiple of ops.eye(n)")
     return factor
 
 
@@ -234,12 +230,7 @@ def _solved_triangular(a: jax.Array, b: jax.Array, lower: bool) -> jax.Array:
 
 
 def _wrong(name: str, shape: Any, expected: str) -> ModelError:
-    return ModelError(
-        f"{name} does not take such arrays",
-        given=f"shape {shape}",
-        expected=expected,
-        fix="reshape it, or take a part of it",
-    )
+    return ModelError(f"{name} takes {expected}", given=f"shape {shape}", fix="reshape it, or take a part of it")
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -55,12 +55,9 @@ def cdist(x: ArrayLike, y: ArrayLike) -> jax.Array:
     """
     one, other = as_array(x), as_array(y)
     if min(one.ndim, other.ndim) < 2 or one.shape[-1] != other.shape[-1]:
-        raise ModelError(
-            "cdist takes lists of points",
-            given=f"shapes {one.shape} and {other.shape}",
-            expected="(..., m, dims) and (..., n, dims)",
-            fix="ops.expand_dims(x, 0) for a single point",
-        )
+        given = f"shapes {one.shape} and {other.shape}"
+        fix = "ops.expand_dims(x, 0) for a single point"
+        raise ModelError("cdist takes lists of points: (..., m, dims) and (..., n, dims)", given=given, fix=fix)
     return jnp.sqrt(jnp.sum(jnp.square(one[..., :, None, :] - other[..., None, :, :]), axis=-1))
 
 
@@ -97,12 +94,8 @@ def view_as_complex(x: ArrayLike) -> jax.Array:
     """Return complex numbers (...,) of real and imaginary parts (..., 2)."""
     array = as_array(x)
     if array.shape[-1:] != (2,):
-        raise ModelError(
-            "view_as_complex needs real and imaginary parts",
-            given=f"shape {array.shape}",
-            expected="a last dim of size 2",
-            fix="ops.stack([real, imaginary], axis=-1)",
-        )
+        summary = "view_as_complex needs real and imaginary parts: a last dim of size 2"
+        raise ModelError(summary, given=f"shape {array.shape}", fix="ops.stack([real, imaginary], axis=-1)")
     real, imaginary = (array[..., part].astype(jnp.float32) for part in (0, 1))
     return jax.lax.complex(real, imaginary)
 
@@ -125,12 +118,9 @@ def _reduced(
     """Return what `function` makes of the rows of each segment."""
     rows, ids = as_array(data), as_array(segment_ids)
     if num_segments is None or ids.ndim != 1 or len(ids) != len(rows):
-        raise ModelError(
-            f"{name} cannot tell the segments",
-            given=f"data of shape {rows.shape}, segment_ids of shape {ids.shape}, num_segments={num_segments}",
-            expected="an index for each row, and the number of segments, which is the size of the result",
-            fix=f"{name}(data, segment_ids, num_segments=3)",
-        )
+        summary = f"{name} needs an index for each row, and `num_segments`, the size of the result"
+        given = f"data of shape {rows.shape}, segment_ids of shape {ids.shape}, num_segments={num_segments}"
+        raise ModelError(summary, given=given, fix=f"{name}(data, segment_ids, num_segments=3)")
     return function(rows, ids, num_segments, indices_are_sorted=is_sorted)
 
 

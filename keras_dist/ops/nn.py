@@ -101,12 +101,9 @@ def polar(abs_: ArrayLike, angle: ArrayLike) -> jax.Array:
 
 def _check_dense(name: str, sparse: bool) -> None:
     if sparse:
-        raise ModelError(
-            f"{name}: arrays are dense",
-            given="sparse=True",
-            expected="False: sparse arrays of JAX do not go through models",
-            fix="leave it out, or take jax.experimental.sparse.BCOO.fromdense of the result",
-        )
+        summary = f"{name}: `sparse` must be False, sparse arrays of JAX do not go through models"
+        fix = "leave it out, or take jax.experimental.sparse.BCOO.fromdense of the result"
+        raise ModelError(summary, given="sparse=True", fix=fix)
 
 
 @operation
@@ -155,12 +152,8 @@ def multi_hot(
     indices = as_array(inputs, "int32")
     count = kwargs.get("num_tokens") if num_classes is None else num_classes
     if count is None:
-        raise ModelError(
-            "multi_hot needs the number of classes",
-            given="num_classes=None",
-            expected="an integer above all indices",
-            fix="multi_hot(indices, num_classes=10)",
-        )
+        fix = "multi_hot(indices, num_classes=10)"
+        raise ModelError("multi_hot needs the number of classes", given="num_classes=None", fix=fix)
     hot = jax.nn.one_hot(indices, count, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 
@@ -240,12 +233,8 @@ def psnr(x1: ArrayLike, x2: ArrayLike, max_val: float) -> jax.Array:
     """
     one, other = as_array(x1), as_array(x2)
     if one.shape != other.shape:
-        raise ModelError(
-            "psnr compares arrays of one shape",
-            given=f"shapes {one.shape} and {other.shape}",
-            expected="equal shapes",
-            fix="crop or resize one of them",
-        )
+        fix = "crop or resize one of them"
+        raise ModelError("psnr compares arrays of one shape", given=f"shapes {one.shape} and {other.shape}", fix=fix)
     return 20 * jnp.log10(as_array(max_val, other.dtype)) - 10 * jnp.log10(jnp.mean(jnp.square(one - other)))
 
 

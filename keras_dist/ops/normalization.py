@@ -87,12 +87,8 @@ def moments(
         ModelError: `synchronized` is set, or there are no such dims.
     """
     if synchronized:
-        raise ModelError(
-            "moments: there is nothing to synchronize",
-            given="synchronized=True",
-            expected="False: arrays are global, so that their moments are those of all devices",
-            fix="leave it out",
-        )
+        summary = "moments: `synchronized` must be False: arrays are global, and so are their moments"
+        raise ModelError(summary, given="synchronized=True", fix="leave it out")
     array = as_array(x)
     values: Any = wide(array) if array.dtype in (jnp.float16, jnp.bfloat16) else array
     dims: Any = dims_of(array, axes, "axes") if isinstance(axes, int) or axes else axes
@@ -134,12 +130,9 @@ def batch_normalization(
     def of_channels(argument: str, value: ArrayLike) -> jax.Array:
         found = as_array(value)
         if found.size not in (1, array.shape[dim]):
-            raise ModelError(
-                f"batch_normalization: `{argument}` does not fit the channels",
-                given=f"{argument} of shape {found.shape} for an input of shape {array.shape}, axis={axis}",
-                expected=f"shape ({array.shape[dim]},): a number for each channel",
-                fix=f"correct {argument}, or axis",
-            )
+            summary = f"batch_normalization: `{argument}` must have shape ({array.shape[dim]},), one per channel"
+            given = f"{argument} of shape {found.shape} for an input of shape {array.shape}, axis={axis}"
+            raise ModelError(summary, given=given, fix=f"correct {argument}, or axis")
         return found.reshape(-1)
 
     gamma = 1 if scale is None else of_channels("scale", scale)

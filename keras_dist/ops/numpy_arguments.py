@@ -38,12 +38,9 @@ def sizes(counts: Any, name: str) -> Any:
     """
     several = counts if isinstance(counts, list | tuple) else [counts]
     if any(count is None or _jax.is_traced(count) for count in several):
-        raise ModelError(
-            f"the shape of the result of `ops.{name}` is not known",
-            given=f"{shorten(counts)}: None is a dim that a symbolic tensor does not know, and tracers have no values",
-            expected="integers that are known when the program is traced",
-            fix="-1 in `ops.reshape`; or do it in `call` of a Layer, where `ops.shape(x)[0]` is an integer",
-        )
+        given = f"{shorten(counts)}: None is an unknown dim of a symbolic tensor, and tracers have no values"
+        fix = "-1 in `ops.reshape`; or do it in `call` of a Layer, where `ops.shape(x)[0]` is an integer"
+        raise ModelError(f"the shape of the result of `ops.{name}` is not known", given=given, fix=fix)
     return counts
 
 
@@ -59,12 +56,8 @@ def known(x: Any, name: str, fix: str) -> Any:
         ModelError: it is symbolic, or an argument of a function that is compiled.
     """
     if _jax.is_traced(x):
-        raise ModelError(
-            f"the shape of the result of `ops.{name}` depends on values",
-            given=f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step",
-            expected="an array outside of models and compiled functions",
-            fix=fix,
-        )
+        given = f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step"
+        raise ModelError(f"the shape of the result of `ops.{name}` depends on values", given=given, fix=fix)
     return as_array(x)
 
 

@@ -69,12 +69,10 @@ def fold(
     floats = floating(columns)  # of integers JAX knows no transpose
     blank = jax.ShapeDtypeStruct(shape, floats.dtype)
     if jax.eval_shape(unfolded, blank).shape != columns.shape:
-        raise ModelError(
-            "fold: the columns are not the windows of such images",
-            given=f"x of shape {columns.shape}, images of shape {shape}",
-            expected=f"x of shape {jax.eval_shape(unfolded, blank).shape}",
-            fix="pass the arguments that unfold was called with",
-        )
+        summary = "fold: the columns are not the windows of such images"
+        given = f"x of shape {columns.shape}, images of shape {shape}"
+        fix = "pass the arguments that unfold was called with"
+        raise ModelError(summary, given=given, expected=f"x of shape {jax.eval_shape(unfolded, blank).shape}", fix=fix)
     (images,) = jax.linear_transpose(unfolded, blank)(floats)
     return images.astype(columns.dtype)
 
@@ -146,13 +144,9 @@ def extract_patches(
     array = as_array(images)
     is_batch, is_last = array.ndim == rank + 2, channel_order.is_last(data_format, "extract_patches")
     if rank not in (2, 3) or array.ndim not in (rank + 1, rank + 2):
-        raise ArgumentTypeError(
-            "extract_patches does not take such images",
-            given=f"shape {array.shape}, size={size}",
-            expected="images (height, width, channels), or volumes (depth, height, width, channels) with three sizes, "
-            "or a batch of them",
-            fix="size=(16, 16) for images, size=(8, 16, 16) for volumes",
-        )
+        summary = "extract_patches takes images (height, width, channels), volumes, or batches of them"
+        fix = "size=(16, 16) for images, size=(8, 16, 16) for volumes (depth, height, width, channels)"
+        raise ArgumentTypeError(summary, given=f"shape {array.shape}, size={size}", fix=fix)
     batch = array if is_batch else array[None]
     batch = jnp.moveaxis(batch, -1, 1) if is_last else batch
     sizes = check_sizes("size", size, rank)
@@ -198,24 +192,15 @@ def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -
     images = _of_rank(name, x, 4, "images with a batch and channels")
     is_last = channel_order.is_last(data_format, name)
     if block_size < 2:
-        raise ModelError(
-            f"{name}: the blocks are too small",
-            given=f"block_size={block_size}",
-            expected="at least 2",
-            fix="leave it out: nothing would change",
-        )
+        fix = "leave it out: nothing would change"
+        raise ModelError(f"{name}: `block_size` must be at least 2", given=f"block_size={block_size}", fix=fix)
     return images if is_last else jnp.moveaxis(images, 1, -1), is_last
 
 
 def _of_rank(name: str, x: ArrayLike, rank: int, expected: str) -> jax.Array:
     array = as_array(x)
     if array.ndim != rank:
-        raise ModelError(
-            f"{name} does not take such arrays",
-            given=f"shape {array.shape}",
-            expected=expected,
-            fix="reshape it",
-        )
+        raise ModelError(f"{name} takes {expected}", given=f"shape {array.shape}", fix="reshape it")
     return array
 
 

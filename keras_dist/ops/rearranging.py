@@ -55,13 +55,9 @@ def rearrange(tensor: ArrayLike, pattern: str, **axes_lengths: int) -> jax.Array
 
 
 def _misfit(array: jax.Array, pattern: str, sizes: dict[str, int]) -> ModelError:
-    return ModelError(
-        "rearrange: the pattern does not fit",
-        given=f"{pattern!r} with {sizes} for an array of shape {array.shape}",
-        expected="a name, or parts in parentheses, for each dim; the same names after `->`; sizes whose product is "
-        "that of the dim",
-        fix='for example rearrange(x, "b (h1 h) c -> (b h1) h c", h1=2)',
-    )
+    summary = "rearrange: pattern and sizes must fit the dims, with the same names on both sides of `->`"
+    fix = 'for example rearrange(x, "b (h1 h) c -> (b h1) h c", h1=2)'
+    return ModelError(summary, given=f"{pattern!r} with {sizes} for an array of shape {array.shape}", fix=fix)
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

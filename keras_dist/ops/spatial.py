@@ -21,12 +21,9 @@ Sizes: TypeAlias = int | Sequence[int]
 
 def _dims(name: str, inputs: jax.Array, data_format: str | None) -> SpatialDims:
     if not 3 <= inputs.ndim <= 5:
-        raise ModelError(
-            f"{name} works on one, two or three spatial dims",
-            given=f"inputs of shape {inputs.shape}",
-            expected="a batch, channels, and one to three spatial dims",
-            fix="ops.expand_dims(inputs, 0) for a single example",
-        )
+        given = f"inputs of shape {inputs.shape}"
+        fix = "ops.expand_dims(inputs, 0) for a single example"
+        raise ModelError(f"{name} works on a batch, channels, and one to three spatial dims", given=given, fix=fix)
     return SpatialDims(inputs.ndim - 2, channel_order.is_last(data_format, name))
 
 
@@ -55,12 +52,9 @@ def _convolved(
 
 
 def _misfit(name: str, inputs: jax.Array, kernel: jax.Array, expected: str) -> ModelError:
-    return ModelError(
-        f"{name}: the kernel does not fit the inputs",
-        given=f"inputs of shape {inputs.shape}, kernel of shape {kernel.shape}",
-        expected=expected,
-        fix='see data_format: "channels_last" is the default',
-    )
+    given = f"inputs of shape {inputs.shape}, kernel of shape {kernel.shape}"
+    fix = 'see data_format: "channels_last" is the default'
+    return ModelError(f"{name}: the kernel does not fit the inputs", given=given, expected=expected, fix=fix)
 
 
 def _of_each_channel(name: str, dims: SpatialDims, inputs: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -138,12 +138,9 @@ def istft(
 def _complex(name: str, x: Complex) -> jax.Array:
     parts = [as_array(part) for part in x] if isinstance(x, Sequence) else []
     if len(parts) != 2 or parts[0].shape != parts[1].shape or {part.dtype.kind for part in parts} - {"f", "V"}:
-        raise ModelError(
-            f"{name} takes complex numbers as two arrays",
-            given=f"{[(part.shape, part.dtype.name) for part in parts] or type(x).__name__}",
-            expected="real and imaginary parts, floats of one shape",
-            fix=f"{name}((real, ops.zeros_like(real)))",
-        )
+        summary = f"{name} takes complex numbers as two arrays of floats of one shape: real and imaginary parts"
+        given = f"{[(part.shape, part.dtype.name) for part in parts] or type(x).__name__}"
+        raise ModelError(summary, given=given, fix=f"{name}((real, ops.zeros_like(real)))")
     return jax.lax.complex(*(part.astype(jnp.result_type(part, jnp.float32)) for part in parts))
 
 

@@ -31,12 +31,10 @@ def spectra(signals: jax.Array, weights: jax.Array, stride: int, center: bool) -
 def window_weights(name: str, window: str | ArrayLike | None, length: int, stride: int, fft_length: int) -> jax.Array:
     """Return the weights of a window, with zeros at its ends up to `fft_length`; of none ones."""
     if not isinstance(stride, int) or stride <= 0 or fft_length < length:
-        raise ModelError(
-            f"{name} cannot cut such windows",
-            given=f"sequence_length={length}, sequence_stride={stride!r}, fft_length={fft_length}",
-            expected="a stride above 0, and a fft_length of at least sequence_length",
-            fix=f"{name}(x, sequence_length=256, sequence_stride=128, fft_length=256)",
-        )
+        summary = f"{name} takes a stride above 0, and a fft_length of at least sequence_length"
+        given = f"sequence_length={length}, sequence_stride={stride!r}, fft_length={fft_length}"
+        fix = f"{name}(x, sequence_length=256, sequence_stride=128, fft_length=256)"
+        raise ModelError(summary, given=given, fix=fix)
     if window is None:
         return jnp.ones(fft_length)
     if isinstance(window, str):
@@ -44,11 +42,7 @@ def window_weights(name: str, window: str | ArrayLike | None, length: int, strid
         window = share - (1 - share) * np.cos(2 * np.pi * np.arange(length) / length)
     weights = jnp.asarray(window)
     if weights.shape != (length,):
-        raise ModelError(
-            f"{name}: the window does not fit",
-            given=f"shape {weights.shape}",
-            expected=f"sequence_length={length} numbers",
-            fix='window="hann"',
-        )
+        summary = f"{name}: the window must have sequence_length={length} numbers"
+        raise ModelError(summary, given=f"shape {weights.shape}", fix='window="hann"')
     before = (fft_length - length) // 2
     return jnp.pad(weights, (before, fft_length - length - before))

@@ -198,13 +198,9 @@ def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     """
     x = jnp.asarray(x)
     if not is_int(axis, -x.ndim, x.ndim - 1):
-        raise ModelError(
-            f"`axis` must be an integer from {-x.ndim} to {x.ndim - 1}"
-            if x.ndim
-            else "`axis` must be an axis of `x`, which has none",
-            given=f"axis={shorten(axis)}, x of shape {x.shape}",
-            fix="for example axis=0" if x.ndim else "pass a list of numbers",
-        )
+        axes = f"an integer from {-x.ndim} to {x.ndim - 1}" if x.ndim else "an axis of `x`, which has none"
+        fix = "for example axis=0" if x.ndim else "pass a list of numbers"
+        raise ModelError(f"`axis` must be {axes}", given=f"axis={shorten(axis)}, x of shape {x.shape}", fix=fix)
     return jax.random.permutation(key_of(seed), x, axis, independent=True)
 
 

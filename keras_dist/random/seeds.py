@@ -202,12 +202,10 @@ class SeedGenerator(nnx.Module):
             after = state[...] + jnp.array([0, 1], jnp.uint32)
             state[...] = after
         except (_jax.TraceError, jax.errors.TracerArrayConversionError) as error:
-            raise ModelError(
-                "a SeedGenerator is drawn from inside a compiled function that does not own it",
-                given=f"a generator of seed {self.seed} that was made outside of jax.jit or the like",
-                fix="pass a key instead: jax.jit(lambda key: random.normal((2,), seed=key))(generator.next()); "
-                "in a layer write self.seed_generator = SeedGenerator() in __init__",
-            ) from error
+            summary = "a SeedGenerator is drawn from inside a compiled function that does not own it"
+            given = f"a generator of seed {self.seed} that was made outside of jax.jit or the like"
+            fix = "pass generator.next() to the function; in a layer self.seed_generator = SeedGenerator() in __init__"
+            raise ModelError(summary, given=given, fix=fix) from error
         return words
 
     def get_config(self) -> dict[str, Any]:

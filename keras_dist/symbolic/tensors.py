@@ -150,12 +150,8 @@ class KerasTensor:
     ) -> None:
         del record_history
         if sparse or ragged:
-            raise ModelError(
-                "KerasTensor cannot be sparse or ragged",
-                given=f"sparse={sparse}, ragged={ragged}",
-                expected="dense arrays of one shape",
-                fix="leave these arguments out",
-            )
+            given = f"sparse={sparse}, ragged={ragged}"
+            raise ModelError("KerasTensor cannot be sparse or ragged", given=given, fix="leave these arguments out")
         self._shape = tuple(None if size is None else int(size) for size in shape)
         self._dtype = TEXT if is_text(dtype) else jnp.dtype(dtype).name
         self.name = name or "keras_tensor"
@@ -220,12 +216,9 @@ class KerasTensor:
         return self._no_value("a KerasTensor cannot be used as input to a JAX function", "a function of jax")
 
     def _no_value(self, summary: str, what: str) -> ModelError:
-        return ModelError(
-            f"{summary}: it stands for an array that a model will compute",
-            given=f"{what} on {self!r}",
-            expected="layers, keras_dist.ops, and Python's operators",
-            fix="wrap the function in a layer: layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)",
-        )
+        given = f"{what} on {self!r}"
+        fix = "use layers, keras_dist.ops or operators, or layers.Lambda(lambda x: jnp.sum(x, axis=1))(tensor)"
+        return ModelError(f"{summary}: it stands for an array that a model will compute", given=given, fix=fix)
 
 
 _jax.refuse_as_array(KerasTensor, KerasTensor._no_jax_array)
@@ -343,31 +336,23 @@ def _traced_with_sizes(step: Step, call: Callable[[list[jax.Array]], PyTree], te
     if any(size is None for tensor in tensors for size in tensor.shape):
         second = _traced(step, call, tensors, shape_tracing.SIZES[1])
     if jax.tree.structure(first) != jax.tree.structure(second):
-        raise ModelError(
-            f"{step.name!r} gives as many outputs as a dim of unknown size has entries",
-            given=f"{[tensor.shape for tensor in tensors]}",
-            expected="a number of outputs that does not depend on the batch, or on what else is None",
-            fix="another axis, or an Input with batch_size=",
-        )
+        summary = f"the number of outputs of {step.name!r} must not depend on a dim of unknown size"
+        fix = "another axis, or an Input with batch_size="
+        raise ModelError(summary, given=str([tensor.shape for tensor in tensors]), fix=fix)
     return jax.tree.map(_between, first, second)
 
 
 def _after_devices(operation: Any, tensor: KerasTensor) -> ModelError:
-    return ModelError(
-        f"layer {operation.name!r} runs on the host, and cannot follow a layer that runs on devices",
-        given=f"{type(operation).__name__} called on {tensor.name!r}, which a layer on devices computes",
-        expected="layers of text and vocabularies at the beginning of a model, on its inputs or on each other",
-        fix="call it on an Input, or apply it to the data: dataset.map",
-    )
+    summary = f"layer {operation.name!r} runs on the host, and cannot follow a layer that runs on devices"
+    given = f"{type(operation).__name__} called on {tensor.name!r}, which a layer on devices computes"
+    fix = "begin the model with it: call it on an Input, or apply it to the data: dataset.map"
+    return ModelError(summary, given=given, fix=fix)
 
 
 def _text_on_devices(operation: Any, tensor: KerasTensor) -> ModelError:
-    return ModelError(
-        f"{operation.name!r} gets text, and runs on devices",
-        given=f"{tensor.name!r}, of dtype {TEXT!r}",
-        expected="numbers",
-        fix="turn text into numbers first: layers.TextVectorization, StringLookup or Hashing",
-    )
+    given = f"text: {tensor.name!r}, of dtype {TEXT!r}"
+    fix = "turn text into numbers first: layers.TextVectorization, StringLookup or Hashing"
+    return ModelError(f"{operation.name!r} must get numbers: it runs on devices", given=given, fix=fix)
 
 
 def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int) -> PyTree:

@@ -140,9 +140,6 @@ def refuse_in_call(what: str) -> None:
     """Check that no layer's `call` runs: what it creates would be made anew in each call, and be lost."""
     name = caller()
     if name is not None:
-        raise ModelError(
-            f"layer {name!r} creates {what} inside of call",
-            given="weights or sublayers that call makes: they would be made anew in each call, and never trained",
-            expected="all weights and sublayers from __init__ or build on",
-            fix="create it in build(self, input_shape) or __init__, and keep it: self.kernel = self.add_weight(...)",
-        )
+        given = f"{what} that call makes: they would be made anew in each call, and never trained"
+        fix = "create it in build(self, input_shape) or __init__, and keep it: self.kernel = self.add_weight(...)"
+        raise ModelError(f"layer {name!r} creates {what} inside of call", given=given, fix=fix)

@@ -27,7 +27,7 @@ from keras_dist.distribution.placement import distribute_tensor, place_copy
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
-from keras_dist.errors import DistributionError, ModelError, shorten
+from keras_dist.errors import DistributionError, ModelError, shorten, with_type
 from keras_dist.variables import call_context
 
 Identifier: TypeAlias = str | Mapping[str, Any] | Callable[..., Any] | None
@@ -209,12 +209,9 @@ class Variable(Lendable):
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
         kinds = getattr(self.borrower, "kinds", "")
-        raise ModelError(
-            f"cannot set `trainable` of {self.path!r}",
-            given=f"variable.trainable = {value}{f' in a module with {kinds}' if kinds else ''}",
-            fix="layer.trainable = False, or add_weight(..., trainable=False), then compile; for a foreign module "
-            "Model.from_nnx(factory, trainable=nnx.LoRAParam), or trainable='head/.*'",
-        )
+        given = f"variable.trainable = {value}{f' in a module with {kinds}' if kinds else ''}"
+        fix = "layer.trainable = False, then compile; for a foreign module trainable='head/.*' in Model.from_nnx"
+        raise ModelError(f"cannot set `trainable` of {self.path!r}", given=given, fix=fix)
 
     @property
     def constraint(self) -> Any:
@@ -383,12 +380,9 @@ def check_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
         return value
     _check_numbers(value, variable)
     if np.shape(value) != variable.shape:
-        raise ModelError(
-            f"cannot assign to {variable.path!r}: the shape differs",
-            given=f"shape {np.shape(value)}",
-            expected=f"shape {variable.shape}",
-            fix="reshape the value, or assign to another variable",
-        )
+        summary = f"cannot assign to {variable.path!r}: the shape differs from {variable.shape}"
+        fix = "reshape the value, or assign to another variable"
+        raise ModelError(summary, given=f"shape {np.shape(value)}", fix=fix)
     if jnp.issubdtype(variable.dtype, jnp.integer) and not isinstance(value, jax.Array):
         check_fits(np.asarray(value), repr(variable.path))
     if jnp.issubdtype(variable.dtype, jnp.floating) and not isinstance(value, jax.Array):
@@ -402,12 +396,9 @@ def _finite_as_before(value: np.ndarray, variable: Operators | Row) -> np.ndarra
         cast = value.astype(variable.dtype)
     lost = np.isinf(cast) & np.isfinite(value) if cast.dtype != value.dtype else np.zeros((), bool)
     if lost.any():
-        raise ModelError(
-            f"cannot assign to {variable.path!r}: a value exceeds the range of {variable.dtype}",
-            given=f"{shorten(value[lost].flat[0])} of {value.dtype}",
-            expected=f"values that {variable.dtype} can represent",
-            fix="scale the values, or use a variable of a wider dtype",
-        )
+        summary = f"cannot assign to {variable.path!r}: a value exceeds the range of {variable.dtype}"
+        fix = "scale the values, or use a variable of a wider dtype"
+        raise ModelError(summary, given=f"{shorten(value[lost].flat[0])} of {value.dtype}", fix=fix)
     return cast
 
 
@@ -416,12 +407,8 @@ def _check_numbers(value: Any, variable: Operators | Row) -> None:
     is_number = dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)
     loses_part = _is_complex(dtype) and not _is_complex(variable.dtype)
     if not is_number or loses_part:
-        raise ModelError(
-            f"cannot assign to {variable.path!r}: not numbers of its kind",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected=f"an array that casts to {variable.dtype}",
-            fix="convert it first, for example np.asarray(value).real",
-        )
+        summary = f"cannot assign to {variable.path!r}: the value must cast to {variable.dtype}"
+        raise ModelError(summary, given=with_type(value), fix="convert it first, for example np.asarray(value).real")
 
 
 def _is_complex(dtype: DTypeLike) -> bool:
@@ -470,22 +457,16 @@ def check_initial_value(
 ) -> None:
     """Check what an initializer returned."""
     if jnp.shape(value) != shape:
-        raise ModelError(
-            f"the initializer of {label} gave another shape",
-            given=f"shape {jnp.shape(value)} from {shorten(initializer)}",
-            expected=f"shape {shape}",
-            fix="return an array of the shape that the initializer is called with",
-        )
+        given = f"shape {jnp.shape(value)} from {shorten(initializer)}"
+        fix = "return an array of the shape that the initializer is called with"
+        raise ModelError(f"the initializer of {label} must return an array of shape {shape}", given=given, fix=fix)
 
 
 def check_shape(shape: Any, label: str) -> tuple[int, ...]:
     """Return `shape` as a tuple of positive integers."""
     dims = (shape,) if is_int(shape) else tuple(shape)
     if not all(is_int(size, 1) for size in dims):
-        raise ModelError(
-            f"weight {label} cannot have this shape",
-            given=f"shape {shorten(shape)}",
-            expected="integers of at least 1",
-            fix="give the dims that follow from the input a fixed size: for example Input((28, 28, 1))",
-        )
+        given = f"shape {shorten(shape)}"
+        fix = "give the dims that follow from the input a fixed size: for example Input((28, 28, 1))"
+        raise ModelError(f"the shape of weight {label} must be integers of at least 1", given=given, fix=fix)
     return tuple(int(size) for size in dims)

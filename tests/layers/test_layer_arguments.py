@@ -31,15 +31,19 @@ class TestArguments:
             ),
             (lambda: layers.Dense(3, "rellu"), UnknownNameError, "did you mean 'relu'"),
             (lambda: layers.Dense(3, kernel_initializer="glorot"), UnknownNameError, "unknown initializer 'glorot'"),
-            (lambda: layers.Dense(3, name="a/b"), ModelError, "`name` cannot be the name of a layer"),
+            (lambda: layers.Dense(3, name="a/b"), ModelError, "`name` of a layer must be a string"),
             (
                 lambda: layers.Dense(3, dtype="float33"),
                 ModelError,
                 r"(?s)`dtype` must be a name or numpy dtype.*layer 'dense'",
             ),
-            (lambda: layers.Input(3), ModelError, r"(?s)`shape` is not a sequence of dims.*shape=\(3,\)"),
+            (
+                lambda: layers.Input(3),
+                ModelError,
+                r"(?s)`shape` of Input .* must be a sequence of dims.*shape=\(3,\)",
+            ),
             (lambda: layers.Input(), ModelError, "needs `shape` or `batch_shape`"),
-            (lambda: layers.Input((0,)), ModelError, "`shape` is not a shape"),
+            (lambda: layers.Input((0,)), ModelError, "`shape` of Input .* must be integers from 1"),
         ],
     )
     def test_what_cannot_be_is_refused_at_construction(self, make, error, message):

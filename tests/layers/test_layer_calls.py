@@ -95,7 +95,7 @@ class TestCalls:
         with call_context.entered() as context:
             Sparse()(np.ones((2, 2)))
         assert np.allclose(context.losses, [4.0])
-        with pytest.raises(ModelError, match="add_loss of layer 'sparse' outside of a call"):
+        with pytest.raises(ModelError, match="add_loss of layer 'sparse' must be called inside"):
             Sparse().add_loss(1.0)
 
     def test_the_wrong_rank_names_the_layer(self):
@@ -131,13 +131,19 @@ def test_the_first_parameter_of_call_is_the_layer_whatever_its_name():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: layers.Dense(3)([kd.Input((3,)), kd.Input((3,))]), "(?s)'dense'.*2 input.*1 input.*Concatenate"),
+        (
+            lambda: layers.Dense(3)([kd.Input((3,)), kd.Input((3,))]),
+            "(?s)'dense' must get 1 .*2 input.*Concatenate",
+        ),
         (lambda: layers.Dense(3)(None), "(?s)input of layer 'dense' is not an array.*None of type NoneType"),
-        (lambda: layers.Dense(3)(np.array([["a"]])), "`inputs` of layer 'dense' holds no numbers"),
-        (lambda: kd.Sequential([layers.Dense(1)])(np.array(["a"])), "`inputs` of layer 'sequential' holds no numbers"),
+        (lambda: layers.Dense(3)(np.array([["a"]])), "`inputs` of layer 'dense' must hold numbers"),
+        (
+            lambda: kd.Sequential([layers.Dense(1)])(np.array(["a"])),
+            "`inputs` of layer 'sequential' must hold numbers",
+        ),
         (
             lambda: kd.Sequential([kd.Input((1,)), layers.Dense(1)])(np.array(["a"])),
-            "`inputs` of layer 'sequential' holds no numbers",
+            "`inputs` of layer 'sequential' must hold numbers",
         ),
     ],
 )

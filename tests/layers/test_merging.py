@@ -62,7 +62,7 @@ def test_arrays_of_fewer_dims_are_widened_behind_the_batch_with_their_masks() ->
 @pytest.mark.parametrize(("count", "masks"), [(2, np.ones((2, 3))), (None, [None, None]), (2, [None])])
 def test_masks_are_a_list_of_one_for_each_input(layer, count, masks):
     inputs = [kd.Input((3, 4))] * count if count else kd.Input((3, 4))
-    with pytest.raises(ModelError, match="do not fit its inputs"):
+    with pytest.raises(ModelError, match="must get a list of inputs, and a mask or None for each"):
         layer.compute_mask(inputs, masks)
 
 

@@ -68,11 +68,17 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.GroupQueryAttention(2, 4, 2)(ones(2, 3, 6)[:, 0], ones(2, 3, 6)[:, 0]), ("rank 3", "(2, 6)")),
     (lambda: layers.Attention(score_mode="sum"), ("`score_mode`", "'dot', 'concat'")),
     (lambda: layers.Attention(dropout=-1), ("`dropout`",)),
-    (lambda: layers.Attention()(ones(2, 3, 6)), ("a list of 2 or 3 inputs", "attention([query, value])")),
-    (lambda: layers.AdditiveAttention()([ones(2, 3, 6)]), ("a list of 2 or 3 inputs", "1 of them")),
+    (
+        lambda: layers.Attention()(ones(2, 3, 6)),
+        ("[query, value] or [query, value, key]", "attention([query, value])"),
+    ),
+    (
+        lambda: layers.AdditiveAttention()([ones(2, 3, 6)]),
+        ("[query, value] or [query, value, key]", "1 of them"),
+    ),
     (
         lambda: layers.Attention()([ones(2, 3, 6), ones(2, 3, 6)], mask=ones(2, 3, 6)[..., 0] > 0),
-        ("a list of 2 or 3 masks",),
+        ("the mask", "[query, value] or [query, value, key]"),
     ),
     # convolution
     (lambda: layers.Conv2D(0, 3), ("`filters` of layer 'conv2d'", "filters=0")),
@@ -165,14 +171,20 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.BatchNormalization(axis=[1, 2]), ("`axis`", "an integer")),
     (lambda: layers.BatchNormalization(momentum=1.5), ("`momentum`", "momentum=1.5", "from 0 to 1")),
     (lambda: layers.BatchNormalization(epsilon=-1), ("`epsilon`", "epsilon=-1", "at least 0")),
-    (lambda: layers.BatchNormalization(renorm_clipping={"max": 1}), ("renorm_clipping", "rmin, rmax, dmax")),
+    (
+        lambda: layers.BatchNormalization(renorm_clipping={"max": 1}),
+        ("renorm_clipping", "some of rmin <= rmax and dmax >= 0"),
+    ),
     (lambda: layers.BatchNormalization(renorm_clipping={"rmin": 2, "rmax": 1}), ("rmin <= rmax",)),
     (lambda: layers.BatchNormalization(renorm_clipping={"dmax": -1}), ("dmax >= 0",)),
     (lambda: layers.LayerNormalization(axis=1.5), ("`axis`", "axis=1.5")),
     (lambda: layers.LayerNormalization(axis=[1, 1]), ("`axis`", "different")),
     (lambda: layers.RMSNormalization(axis=[]), ("`axis`", "axis=[]")),
     (lambda: layers.GroupNormalization(groups=0), ("`groups`", "groups=0", "at least 1")),
-    (lambda: layers.GroupNormalization(groups=4)(ones(2, 4, 6)), ("groups=4", "6 channels", "a divisor of 6")),
+    (
+        lambda: layers.GroupNormalization(groups=4)(ones(2, 4, 6)),
+        ("groups=4", "6 channels", "must divide"),
+    ),
     (lambda: layers.GroupNormalization(groups=2, axis=0)(ones(2, 4, 6)), ("`axis`", "axis=0", "the batch")),
     (lambda: layers.UnitNormalization(axis=None), ("`axis`", "axis=None")),
     (lambda: layers.UnitNormalization(axis=3)(ones(2, 4, 6)), ("`axis`", "(2, 4, 6)", "from -3 to 2")),
@@ -213,7 +225,10 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.RNN([]), ("`cells`", "cells=[]")),
     (lambda: layers.StackedRNNCells([layers.Dense(3)]), ("state_size",)),
     (lambda: layers.LSTM(4)(ones(2, 3)), ("rank 3", "(2, 3)")),
-    (lambda: layers.LSTM(4)(ones(2, 3, 2), initial_state=[ones(2, 4)]), ("`initial_state`", "2 of sizes [4, 4]")),
+    (
+        lambda: layers.LSTM(4)(ones(2, 3, 2), initial_state=[ones(2, 4)]),
+        ("`initial_state`", "2 states of sizes"),
+    ),
     (lambda: layers.Bidirectional(layers.Dense(3)), ("`layer`", "go_backwards")),
     (lambda: layers.Bidirectional(layers.LSTM(3), merge_mode="max"), ("`merge_mode`", "'max'", "'concat'")),
     (lambda: layers.Bidirectional(layers.LSTM(3), weights=[1]), ("`weights`", "set_weights")),
@@ -227,7 +242,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
         ),
         ("return_sequences=True",),
     ),
-    (lambda: layers.TimeDistributed(jnp.tanh), ("'time_distributed' is not a layer", "an object of a class")),
+    (lambda: layers.TimeDistributed(jnp.tanh), ("'time_distributed' must be a layer", "an object of a class")),
     (lambda: layers.TimeDistributed(layers.Dense(3))(ones(2, 3)), ("rank 3 at least",)),
     (lambda: layers.TimeDistributed(layers.Dense(3))(ones(2, 3, 4), mask=jnp.ones((2, 4), bool)), ("(2, 4)", "(2, 3)")),
     # rescaling
@@ -262,7 +277,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.Reshape((-2, 3)), ("`target_shape`",)),
     (lambda: layers.Reshape((2.0, 3)), ("`target_shape`",)),
     (lambda: layers.Reshape((5,))(ones(2, 3, 4)), ("(5,)", "(2, 3, 4)", "12")),
-    (lambda: layers.Reshape((5, -1))(ones(2, 3, 4)), ("(5, -1)", "divides")),
+    (lambda: layers.Reshape((5, -1))(ones(2, 3, 4)), ("(5, -1)", "a divisor of 12")),
     (lambda: layers.Reshape((0, -1))(ones(2, 3, 4)), ("(0, -1)",)),
     (lambda: layers.Permute((0, 1)), ("`dims`", "(0, 1)")),
     (lambda: layers.Permute((1, 1)), ("`dims`",)),
@@ -271,7 +286,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.RepeatVector(0), ("`n`",)),
     (lambda: layers.RepeatVector(2)(ones(2, 3, 4)), ("rank 2",)),
     # spectral_normalization
-    (lambda: layers.SpectralNormalization(5), ("5 of type int", "is not a layer")),
+    (lambda: layers.SpectralNormalization(5), ("5 of type int", "must be a layer")),
     (lambda: layers.SpectralNormalization(layers.Dropout(0.1))(ones(4, 6)), ("no kernel", "Dropout")),
     (lambda: layers.SpectralNormalization(layers.Dense(5), 0), ("`power_iterations`",)),
 ]

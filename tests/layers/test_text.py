@@ -231,5 +231,5 @@ def test_bins_of_data_with_one_number():
 def test_symbolic_outputs_of_host_layers_are_told():
     spec = layers.IntegerLookup(vocabulary=[1, 2], output_mode="one_hot").compute_output_spec(kd.Input((3, 4)))
     assert (spec.shape, spec.dtype) == ((None, 3, 4, 3), "float32")
-    with pytest.raises(kd.errors.DataError, match="no features that it can cross"):
+    with pytest.raises(kd.errors.DataError, match="must get two or more features of text or integers"):
         layers.HashedCrossing(num_bins=3)(np.array(1))

@@ -105,7 +105,7 @@ class TestVariable:
         variable = kd.Variable(np.ones(2), name="v")
         with pytest.raises(ModelError, match="cannot assign to 'v': the shape differs"):
             variable.assign(1.0)
-        with pytest.raises(ModelError, match="the initializer of 'v' gave another shape"):
+        with pytest.raises(ModelError, match="the initializer of 'v' must return an array of shape"):
             kd.Variable(np.ones(2), (3,), name="v")
         with pytest.raises(ModelError, match="cannot set `value` of 'v'"):
             variable.value = np.ones(2)

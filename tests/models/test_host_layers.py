@@ -140,7 +140,7 @@ def test_what_cannot_be():
     text = kd.Input((1,), dtype="string")
     with pytest.raises(ModelError, match="cannot follow a layer that runs on devices"):
         layers.IntegerLookup(vocabulary=[1])(layers.Dense(2)(kd.Input((2,))))
-    with pytest.raises(ModelError, match="gets text, and runs on devices"):
+    with pytest.raises(ModelError, match="must get numbers: it runs on devices"):
         layers.Dense(2)(text)
     with pytest.raises(ModelError, match="cannot be a layer"):
         with_text()(text)

@@ -101,7 +101,7 @@ class TestAssign:
     def test_another_shape_is_refused(self, by_path):
         with pytest.raises(kd.errors.ModelError, match="cannot assign to 'd1/kernel'") as caught:
             by_path["d1/kernel"].assign(np.ones((16, 8)))
-        assert caught.value.given == "shape (16, 8)" and caught.value.expected == "shape (8, 16)"
+        assert caught.value.given == "shape (16, 8)" and "differs from (8, 16)" in caught.value.summary
 
     def test_it_compiles_no_step_again(self, model, by_path, compiled_names):
         model.train_on_batch(X, Y)

@@ -122,7 +122,7 @@ def test_no_gradient_goes_through():
         (lambda: ops.convert_to_tensor([1], ragged=True), "ragged"),
         (lambda: ops.scan(summed, jnp.ones(2), jnp.ones((3, 2)), unroll=0), "unroll"),
         (lambda: ops.scatter_update(np.ones(3), [[0]], [1.0], reduction="mean"), "reduction"),
-        (lambda: ops.unstack(kd.Input((3,))), "as many outputs as a dim of unknown size"),
+        (lambda: ops.unstack(kd.Input((3,))), "must not depend on a dim of unknown size"),
         (lambda: ops.rearrange(np.ones((2, 3)), "a b -> a c"), "pattern"),
         (lambda: ops.rearrange(np.ones((2, 3)), "(a b) c -> a b c"), "pattern"),
         (lambda: ops.rearrange(np.ones((2, 3)), "(a b) c -> a b c", a=4), "pattern"),

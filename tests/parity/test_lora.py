@@ -171,7 +171,7 @@ def test_errors_name_the_way_out():
         kd.layers.Dense(2).enable_lora(2)
     layer = kd.layers.Dense(2, kernel_constraint="max_norm")
     layer(rows((3,)).astype("float32"))
-    with pytest.raises(ModelError, match="has a constraint"):
+    with pytest.raises(ModelError, match="must not have a constraint"):
         layer.enable_lora(2)
     model = kd.Sequential([kd.Input((6,)), kd.layers.Dense(4)])
     with pytest.raises(ModelError, match="`rank`"):
