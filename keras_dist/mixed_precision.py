@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 
