@@ -86,7 +86,7 @@ def test_configs_and_mistakes():
         layers.JaxLayer(call)
     with pytest.raises(ModelError, match="another structure"):
         layers.JaxLayer(lambda state, inputs: (inputs, {}), state={"count": 0.0})(X)
-    with pytest.raises(ModelError, match="not a module of Linen"):
+    with pytest.raises(ModelError, match="must be a module of Linen"):
         layers.FlaxLayer(layers.Dense(2))
 
 
