@@ -85,7 +85,7 @@ class Operators:
 
     @property
     def is_traced(self) -> bool:
-        """Whether JAX has made the object in a trace, of one with an array."""
+        """Whether the value is a tracer, as in the copy of the object that JAX makes in a trace."""
         raise NotImplementedError
 
     def peek(self) -> Any:

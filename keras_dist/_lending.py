@@ -147,7 +147,7 @@ class Lendable(Operators, nnx.Variable):
 
     @property
     def is_traced(self) -> bool:
-        """Whether JAX has made the variable in a trace, of one with an array."""
+        """Whether the value is a tracer, as in the copy of the variable that JAX makes in a trace."""
         return _jax.is_traced(_jax.raw_value.__get__(self))
 
     def _slot(self, name: str, default: Any) -> Any:

@@ -110,8 +110,7 @@ class OptimizerVariables:
         self.know_variables(dict(zip(keys_of(trained), trained, strict=True)))
         with without_scope(), jax.ensure_compile_time_eval():  # a traced function makes them in its first step
             state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
-            create = lambda path, array: Variable.holding(jnp.array(array), path)  # noqa: E731
-            self._own_state = self.in_variables(state, create)
+            self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
 
     def in_variables(self, state: PyTree, create: Callable[[str, Any], Variable]) -> PyTree:
         """Return a state with a variable in the place of each leaf.
