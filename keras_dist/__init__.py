@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from keras_dist import _environment, _missing_names
+from keras_dist._support import backend_environment, missing_names
 
 if TYPE_CHECKING:
     from keras_dist import activations as activations
@@ -90,12 +90,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # XLA reads the size of its thread pool when the first device is touched, so it must be right before that
-_environment.size_thread_pool(_environment.fake_device_count())
+backend_environment.size_thread_pool(backend_environment.fake_device_count())
 
 # what works on models stands above `saving`, which has these names of Keras
-_missing_names.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
+missing_names.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
 _OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
-_missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
+missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 
 _PACKAGES = (
     "activations",
@@ -196,7 +196,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(_imported(_PACKAGE_OF[name]), name)
         globals()[name] = value
         return value
-    return _missing_names.missing_from(__name__)(name)
+    return missing_names.missing_from(__name__)(name)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._types import ArrayLike
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
 from keras_dist.saving.serialization import serialize_keras_object

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error
-from keras_dist._missing_names import missing_from
-from keras_dist._stateless_scope import named
-from keras_dist._types import DTypeLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.missing_names import missing_from
+from keras_dist._support.stateless_scope import named
+from keras_dist._support.types import DTypeLike
 from keras_dist.config.settings import backend, epsilon, image_data_format, set_epsilon, set_image_data_format
 from keras_dist.distribution.devices import find_device
 from keras_dist.layers import Layer

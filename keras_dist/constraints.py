@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._types import ArrayLike
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.mixed_precision import DTypePolicy, get
 from keras_dist.saving import serialize_keras_object
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error, check_kind, check_option
-from keras_dist._missing_names import missing_from
-from keras_dist._patterns import pattern
+from keras_dist._support.arguments import argument_error, check_kind, check_option
+from keras_dist._support.missing_names import missing_from
+from keras_dist._support.safe_patterns import pattern
 from keras_dist.errors import ArgumentTypeError, ModelError
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis

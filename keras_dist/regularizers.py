@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_number, check_option
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_number, check_option
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
 from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array

@@ -6,10 +6,10 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from keras_dist._arguments import check_callable
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import check_callable
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 
 __all__ = [

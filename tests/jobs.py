@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 import keras_dist as kd
 from keras_dist import data
-from keras_dist.distribution import job
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import DataError
 
 CONTIGUOUS = {count: [device * count // 8 for device in range(8)] for count in (1, 2, 4, 8)}

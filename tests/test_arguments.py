@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from keras_dist import _arguments as arguments
+from keras_dist._support import arguments
 from keras_dist.errors import DataError, ModelError
 
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_dist
-from keras_dist import _extras
+from keras_dist._support import extras
 from tests import forks
 from tests.processes import environment
 
@@ -94,12 +94,12 @@ def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
 
 
 def test_errors_name_the_packages_of_an_extra_and_no_index_is_asked_for_keras_dist():
-    extras = {
+    packages_of = {
         name: " ".join(sorted(str(Requirement(each)).partition(">")[0] for each in needed))
         for name, needed in PROJECT["optional-dependencies"].items()
         if name not in ("bench", "test", "dev")
     }
-    assert {name: packages.replace("'", "") for name, packages in _extras.PACKAGES.items()} == extras
+    assert {name: packages.replace("'", "") for name, packages in extras.PACKAGES.items()} == packages_of
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("keras_dist/**/*.py"), *ROOT.glob("notebooks/*")]
     assert not [
         str(file) for file in texts if "pip install 'keras_dist" in file.read_text() and "CHANGE" not in file.name

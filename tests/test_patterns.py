@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist import _patterns
-from keras_dist._patterns import Pattern
+from keras_dist._support import safe_patterns
+from keras_dist._support.safe_patterns import Pattern
 from keras_dist.errors import LayoutError, RuleTimeoutError
 
 ENDLESS = [("(a|a)*b", "a" * 60 + "cb"), ("(a|aa)+", "a" * 60 + "c"), ("(a|b|ab)*c", "ab" * 40 + "ca")]
@@ -29,7 +29,7 @@ def rules_with(rule):
 
 @pytest.mark.parametrize(("rule", "text"), ENDLESS)
 def test_a_rule_that_does_not_end_is_an_error_that_names_it(monkeypatch, rule, text):
-    monkeypatch.setattr(_patterns, "LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr(safe_patterns, "LIMIT_SECONDS", 0.05)
     with pytest.raises(RuleTimeoutError, match="takes too long to match") as caught:
         kd.ModelParallel(rules_with(rule)).plan({text: np.ones((8,))})
     assert repr(rule) in str(caught.value) and text in str(caught.value)

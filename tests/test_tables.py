@@ -14,8 +14,9 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist import _tables, layers, planner
-from keras_dist._tables import Table, available_width, render
+from keras_dist import layers, planner
+from keras_dist._support import text_tables
+from keras_dist._support.text_tables import Table, available_width, render
 from keras_dist.cli import arguments
 from keras_dist.cli.local_process import LocalProcess, Printer
 from keras_dist.distribution.device_report import report_devices
@@ -196,7 +197,7 @@ def test_nothing_of_a_wrapped_cell_is_lost():
     names = ["a" * 70, "x/y_z" * 20, "漢字" * 30, "[red]kept[/red]", "two\nlines", "  indented/" + "path/" * 20]
     table = Table("", ("name", "more"), rows=[(name, "m" * 30) for name in names])
     text = render(table, line_length=50)
-    assert max(map(_tables._length, text.splitlines())) <= 50
+    assert max(map(text_tables._length, text.splitlines())) <= 50
     for name in names:
         assert re.sub(r"\s", "", name) in paths_of(text)
     assert all(line.startswith("  ") for line in text.splitlines() if "path/" in line)

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16, vgg19, xception
 from keras_dist.applications.efficientnet import EfficientNetB0
 from keras_dist.applications.mobilenet_v2 import MobileNetV2

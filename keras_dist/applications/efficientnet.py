@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from keras_dist import initializers, layers
-from keras_dist._types import ArrayLike, Shape
+from keras_dist._support.types import ArrayLike, Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, padding_before
 from keras_dist.models import Model

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_int, check_option
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, shorten
 

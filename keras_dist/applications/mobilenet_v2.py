@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._arguments import check_number
-from keras_dist._types import Shape
+from keras_dist._support.arguments import check_number
+from keras_dist._support.types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments, channels_of, divisible, padding_before
 from keras_dist.applications.network import preprocess_tf as preprocess_input

@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._arguments import check_option, is_int
-from keras_dist._types import ArrayLike, Shape
+from keras_dist._support.arguments import check_option, is_int
+from keras_dist._support.types import ArrayLike, Shape
 from keras_dist.applications import imagenet_utils
 from keras_dist.config.settings import image_data_format
 from keras_dist.errors import ModelError, shorten

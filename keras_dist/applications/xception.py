@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._types import Shape
+from keras_dist._support.types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
 from keras_dist.applications.network import Arguments
 from keras_dist.applications.network import preprocess_tf as preprocess_input

@@ -26,7 +26,7 @@ from keras_dist import (
     optimizers,
     regularizers,
 )
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.callbacks import Callback
 from keras_dist.config import Component, RunConfig
 from keras_dist.errors import ConfigError, KerasDistError, did_you_mean, shorten, unknown_name_error, with_type

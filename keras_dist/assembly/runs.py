@@ -10,8 +10,9 @@ from keras_dist.assembly.components import Examples, callback_of, check_run, com
 from keras_dist.assembly.placing import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
-from keras_dist.distribution import CommunicationOptions, initialize, job
-from keras_dist.distribution.joining import has_job_to_join
+from keras_dist.distribution import CommunicationOptions, initialize
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.joining import has_job_to_join
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ConfigError
 from keras_dist.models import Model

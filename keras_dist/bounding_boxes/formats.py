@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_option, shapes
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import check_option, shapes
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError, shorten
 
 _Halves: TypeAlias = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import ArrayLike
 from keras_dist.bounding_boxes.formats import areas, convert_format, image_size
 from keras_dist.config.settings import epsilon
 

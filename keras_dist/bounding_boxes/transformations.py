@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_option
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_option
+from keras_dist._support.types import ArrayLike
 from keras_dist.bounding_boxes.formats import areas, as_boxes, check_has_size, of_edges
 
 

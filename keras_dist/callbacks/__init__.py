@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_dist.callbacks.callback import Callback as Callback
 from keras_dist.callbacks.callback_list import CallbackList as CallbackList

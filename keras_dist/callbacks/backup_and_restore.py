@@ -6,13 +6,13 @@ import os
 import signal
 import warnings
 
-from keras_dist._arguments import check_path
+from keras_dist._support.arguments import check_path
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
 from keras_dist.checkpoint.manager import check_number_kept
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.job import print_message
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_path
+from keras_dist._support.arguments import argument_error, check_path
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from keras_dist._arguments import check_int, check_number, check_optional
+from keras_dist._support.arguments import check_int, check_number, check_optional
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.monitor_callback import MonitorCallback
-from keras_dist.distribution.job import print_message
+from keras_dist.distribution.jobs.job import print_message
 
 
 class EarlyStopping(MonitorCallback):

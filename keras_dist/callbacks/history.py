@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from keras_dist import _html
-from keras_dist._arguments import is_number
+from keras_dist._support import html_tables
+from keras_dist._support.arguments import is_number
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import shorten
 from keras_dist.training.throughput import Timing
@@ -59,8 +59,8 @@ class History(Callback):
         columns = [_by_epoch(values, count) for values in self.history.values()]
         lines = [(epoch + 1, *texts) for epoch, *texts in zip(epochs, *columns, strict=True)]
         headers = ("epoch", *self.history)
-        heading = _html.paragraph(f"History of {count} epochs")
-        return _html.fragment(heading, _html.table(headers, lines, numbers=headers))
+        heading = html_tables.paragraph(f"History of {count} epochs")
+        return html_tables.fragment(heading, html_tables.table(headers, lines, numbers=headers))
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.

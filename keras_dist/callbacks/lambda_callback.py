@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keras_dist._arguments import argument_error
+from keras_dist._support.arguments import argument_error
 from keras_dist.callbacks.callback import Callback
 from keras_dist.errors import ModelError, shorten, unknown_name_error
 

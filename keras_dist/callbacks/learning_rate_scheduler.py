@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
 from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
-from keras_dist.distribution.job import print_message
+from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import ModelError, shorten, with_type
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_number
+from keras_dist._support.arguments import check_number
 from keras_dist.callbacks.callback import Logs, Mode
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
-from keras_dist.distribution.job import print_message
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.job import print_message
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import writing_to

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_dist import ops
-from keras_dist._arguments import check_number
+from keras_dist._support.arguments import check_number
 from keras_dist.callbacks.callback import Callback, Logs
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.metrics import Metric

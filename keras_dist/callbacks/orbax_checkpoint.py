@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from keras_dist._arguments import check_path
+from keras_dist._support.arguments import check_path
 from keras_dist.callbacks.callback import Logs
 from keras_dist.callbacks.model_checkpoint import ModelCheckpoint
 from keras_dist.callbacks.save_frequency import SaveFrequency

@@ -13,9 +13,16 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from keras_dist._arguments import argument_error, check_exclusive, check_int, check_number, check_option, check_optional
+from keras_dist._support.arguments import (
+    argument_error,
+    check_exclusive,
+    check_int,
+    check_number,
+    check_option,
+    check_optional,
+)
 from keras_dist.config.settings import is_interactive_logging_enabled
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
 
 _LOGGER = logging.getLogger("keras_dist")
 _MOST_UNREAD = 64

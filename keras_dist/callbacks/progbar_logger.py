@@ -6,7 +6,7 @@ from typing import Any, TextIO
 
 from keras_dist.callbacks.callback import Callback, Logs, Mode
 from keras_dist.callbacks.progbar import Drawing, console_of
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
 
 _BAR_WIDTH = 20
 _SECONDS_BETWEEN_UPDATES = 0.1

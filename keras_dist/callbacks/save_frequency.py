@@ -6,8 +6,8 @@ import contextlib
 import datetime
 import time
 
-from keras_dist._arguments import argument_error, check_int
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist._support.arguments import argument_error, check_int
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 
 SaveFrequency = int | str | datetime.timedelta
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from keras_dist.callbacks.callback import Callback, Logs
-from keras_dist.distribution.job import print_message
+from keras_dist.distribution.jobs.job import print_message
 from keras_dist.training.state_cell import StateCell
 
 

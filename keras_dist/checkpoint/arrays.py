@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from keras_dist import _jax
+from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import place_copy
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, cause
 from keras_dist.saving.buckets import absolute, refreshed
 
@@ -153,7 +153,7 @@ def _raw(value: jax.Array | np.ndarray, is_copied: bool, job: Rendezvous) -> jax
     """Return what is written for an array: of PRNG keys their data."""
     if not _is_on_device(value):
         return np.array(value)
-    value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+    value = jax.random.key_data(value) if is_key_dtype(value.dtype) else value
     if value.is_fully_addressable and job.processes > 1:  # on devices of this process alone
         return np.array(value)
     return place_copy(value, value.sharding) if is_copied else value
@@ -172,7 +172,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _raw_like(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Return the shape that is read for an array: of PRNG keys that of their data."""
-    if not _jax.is_key_dtype(like.dtype):
+    if not is_key_dtype(like.dtype):
         return like
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=like.sharding)
@@ -189,6 +189,6 @@ def _as_wanted(raw: Any, like: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
         plain = _raw_like(like)
         none = np.zeros(plain.shape, plain.dtype)
         raw = none if like.sharding is None else place_copy(jnp.asarray(none), like.sharding)
-    if _jax.is_key_dtype(like.dtype):
-        return jax.random.wrap_key_data(raw, impl=_jax.key_impl(like.dtype))
+    if is_key_dtype(like.dtype):
+        return jax.random.wrap_key_data(raw, impl=key_impl(like.dtype))
     return raw

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist import _jax
-from keras_dist._arguments import check_axis_sizes, check_path
+from keras_dist._support.arguments import check_axis_sizes, check_path
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import DOCUMENT as BASES
 from keras_dist.checkpoint.base import FINGERPRINTS, bases_from_json, has_arrays
@@ -355,7 +356,7 @@ def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | N
         raise ValueError(f"{shorten(noted)} is no shape and type of {_text(name)!r}")
     shape = tuple(noted["shape"])
     if row is None:
-        nbytes = math.prod(shape) * _jax.itemsize(_jax.dtype_named(noted["dtype"]))
+        nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(noted["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)
     axes = tuple(_axis(axis) for _, axis in zip(shape, row["axes"], strict=True))
     rule = None if row["rule"] is None else _text(row["rule"])

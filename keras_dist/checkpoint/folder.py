@@ -11,7 +11,7 @@ import warnings
 from typing import Any, cast
 
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
 from keras_dist.saving.buckets import in_bucket, refreshed
 from keras_dist.saving.drafts import draft_path, left_drafts, new_draft, place_of, remove_left

@@ -13,14 +13,19 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._arguments import check_flag, check_int, check_kind, check_path
+from keras_dist._support.arguments import (
+    check_flag,
+    check_int,
+    check_kind,
+    check_path,
+)
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bases_needed, states_in
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
 from keras_dist.saving.drafts import place_of, writing_to

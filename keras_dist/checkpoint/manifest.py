@@ -18,7 +18,7 @@ from typing import Any
 
 import google_crc32c
 
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.buckets import files_below, in_bucket, refreshed, size_of
 from keras_dist.saving.regular_files import open_regular, read_regular

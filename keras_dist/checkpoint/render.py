@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from keras_dist._tables import Table, render
+from keras_dist._support.text_tables import Table, render
 from keras_dist.checkpoint.snapshot import KINDS
 from keras_dist.distribution.render import render_bytes
 

@@ -18,8 +18,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._arguments import check_flag, check_int, check_kind, check_path, is_int
+from keras_dist._support.arguments import (
+    check_flag,
+    check_int,
+    check_kind,
+    check_path,
+    is_int,
+)
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint.arrays import FOLDER as ARRAYS
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.checkpoint.base import DOCUMENT as BASES
@@ -27,8 +34,8 @@ from keras_dist.checkpoint.base import FINGERPRINTS, NAME, Bases, bases_from_jso
 from keras_dist.checkpoint.folder import draft_at, is_being_written, present
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, listed_in
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, cause, shorten
 from keras_dist.saving.buckets import absolute, folder_path, refreshed, resolved
 from keras_dist.saving.drafts import place_of, writing_to
@@ -310,7 +317,7 @@ class Stored:
         """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
         check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
-            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), _jax.dtype_named(noted["dtype"]))
+            name: jax.ShapeDtypeStruct(tuple(noted["shape"]), dtype_named(noted["dtype"]))
             for name, noted in self.record["arrays"].items()
             if name.startswith(prefix)
         }
@@ -402,7 +409,7 @@ def is_array(noted: Any) -> bool:
     ):
         return False
     try:
-        itemsize = _jax.itemsize(_jax.dtype_named(noted["dtype"])) if isinstance(noted.get("dtype"), str) else 0
+        itemsize = jax_internals.itemsize(dtype_named(noted["dtype"])) if isinstance(noted.get("dtype"), str) else 0
     except (TypeError, ValueError, StopIteration):
         return False
     # numpy counts a dim of 0 as 1

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keras_dist import _environment
+from keras_dist._support import backend_environment
 from keras_dist.cli.nodes import Place
 from keras_dist.cli.process_tree import run_guarded
 from keras_dist.cli.supervision import Job, Supervisor
@@ -84,6 +84,6 @@ def launch(
         join_timeout_s=join_timeout or (_JOIN_S if place.nodes == 1 else _JOIN_NODES_S),
     )
     if job.devices is not None:
-        _environment.forget_fake_device_count()
+        backend_environment.forget_fake_device_count()
     supervisor = Supervisor(job, max_restarts=max_restarts, grace_s=grace, report=report)
     return run_guarded(supervisor.run, supervisor.on_signal)

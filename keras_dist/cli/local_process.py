@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, TextIO
 
-from keras_dist._process_notes import NOTES_VARIABLE, ProcessNotes
-from keras_dist._tables import available_width
+from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist._support.text_tables import available_width
 from keras_dist.cli import process_tree
 
 _COLOURS = ("36", "33", "32", "35", "34", "31")

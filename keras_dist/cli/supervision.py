@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from keras_dist._process_notes import ProcessNotes
+from keras_dist._support.process_notes import ProcessNotes
 from keras_dist.cli import process_tree
 from keras_dist.cli.local_process import LocalProcess, Printer
 from keras_dist.cli.nodes import Place

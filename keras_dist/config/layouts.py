@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from keras_dist._patterns import pattern
+from keras_dist._support.safe_patterns import pattern
 from keras_dist.config import mesh_shape
 from keras_dist.config.problems import Loc, Problem, Table, as_table, as_tuple, refuse, show
 from keras_dist.errors import MeshError, did_you_mean, nearest

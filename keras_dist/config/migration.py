@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from keras_dist._patterns import Patterns, pattern
+from keras_dist._support.safe_patterns import Patterns, pattern
 from keras_dist.config.layout_maps import Axes, read_layout_map, rules_of
 from keras_dist.errors import ConfigError, did_you_mean, shorten, type_name
 

@@ -9,7 +9,12 @@ import dataclasses
 import warnings
 from typing import Any, NoReturn
 
-from keras_dist._arguments import check_int, check_number, check_option, check_optional
+from keras_dist._support.arguments import (
+    check_int,
+    check_number,
+    check_option,
+    check_optional,
+)
 from keras_dist.errors import ModelError
 
 _DATA_FORMATS = ("channels_last", "channels_first")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batched import BatchedDataset, split_dataset, timeseries_dataset_from_array
@@ -19,7 +19,7 @@ from keras_dist.data.py_dataset import PyDataset
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import StreamSource
-from keras_dist.distribution.process_rows import (
+from keras_dist.distribution.jobs.process_rows import (
     ReplicaGroup,
     check_process_rows,
     process_rows,

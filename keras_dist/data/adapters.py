@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import unpack
 from keras_dist.data.batch_keys import BatchKeys

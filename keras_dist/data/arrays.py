@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from keras_dist._integer_checks import check_fits
-from keras_dist._types import PyTree
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import Arrays, SparseRows, all_as_arrays, common_length, named_leaves
 from keras_dist.data.source import RowSource

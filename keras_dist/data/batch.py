@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterator
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import Arrays, describe
-from keras_dist.distribution.process_rows import BatchSlice
+from keras_dist.distribution.jobs.process_rows import BatchSlice
 from keras_dist.errors import DataError, shorten
 
 

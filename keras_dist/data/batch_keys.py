@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import jax
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTree
 from keras_dist.errors import DataError, unknown_name_error
 
 _PARTS = ("x", "y", "sample_weight")

@@ -10,8 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_int, check_option, is_int
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import (
+    argument_error,
+    check_int,
+    check_option,
+    is_int,
+)
+from keras_dist._support.types import PyTree
 from keras_dist.data.source import order_of, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
 from keras_dist.errors import DataError, shorten

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_exclusive
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error, check_exclusive
+from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import dense
 from keras_dist.errors import DataError
 

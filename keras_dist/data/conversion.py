@@ -9,11 +9,11 @@ from typing import Any, TypeAlias, cast
 import jax
 import numpy as np
 
-from keras_dist import _paths
-from keras_dist._arguments import check_int
-from keras_dist._array_operators import native
-from keras_dist._integer_checks import check_fits
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import check_int
+from keras_dist._support.array_operators import native
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.types import PyTree
 from keras_dist.errors import DataError, shorten, with_type
 
 Arrays: TypeAlias = tuple[PyTree, PyTree, PyTree]
@@ -61,7 +61,7 @@ def with_lists_as_arrays(value: PyTree) -> PyTree:
 
 def leaf_name(argument: str, path: tuple[PyTree, ...]) -> str:
     """Return the name of a leaf of the pytree `argument`, as errors show it."""
-    parts = _paths.parts_of(path)
+    parts = tree_paths.parts_of(path)
     return argument + "".join(f"[{part!r}]" for part in parts)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._arguments import is_int
+from keras_dist._support.arguments import is_int
 from keras_dist.errors import DataError, shorten
 
 

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_number, check_option, check_sizes
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import (
+    argument_error,
+    check_number,
+    check_option,
+    check_sizes,
+)
+from keras_dist._support.types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.data.batched import BatchedDataset
 from keras_dist.data.image_files import INTERPOLATIONS, read_image
-from keras_dist.distribution.job import print_message
+from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import DataError, DataFileMissingError, cause, shorten, unreadable
 from keras_dist.saving.regular_files import read_regular
 

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _paths
-from keras_dist._types import PyTree
-from keras_dist.distribution import TensorLayout, job
-from keras_dist.distribution.process_rows import BatchSlice, process_rows, wrong_rows
+from keras_dist._support import tree_paths
+from keras_dist._support.types import PyTree
+from keras_dist.distribution import TensorLayout
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.process_rows import BatchSlice, process_rows, wrong_rows
 from keras_dist.errors import DataError, with_type
 
 
@@ -36,7 +37,7 @@ def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: boo
     Source: `jax.make_array_from_process_local_data`.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(arrays)
-    names = ["batch" + "".join(f"[{part!r}]" for part in _paths.parts_of(path)) for path, _ in paths]
+    names = ["batch" + "".join(f"[{part!r}]" for part in tree_paths.parts_of(path)) for path, _ in paths]
     leaves = [_checked(leaf, name) for (_, leaf), name in zip(paths, names, strict=True)]
     shardings = [
         _sharding(layout, leaf, name)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import check_option, check_sizes
-from keras_dist._extras import import_extra
+from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.extras import import_extra
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, cause, shorten, unreadable
 from keras_dist.saving.drafts import writing_to

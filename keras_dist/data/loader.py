@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from keras_dist._arguments import check_int
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import check_int
+from keras_dist._support.types import PyTree
 from keras_dist.data.adapters import source_of
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Batching, Streaming

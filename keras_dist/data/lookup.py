@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch, stacked, unpack
 from keras_dist.data.conversion import Arrays, as_arrays, dense, describe, is_plain, noting, to_host
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
-from keras_dist.distribution.process_rows import HostSlice
+from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1

@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from keras_dist._arguments import LARGEST_SIZE, argument_error, check_int, check_kind, check_option, shapes
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import (
+    LARGEST_SIZE,
+    argument_error,
+    check_int,
+    check_kind,
+    check_option,
+    shapes,
+)
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
 from keras_dist.errors import DataError, shorten

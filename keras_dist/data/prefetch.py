@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from keras_dist._arguments import check_int
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_int
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.conversion import SparseRows, as_array, dense
 from keras_dist.data.global_arrays import global_batch
 from keras_dist.distribution.layout import TensorLayout

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_option
-from keras_dist._integer_checks import check_indices
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._support.arguments import argument_error, check_option
+from keras_dist._support.integer_checks import check_indices
+from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.errors import DataError
 
 

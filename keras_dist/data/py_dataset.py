@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 
 
 class PyDataset:

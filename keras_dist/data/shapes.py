@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import Arrays, all_as_arrays, common_length, with_lists_as_arrays

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.conversion import check_batch_size
-from keras_dist.distribution import job
-from keras_dist.distribution.process_rows import (
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.process_rows import (
     BatchLayout,
     ProcessOf,
     ReplicaGroup,

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch
 from keras_dist.data.batch_keys import BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
-from keras_dist.distribution.process_rows import BatchSlice, HostSlice
+from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice
 from keras_dist.errors import DataError
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch, unpack
 from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import (
@@ -29,8 +29,8 @@ from keras_dist.data.conversion import (
     noting,
 )
 from keras_dist.data.source import DataSource, order_of, register_source
-from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.process_rows import HostSlice
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _END: Any = object()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 
 if TYPE_CHECKING:
     from keras_dist.datasets import digits, mnist

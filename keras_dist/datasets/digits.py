@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from keras_dist._extras import import_extra
+from keras_dist._support.extras import import_extra
 from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root, tfds
 
 _ROWS = {"train": range(1437), "test": range(1437, 1797)}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_dist._extras import import_extra
+from keras_dist._support.extras import import_extra
 from keras_dist.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 
-from keras_dist._arguments import check_option
+from keras_dist._support.arguments import check_option
 from keras_dist.errors import DataError
 
 _CHUNK_BYTES = 2**20

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from keras_dist._extras import import_extra
+from keras_dist._support.extras import import_extra
 from keras_dist.datasets.local import Arrays, Folder, LocalBuilder, read, resolve_root, tfds
 from keras_dist.errors import DataError
 

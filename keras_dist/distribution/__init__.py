@@ -1,12 +1,18 @@
 """Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist.distribution.communication import CommunicationOptions
+from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
-from keras_dist.distribution.job import Cluster, cluster, is_chief, process_count, process_index
-from keras_dist.distribution.joining import initialize
+from keras_dist.distribution.jobs.communication import CommunicationOptions
+from keras_dist.distribution.jobs.job import (
+    Cluster,
+    cluster,
+    is_chief,
+    process_count,
+    process_index,
+)
+from keras_dist.distribution.jobs.joining import initialize
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from jax.experimental import mesh_utils
 
-from keras_dist._types import Device
-from keras_dist.distribution import job
+from keras_dist._support.types import Device
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import LayoutWarning
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from keras_dist._arguments import check_exclusive
-from keras_dist._types import Device
+from keras_dist._support.arguments import check_exclusive
+from keras_dist._support.types import Device
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.strategy import Distribution, register_strategy

@@ -6,8 +6,8 @@ import dataclasses
 import os
 from typing import Any
 
-from keras_dist._arguments import check_int
-from keras_dist._tables import Table, render
+from keras_dist._support.arguments import check_int
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.devices import find_device, list_devices
 from keras_dist.errors import DeviceError
 

@@ -8,9 +8,10 @@ from typing import Any
 # JAX's own types are unknown in part
 import jax
 
-from keras_dist import _environment, _jax
-from keras_dist._arguments import check_int
-from keras_dist._types import Device
+from keras_dist._support import backend_environment
+from keras_dist._support.arguments import check_int
+from keras_dist._support.types import Device
+from keras_dist._unstable import jax_runtime
 from keras_dist.errors import DeviceError
 
 
@@ -84,18 +85,18 @@ def use_cpu_devices(count: int) -> None:
         8
     """
     count = check_int("count", count, 1, example=8, error=DeviceError)
-    if _jax.backend_started():
+    if jax_runtime.backend_started():
         _confirm_cpu_devices(count)
         return
-    _environment.forget_fake_device_count()
-    _environment.size_thread_pool(count)
+    backend_environment.forget_fake_device_count()
+    backend_environment.size_thread_pool(count)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
 
 
 def check_not_forked() -> None:
     """Check that JAX can run in this process; in a forked process it would hang."""
-    if _jax.is_forked():
+    if jax_runtime.is_forked():
         given = "os.fork, or multiprocessing with the start method 'fork', after the first JAX computation"
         fix = 'multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device'
         raise DeviceError("JAX cannot run in a process that was forked after JAX had started", given=given, fix=fix)
@@ -110,9 +111,11 @@ def _confirm_cpu_devices(count: int) -> None:
 
 
 def _devices_of(device_type: str | None) -> list[Device]:
-    if not _jax.backend_started():
+    if not jax_runtime.backend_started():
         # the count may have been set after keras_dist was imported, in XLA_FLAGS or in JAX's config
-        _environment.size_thread_pool(max(_environment.fake_device_count(), _jax.configured_cpu_devices()))
+        backend_environment.size_thread_pool(
+            max(backend_environment.fake_device_count(), jax_runtime.configured_cpu_devices())
+        )
     try:
         return jax.devices(device_type.lower() if device_type else None)
     except RuntimeError as error:

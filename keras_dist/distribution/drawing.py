@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_dist._html import escaped
+from keras_dist._support.html_tables import escaped
 
 MOST_DEVICES = 16
 """The most rows and columns of devices in a picture."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._arguments import check_int
+from keras_dist._support.arguments import check_int
+from keras_dist._unstable import jax_internals
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
@@ -121,7 +121,7 @@ class FullySharded(RuleBased):
 
 
 def _nbytes(variable: Any) -> int:
-    return int(np.prod(variable.shape, dtype=np.int64)) * _jax.itemsize(getattr(variable, "dtype", "float32"))
+    return int(np.prod(variable.shape, dtype=np.int64)) * jax_internals.itemsize(getattr(variable, "dtype", "float32"))
 
 
 def _check_same_mesh(layout_map: LayoutMap | None, mesh: DeviceMesh) -> LayoutMap:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import jax
 
-from keras_dist._arguments import is_keras_object
+from keras_dist._support.arguments import is_keras_object
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar, Self
 
-from keras_dist import _html
-from keras_dist._arguments import check_kind, is_keras_object
-from keras_dist._patterns import Patterns, is_literal, pattern
+from keras_dist._support import html_tables
+from keras_dist._support.arguments import check_kind, is_keras_object
+from keras_dist._support.safe_patterns import Patterns, is_literal, pattern
 from keras_dist.distribution.layout import Axis, TensorLayout, from_keras
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.render import render_axes
@@ -127,8 +127,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def _repr_html_(self) -> str:
         mesh = "no mesh" if self._device_mesh is None else f"mesh {self._device_mesh.describe()}"
         rows = [(rule, render_axes(layout.axes)) for rule, layout in self._layout_map.items()]
-        heading = _html.paragraph(f"{type(self).__name__} of {len(rows)} rules on {mesh}")
-        return _html.fragment(heading, _html.table(("rule", "layout"), rows))
+        heading = html_tables.paragraph(f"{type(self).__name__} of {len(rows)} rules on {mesh}")
+        return html_tables.fragment(heading, html_tables.table(("rule", "layout"), rows))
 
     def copy(self) -> Self:
         """Return a copy with the same rules."""

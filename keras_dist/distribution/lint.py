@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 from flax import nnx
 
-from keras_dist._patterns import pattern
+from keras_dist._support.safe_patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, distinct_descriptions

@@ -11,17 +11,24 @@ from typing import Any, ClassVar, cast
 import jax
 import numpy as np
 
-from keras_dist import _html, _jax
+from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist._arguments import argument_error, check_exclusive, is_int, is_keras_object
-from keras_dist._types import Device, PyTree
+from keras_dist._support.arguments import (
+    argument_error,
+    check_exclusive,
+    is_int,
+    is_keras_object,
+)
+from keras_dist._support.types import Device, PyTree
+from keras_dist._unstable import jax_runtime
 from keras_dist.config import parse_mesh_shape
-from keras_dist.distribution import arrangement, job
+from keras_dist.distribution import arrangement
 from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.abstract import meshes_are_abstract, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import (
     DeviceError,
     KerasDistError,
@@ -95,7 +102,7 @@ class DeviceMesh:
             if devices is None:
                 placed = _names(arrangement.by_default(_found(flat), placed.shape))
         self.__setstate__((names, placed, spans))
-        if spans is None and _jax.backend_started() and job.process_count() > 1:
+        if spans is None and jax_runtime.backend_started() and job.process_count() > 1:
             with contextlib.suppress(DeviceError):  # a device that does not exist is an error where the mesh is used
                 arrangement.warn_of_crossing(self.backend_mesh.devices, names)
 
@@ -207,7 +214,7 @@ class DeviceMesh:
     def _repr_html_(self) -> str:
         label, name = device_labels(self.device_names)[0], self.device_names[0]
         heading = f"{type(self).__name__} {self.describe()} of {self.size} devices; device {label} is {name}"
-        return _html.fragment(_html.paragraph(heading), devices_svg(self.axis_sizes, self.device_names))
+        return html_tables.fragment(html_tables.paragraph(heading), devices_svg(self.axis_sizes, self.device_names))
 
     def describe(self) -> str:
         """Return the short form in tables and errors: `{data: 2, model: 4}`."""

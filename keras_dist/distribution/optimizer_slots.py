@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from keras_dist import _paths
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.variables import leaf_parts
 
@@ -31,7 +31,7 @@ class Claim(NamedTuple):
     is_whole: bool = False
 
 
-def owners(planned: Mapping[_paths.Parts, Row], tree: PyTree) -> list[Claim]:
+def owners(planned: Mapping[tree_paths.Parts, Row], tree: PyTree) -> list[Claim]:
     """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
     A subtree belongs to the parameters when the path of each of its leaves begins with the path of a parameter;

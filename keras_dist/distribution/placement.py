@@ -12,14 +12,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from keras_dist import _jax
-from keras_dist._arguments import argument_error
-from keras_dist._array_operators import native
-from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import heartbeat, job, lint
-from keras_dist.distribution.connections import connect
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.array_operators import native
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
+from keras_dist.distribution import lint
+from keras_dist.distribution.jobs import heartbeat, job
+from keras_dist.distribution.jobs.connections import connect
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout, from_keras
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError, LayoutError, shorten
 
 
@@ -46,7 +47,7 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
     elif layout is None or isinstance(layout, tuple | list) or hasattr(layout, "device_mesh"):
         expected = "a TensorLayout with a mesh, or a jax.sharding.Sharding"
         raise argument_error("layout", layout, expected, error=LayoutError)
-    if _jax.is_traced(tensor):
+    if is_traced(tensor):
         return jax.lax.with_sharding_constraint(tensor, layout)
     if isinstance(tensor, jax.Array):
         if isinstance(layout, jax.sharding.Sharding):
@@ -118,7 +119,7 @@ def host_copy(array: jax.Array) -> np.ndarray:
 
     What other processes hold parts of is gathered: all of them must call.
     """
-    data = jax.random.key_data(array) if _jax.is_key_dtype(array.dtype) else array
+    data = jax.random.key_data(array) if is_key_dtype(array.dtype) else array
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)
     heartbeat.note_act("reading a value of which each process has a part")

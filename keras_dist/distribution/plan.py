@@ -11,11 +11,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _html, _jax
+from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist._types import ArrayLike, DTypeLike, PyTree, PyTreeDef
+from keras_dist._support.types import (
+    ArrayLike,
+    DTypeLike,
+    PyTree,
+    PyTreeDef,
+)
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.flax_internals import state_of
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.lint import Problem, check_layout
 from keras_dist.distribution.mesh import DeviceMesh
@@ -214,7 +221,7 @@ class LayoutPlan:
         Raises:
             LayoutError: `tree` has another structure or other shapes than the planned one.
         """
-        tree = _jax.state_of(tree)
+        tree = state_of(tree)
         self.check_tree(tree, "the tree to place")
         placed = [
             place_copy(leaf, sharding)
@@ -233,7 +240,7 @@ class LayoutPlan:
             A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
             reduced to 1, keeps the layout of the others; everything else is replicated, and its row says so.
         """
-        tree = _jax.state_of(tree)
+        tree = state_of(tree)
         planned = leaf_parts(self.treedef.unflatten(self.rows))
         claims = owners(dict(zip(planned, self.rows, strict=True)), tree)
         rows = [
@@ -317,10 +324,10 @@ class LayoutPlan:
         }
 
     def _repr_html_(self) -> str:
-        return _html.fragment(
-            _html.paragraph(f"Layout of {len(self.rows)} arrays on mesh {self.mesh.describe()}"),
+        return html_tables.fragment(
+            html_tables.paragraph(f"Layout of {len(self.rows)} arrays on mesh {self.mesh.describe()}"),
             layout_html(self.rows),
-            *(_html.paragraph(f"warning: {problem.summary}: {problem.fix}") for problem in self.problems),
+            *(html_tables.paragraph(f"warning: {problem.summary}: {problem.fix}") for problem in self.problems),
         )
 
     def _unknown(self, path: object) -> UnknownPathError:
@@ -380,7 +387,7 @@ def make_row(
 ) -> Row:
     """Return the row of an array with `layout`."""
     slot_layout = slot_layout or layout
-    itemsize = _jax.itemsize(dtype)
+    itemsize = jax_internals.itemsize(dtype)
     shard = layout.backend_layout.shard_shape(shape)
     return Row(
         path=path,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from keras_dist import _html
-from keras_dist._tables import Table, render
+from keras_dist._support import html_tables
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.layout import Axis
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def layout_table(rows: Sequence[Row], title: str) -> Table:
 
 def layout_html(rows: Sequence[Row]) -> str:
     """Return the table of `rows` as HTML, totals last."""
-    return _html.table(_HEADERS, map(_cells, rows), numbers=_NUMBERS, totals=[_total("total", rows)])
+    return html_tables.table(_HEADERS, map(_cells, rows), numbers=_NUMBERS, totals=[_total("total", rows)])
 
 
 def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from keras_dist import _environment, _jax, _programs
-from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.consistency import agreed_programs, is_shared
+from keras_dist._support import backend_environment
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable import jaxprs
+from keras_dist._unstable.jax_internals import in_mesh
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.consistency import agreed_programs, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 
 if TYPE_CHECKING:
@@ -45,9 +47,9 @@ class CompiledInit:
     """
 
     def __init__(self, fn: Callable[..., PyTree], args: Sequence[PyTree], plan: LayoutPlan) -> None:
-        with _jax.in_mesh(plan.mesh.backend_mesh):  # for modules whose factory calls them
+        with in_mesh(plan.mesh.backend_mesh):  # for modules whose factory calls them
             closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        closed = _programs.with_sums(closed)
+        closed = jaxprs.with_sums(closed)
         plan.check_tree(shape, "the result of the initialiser")
         self._treedef = jax.tree.structure(shape)
         self._nbytes = [row.nbytes_per_device for row in plan.rows]
@@ -96,7 +98,7 @@ class CompiledInit:
                 leaves[index] = value
                 created += self._nbytes[index]
             if created >= _SMALL_BYTES:
-                _environment.release_freed_memory()
+                backend_environment.release_freed_memory()
                 created = 0
         return self._treedef.unflatten(leaves)
 
@@ -119,7 +121,7 @@ def _compiled(
         found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
     missing = [(known_as, lower) for known_as, lower in wanted if known_as not in found]
     programs = agreed_programs("compute initial values", mesh, (lower() for _, lower in missing))
-    fresh = iter(_programs.compile_together(programs, _compiler_options(mesh)))
+    fresh = iter(jaxprs.compile_together(programs, _compiler_options(mesh)))
     compiled = [(known_as, found[known_as] if known_as in found else next(fresh)) for known_as, _ in wanted]
     with _lock:
         for known_as, program in compiled:
@@ -166,7 +168,7 @@ def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax
     """Return the function that computes only the outputs in `group` of a traced initialiser."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
-    evaluate = _programs.function_of_jaxpr(_programs.dead_code_eliminated(closed, group))
+    evaluate = jaxprs.function_of_jaxpr(jaxprs.dead_code_eliminated(closed, group))
 
     def init_group(*flat_args: ArrayLike) -> list[jax.Array]:
         values = evaluate(*flat_args)
@@ -226,11 +228,11 @@ class Slice:
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
         for equation in self._equations:
-            values = [value.val if _programs.is_literal(value) else known[value] for value in equation.invars]
+            values = [value.val if jaxprs.is_literal(value) else known[value] for value in equation.invars]
             for _ in _folded_with(equation):
                 values[1] = numbers[count]
                 count += 1
-            known |= zip(equation.outvars, _programs.evaluate(equation, values), strict=True)
+            known |= zip(equation.outvars, jaxprs.evaluate(equation, values), strict=True)
         return [known[self._output]]
 
     def _form(self) -> Hashable:
@@ -238,7 +240,7 @@ class Slice:
         parts: list[Hashable] = []
         for equation in self._equations:
             inputs: list[Hashable] = [
-                (str(value.aval), np.asarray(value.val).tobytes()) if _programs.is_literal(value) else places[value]
+                (str(value.aval), np.asarray(value.val).tobytes()) if jaxprs.is_literal(value) else places[value]
                 for value in equation.invars
             ]
             inputs[1:2] = inputs[1:2] if not _folded_with(equation) else ["number"]
@@ -257,7 +259,7 @@ def slices_of(closed: ClosedJaxpr) -> list[Slice | None]:
 
 
 def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, Any]]) -> Slice | None:
-    if _programs.is_literal(output) or output not in made_by:
+    if jaxprs.is_literal(output) or output not in made_by:
         return None
     found: dict[int, Any] = {}
     waiting = [output]
@@ -265,14 +267,14 @@ def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, An
         number, equation = made_by.get(waiting.pop(), (-1, None))
         if equation is not None and number not in found:
             found[number] = equation
-            waiting += [value for value in equation.invars if not _programs.is_literal(value)]
+            waiting += [value for value in equation.invars if not jaxprs.is_literal(value)]
     equations = [found[number] for number in sorted(found)]
     return None if any(equation.effects for equation in equations) else Slice(equations, closed, output)
 
 
 def _folded_with(equation: Any) -> list[np.ndarray]:
     """Return the number that the equation folds into a seed, if that is all it does."""
-    if equation.primitive.name != "random_fold_in" or not _programs.is_literal(equation.invars[1]):
+    if equation.primitive.name != "random_fold_in" or not jaxprs.is_literal(equation.invars[1]):
         return []
     return [np.asarray(equation.invars[1].val)]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 # JAX's own types are unknown in part
 import numpy as np
 
-from keras_dist import _html
-from keras_dist._tables import Table, available_width, render
+from keras_dist._support import html_tables
+from keras_dist._support.text_tables import Table, available_width, render
 from keras_dist.distribution.drawing import Cell, Grid, colour, device_labels, devices_svg, ranges, shown
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
@@ -104,7 +104,9 @@ class ShardPicture:
 
     def _repr_html_(self) -> str:
         heading, more = self._facts()
-        return _html.fragment(f"<p><code>{_html.escaped(heading)}</code></p>", _html.paragraph(more), self.pictures())
+        return html_tables.fragment(
+            f"<p><code>{html_tables.escaped(heading)}</code></p>", html_tables.paragraph(more), self.pictures()
+        )
 
     def pictures(self) -> str:
         """Return the array and the mesh as SVG, side by side; a device has the colour of the block it holds."""

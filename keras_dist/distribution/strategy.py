@@ -15,18 +15,19 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._arguments import argument_error, is_keras_object
-from keras_dist._types import PyTree, PyTreeDef
-from keras_dist.distribution import job, lint
+from keras_dist._support.arguments import argument_error, is_keras_object
+from keras_dist._support.types import PyTree, PyTreeDef
+from keras_dist._unstable.flax_internals import state_of
+from keras_dist.distribution import lint
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
-from keras_dist.distribution.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.tf_dataset import shard_dataset
-from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables
+from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec, describe_variables, tied_paths
 from keras_dist.errors import (
     ConfigError,
     DataError,
@@ -197,7 +198,7 @@ class Distribution:
             LayoutError: rules that cannot be applied, all of them; under `strict` also rules without effect.
             DeviceError: a device of the mesh does not exist.
         """
-        specs, treedef = describe_variables(_jax.state_of(tree), [*_jax.tied_paths(tree), *tied])
+        specs, treedef = describe_variables(state_of(tree), [*tied_paths(tree), *tied])
         return self.plan_variables(specs, treedef)
 
     def plan_variables(self, specs: Sequence[VariableSpec], treedef: PyTreeDef) -> LayoutPlan:

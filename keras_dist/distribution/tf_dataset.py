@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.distribution.process_rows import ReplicaGroup
+from keras_dist.distribution.jobs.process_rows import ReplicaGroup
 from keras_dist.errors import DataError
 
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import jax
 
-from keras_dist import _jax
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import in_mesh
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import KerasDistError, ModelError
 
@@ -34,7 +34,7 @@ def traced_in(
     try:
         if is_uneven or _lie_elsewhere(values, mesh.size):
             return trace()
-        with _jax.in_mesh(mesh.backend_mesh):
+        with in_mesh(mesh.backend_mesh):
             return trace()
     except KerasDistError:
         raise

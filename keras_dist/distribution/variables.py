@@ -10,8 +10,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from keras_dist import _jax, _paths
-from keras_dist._types import DTypeLike, PyTree, PyTreeDef
+from keras_dist._support import tree_paths
+from keras_dist._support.types import DTypeLike, PyTree, PyTreeDef
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.flax_internals import (
+    duplicates_in,
+    is_nnx_state,
+    is_variable,
+    metadata_of,
+    sharding_metadata,
+    variable_role,
+)
+from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.model_layout_hints import ModelLayoutHint
 
@@ -70,7 +80,7 @@ class VariableSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * _jax.itemsize(self.dtype)
+        return int(np.prod(self.shape, dtype=np.int64)) * jax_internals.itemsize(self.dtype)
 
 
 def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tuple[list[VariableSpec], PyTreeDef]:
@@ -82,10 +92,10 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
     factors: dict[str, tuple[str, tuple[int | None, ...]]] = {}
     for (key_path, leaf), path, owner in zip(leaves, leaf_paths(tree), leaf_owners(tree), strict=True):
         shape, dtype = shape_and_dtype(leaf, path)
-        collection = str(_paths.parts_of(key_path[:1])[0]) if collections else ""
-        role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, _jax.is_nnx_state(tree))
+        collection = str(tree_paths.parts_of(key_path[:1])[0]) if collections else ""
+        role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, is_nnx_state(tree))
         specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner)))
-        if factor_of := _jax.metadata_of(owner).get("factor_of"):
+        if factor_of := metadata_of(owner).get("factor_of"):
             weight, dims = factor_of
             factors[path] = (f"{_parent(path)}/{weight}".lstrip("/"), dims)
     _refuse_equal_paths(specs)
@@ -95,10 +105,10 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
 
 def leaf_paths(tree: PyTree) -> list[str]:
     """Return the paths of the arrays of `tree` in flattening order, as users write them; see `leaf_parts`."""
-    return [_paths.join(parts) for parts in leaf_parts(tree)]
+    return [tree_paths.join(parts) for parts in leaf_parts(tree)]
 
 
-def leaf_parts(tree: PyTree) -> list[_paths.Parts]:
+def leaf_parts(tree: PyTree) -> list[tree_paths.Parts]:
     """Return the names and indices that lead to each array of `tree`, in flattening order.
 
     NNX's `value` and Linen's leading `params` are dropped.
@@ -114,13 +124,13 @@ def leaf_parts(tree: PyTree) -> list[_paths.Parts]:
 
 def leaf_owners(tree: PyTree) -> list[Any]:
     """Return the variable that holds each array of `tree`; a raw array stands for itself."""
-    nodes = jax.tree.leaves(tree, is_leaf=_jax.is_variable)
+    nodes = jax.tree.leaves(tree, is_leaf=is_variable)
     return [node for node in nodes for _ in jax.tree.leaves(node)]
 
 
 def _own_layout(path: str, owner: Any) -> ModelLayoutHint | None:
     """What a layer was given for a variable, as a `TensorLayout` or as axes, or what its sharding metadata say."""
-    layout, metadata = _jax.metadata_of(owner).get("layout"), _jax.sharding_metadata(owner)
+    layout, metadata = metadata_of(owner).get("layout"), sharding_metadata(owner)
     label = f"{path.rpartition('/')[2]}'s own "
     if layout is not None:
         layout = layout if isinstance(layout, TensorLayout) else TensorLayout(layout)
@@ -131,22 +141,22 @@ def _own_layout(path: str, owner: Any) -> ModelLayoutHint | None:
 
 
 def _variables_by_prefix(tree: PyTree) -> dict[tuple[Any, ...], Any]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_jax.is_variable)
-    return {tuple(key_path): node for key_path, node in flat if _jax.is_variable(node)}
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_variable)
+    return {tuple(key_path): node for key_path, node in flat if is_variable(node)}
 
 
-def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) -> _paths.Parts:
+def _parts(key_path: Sequence[Any], variables: Mapping[tuple[Any, ...], Any]) -> tree_paths.Parts:
     """Return the names in a key path, without the `value` of an NNX Variable."""
     for length in range(len(key_path)):
         if tuple(key_path[:length]) in variables:
-            return _paths.parts_of((*key_path[:length], *key_path[length + 1 :]))
-    return _paths.parts_of(key_path)
+            return tree_paths.parts_of((*key_path[:length], *key_path[length + 1 :]))
+    return tree_paths.parts_of(key_path)
 
 
 def shape_and_dtype(leaf: PyTree, path: str) -> tuple[tuple[int, ...], Any]:
     """Return shape and dtype of an array, a `jax.ShapeDtypeStruct` or a Python number."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        dtype = leaf.dtype if _jax.is_key_dtype(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+        dtype = leaf.dtype if is_key_dtype(leaf.dtype) else jax.dtypes.canonicalize_dtype(leaf.dtype)
         return tuple(int(size) for size in leaf.shape), dtype
     if isinstance(leaf, bool | int | float | complex):
         return (), jax.dtypes.result_type(leaf)
@@ -164,9 +174,9 @@ def _refuse_equal_paths(specs: Sequence[VariableSpec]) -> None:
 
 
 def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: str, in_nnx: bool) -> Role:
-    if _jax.is_key_dtype(dtype):
+    if is_key_dtype(dtype):
         return "rng"
-    role = _jax.variable_role(variable) if variable is not None else ("statistic" if in_nnx else "parameter")
+    role = variable_role(variable) if variable is not None else ("statistic" if in_nnx else "parameter")
     if role != "parameter" or variable is None:
         is_integer = jax.numpy.issubdtype(dtype, jax.numpy.integer) or jax.numpy.issubdtype(dtype, jax.numpy.bool_)
         if role != "rng" and shape == () and is_integer:
@@ -180,7 +190,7 @@ def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: s
 
 def _linen_collections(tree: PyTree) -> tuple[str, ...]:
     """Return the collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
-    if _jax.is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
+    if is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
         return ()
     return tuple(str(name) for name, subtree in tree.items() if isinstance(subtree, Mapping))
 
@@ -196,6 +206,11 @@ def _with_aliases(specs: list[VariableSpec], leaves: list[Any], tied: Sequence[S
         unique = tuple(dict.fromkeys(path for path in known if path != spec.path))
         result.append(dataclasses.replace(spec, aliases=unique))
     return result
+
+
+def tied_paths(tree: PyTree) -> list[list[str]]:
+    """Return groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
+    return [[tree_paths.join(tree_paths.visible(parts)) for parts in group] for group in duplicates_in(tree)]
 
 
 def tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:

@@ -1,6 +1,6 @@
 """The DTensor API of TensorFlow as a translation onto `keras_dist.distribution`: for programs that come from there."""
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.dtensor import keras
 from keras_dist.dtensor.clients import (
     barrier,

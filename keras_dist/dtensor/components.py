@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._array_operators import value_of
+from keras_dist._support.array_operators import value_of
+from keras_dist._unstable.jax_internals import is_tracing
 from keras_dist.distribution import TensorLayout, distribute_tensor
 from keras_dist.dtensor.layout import Layout, is_dtensor
 from keras_dist.dtensor.tensors import as_array, checked_layout, fetch_layout, shown
@@ -64,7 +64,7 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
                 given=f"{shorten(components[earlier])} and {shorten(components[number])} for shard {offset}",
                 fix="give both devices the same component, or shard a dim over the axis along which they lie",
             )
-    if _jax.is_tracing():
+    if is_tracing():
         return distribute_tensor(_joined({offset: components[number] for offset, number in shards.items()}), layout)
     sizes = components[0].shape
     shape = tuple(size * count for size, count in zip(sizes, layout.shape, strict=True))
@@ -112,7 +112,7 @@ def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
         given = f"{given} for the {count} local devices of mesh {layout.mesh.describe()}"
         fix = f"split the array in {layout.shape} along its dims, or copy_to_mesh(array, layout)"
         raise LayoutError("pack needs a component for each device of this process", given=given, fix=fix)
-    if _jax.is_tracing() and count < layout.mesh.size:
+    if is_tracing() and count < layout.mesh.size:
         summary = "pack cannot put the components of several processes together inside of a compiled function"
         fix = "pack before the call, and give the function the array"
         raise LayoutError(summary, given=f"{count} of {layout.mesh.size} components", fix=fix)

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_int
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error, check_int
+from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import leaf_name, to_host
 from keras_dist.distribution.lint import check_layout, report
 from keras_dist.distribution.mesh import axis_tuple

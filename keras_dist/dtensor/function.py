@@ -16,13 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, _programs
-from keras_dist._arguments import argument_error
-from keras_dist._array_operators import Operators
-from keras_dist._integer_checks import check_fits
-from keras_dist._stateless_scope import StatelessScope, current_scope
-from keras_dist._types import PyTree
-from keras_dist.distribution import heartbeat, job
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.array_operators import Operators
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.stateless_scope import StatelessScope, current_scope
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import jaxprs
+from keras_dist._unstable.flax_internals import TraceError
+from keras_dist._unstable.jax_internals import is_traced
+from keras_dist.distribution.jobs import heartbeat, job
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
@@ -170,10 +172,10 @@ class _Program:
         axes = [layout_of(array).axes for array in given if is_dtensor(array)]
         placed += [layout_of(array) for array in arrays if is_dtensor(array)]
         instead = windows_on(placed[0].mesh, lambda shape: axes) if placed else lambda _: {}
-        return _programs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
+        return jaxprs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
 
     def __call__(self, arrays: list[Any]) -> Any:
-        if current_scope() is not None or any(map(_jax.is_traced, arrays)):  # inside of another function
+        if current_scope() is not None or any(map(is_traced, arrays)):  # inside of another function
             assigned, result = self._traced([variable.value for variable in self.inputs], arrays)
             for variable, value in zip(self.assigned, assigned, strict=True):
                 variable.assign(value)
@@ -279,7 +281,7 @@ def _explained(step: str) -> Iterator[None]:
     """Explain what Flax says of an object whose attribute a traced function sets."""
     try:
         yield
-    except _jax.TraceError as error:
+    except TraceError as error:
         summary = f"{step} sets an attribute of an object that was made outside of it"
         fix = "make it a dtensor.DVariable(value, trainable=False), and assign to that"
         raise ModelError(summary, given=str(error), fix=fix) from error

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
-from keras_dist._arguments import argument_error, is_int
-from keras_dist._array_operators import Operators
-from keras_dist._types import Device
+from keras_dist._support.arguments import argument_error, is_int
+from keras_dist._support.array_operators import Operators
+from keras_dist._support.types import Device
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution import DeviceMesh, TensorLayout, list_devices, process_index
 from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.mesh import axis_tuple
@@ -417,7 +417,7 @@ def is_dtensor(tensor: Any) -> bool:
     Source: `tf.experimental.dtensor.is_dtensor`.
     """
     array = array_of(tensor)
-    is_known = isinstance(array, jax.Array) and not _jax.is_traced(array)
+    is_known = isinstance(array, jax.Array) and not is_traced(array)
     return is_known and isinstance(array.sharding, jax.sharding.NamedSharding)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_dist._arguments import argument_error, is_int
-from keras_dist._types import Device
+from keras_dist._support.arguments import argument_error, is_int
+from keras_dist._support.types import Device
 from keras_dist.distribution import DeviceMesh, list_devices, process_count, process_index
 from keras_dist.distribution.devices import device_name, find_device
 from keras_dist.dtensor import clients

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from keras_dist import _paths
-from keras_dist._arguments import argument_error
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import argument_error
 from keras_dist.config.migration import MigratedRule, Migration, equivalent_rules
 from keras_dist.distribution import LayoutMap, ModelParallel
 from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
@@ -51,7 +51,7 @@ def to_layout_map(
     strategy = ByLayoutMap(old_map)
     old = strategy.plan_variables(graph.specs, graph.treedef)
     specs = [spec for spec in graph.specs if spec.role in PLANNED_BY_RULE]
-    tensors = ["input", *(_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
+    tensors = ["input", *(tree_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
     names = {**{name: (name,) for name in tensors}, **{spec.path: spec.names for spec in specs}}
     decided = _decided(strategy, specs)
     exact = [path for rule, paths in decided.items() for path in paths if dotted(path) == rule]

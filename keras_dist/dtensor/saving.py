@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist._arguments import argument_error, check_path
-from keras_dist._array_operators import Operators
+from keras_dist._support.arguments import argument_error, check_path
+from keras_dist._support.array_operators import Operators
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.distribution import DeviceMesh, LayoutPlan, TensorLayout
 from keras_dist.distribution.mesh import check_mesh

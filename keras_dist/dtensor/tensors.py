@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, _programs
-from keras_dist._arguments import argument_error
-from keras_dist._array_operators import Operators, native, value_of
-from keras_dist._integer_checks import check_fits
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.array_operators import Operators, native, value_of
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._unstable import jax_internals, jaxprs
+from keras_dist._unstable.jax_internals import in_mesh, is_tracing, mesh_of_context, shard_alike
 from keras_dist.distribution import DeviceMesh, LayoutPlan, TensorLayout, distribute_tensor, process_count
 from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.lint import check_layout as problems_of
@@ -114,14 +115,14 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
     Source: `tf.experimental.dtensor.relayout_like`.
     """
     array = array_of(layout_tensor)
-    if not _jax.is_traced(array):
+    if not jax_internals.is_traced(array):
         return relayout(tensor, fetch_layout(layout_tensor), name)
     tensor = jnp.asarray(as_array(tensor, "tensor"))
     if tensor.shape != array.shape:
         summary = "relayout_like needs two arrays of one shape inside of a compiled function"
         fix = "relayout(tensor, layout) with a layout that was fetched before the call"
         raise LayoutError(summary, given=f"shapes {tensor.shape} and {array.shape}", fix=fix)
-    return _jax.shard_alike(tensor, array)
+    return shard_alike(tensor, array)
 
 
 def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args: Any, **kwargs: Any) -> Any:
@@ -156,7 +157,7 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
     layout = checked_layout(layout)
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, Operators))
     leaves = [value_of(leaf) for leaf in leaves]
-    if _jax.is_tracing():
+    if is_tracing():
         args, kwargs = treedef.unflatten(leaves)
         return jax.tree.map(lambda value: relayout(value, layout), fn(*args, **kwargs))
     are_arrays = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
@@ -177,7 +178,7 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
         report(problems_of("the result", result.shape, layout, mesh, None), [], mesh, strict=True)
     rows = tuple(make_row("result", result.shape, result.dtype, "parameter", layout, None) for result in results)
     plan = LayoutPlan(mesh, rows, jax.tree.structure(results))
-    return structure.unflatten(plan.init(_programs.function_of_jaxpr(closed), *arrays))
+    return structure.unflatten(plan.init(jaxprs.function_of_jaxpr(closed), *arrays))
 
 
 @contextlib.contextmanager
@@ -205,7 +206,7 @@ def default_mesh(mesh: DeviceMesh) -> Iterator[None]:
 
     Source: `tf.experimental.dtensor.default_mesh`, `jax.set_mesh`.
     """
-    with _jax.in_mesh(check_mesh(mesh, MeshError).backend_mesh):
+    with in_mesh(check_mesh(mesh, MeshError).backend_mesh):
         yield
 
 
@@ -222,7 +223,7 @@ def get_default_mesh() -> Mesh | None:
 
     Source: `tf.experimental.dtensor.get_default_mesh`.
     """
-    mesh = _jax.mesh_of_context()
+    mesh = mesh_of_context()
     return None if mesh is None else mesh_of(mesh)
 
 
@@ -240,7 +241,7 @@ def fetch_layout(tensor: Any) -> Layout:
     array = array_of(tensor)
     if is_dtensor(array):
         return layout_of(array)
-    is_traced = _jax.is_traced(array)
+    is_traced = jax_internals.is_traced(array)
     raise LayoutError(
         "a traced array has no layout yet" if is_traced else "an array without a mesh has no layout",
         given=with_type(tensor),
@@ -304,7 +305,7 @@ def host_array(array: np.ndarray, name: str) -> np.ndarray:
 
 def _placed(tensor: Any, layout: Layout) -> jax.Array:
     sharding = layout.backend_layout
-    if isinstance(tensor, jax.Array) and not _jax.is_traced(tensor):
+    if isinstance(tensor, jax.Array) and not jax_internals.is_traced(tensor):
         # between the devices of this process and those of others JAX copies nothing
         is_known = tensor.is_fully_addressable or tensor.is_fully_replicated
         if tensor.is_fully_addressable != sharding.is_fully_addressable and is_known:

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
-from keras_dist._stateless_scope import current_scope, trace_error
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.stateless_scope import current_scope, trace_error
+from keras_dist._support.types import ArrayLike, DTypeLike
+from keras_dist._unstable import flax_internals
+from keras_dist._unstable.flax_internals import TraceError
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution import distribute_tensor
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
@@ -85,14 +87,14 @@ class DVariable(Variable):
         return self._array().dtype
 
     def _array(self) -> jax.Array:
-        return _jax.raw_value.__get__(self)
+        return flax_internals.raw_value.__get__(self)
 
     def _read(self) -> jax.Array:
         with self._lock:
             return _copied(self._array())
 
     def _store(self, array: jax.Array) -> None:
-        _jax.raw_value.__set__(self, array)
+        flax_internals.raw_value.__set__(self, array)
 
     @property
     def _raw_value(self) -> jax.Array:
@@ -113,7 +115,7 @@ class DVariable(Variable):
         if current_scope() is not None:
             return super().numpy()
         array = self._array()
-        if not (_jax.is_traced(array) or array.is_fully_addressable or array.is_fully_replicated):
+        if not (is_traced(array) or array.is_fully_addressable or array.is_fully_replicated):
             summary = f"the value of {self.path or 'a DVariable'} cannot be read here"
             raise not_addressable(summary, self.layout, "variable")
         return np.array(array)
@@ -127,10 +129,10 @@ class DVariable(Variable):
         return memo.setdefault(id(self), kind(*arguments))
 
     def _write(self, value: jax.Array) -> jax.Array:
-        if _jax.is_traced(value):
+        if is_traced(value):
             try:
                 return super()._write(value)
-            except _jax.TraceError as error:
+            except TraceError as error:
                 raise trace_error(self.path) from error
         self._store(_copied(distribute_tensor(value, self.layout) if is_dtensor(self) else value))
         return self._read()
@@ -138,7 +140,7 @@ class DVariable(Variable):
 
 def _copied(value: Any) -> Any:
     """An array in memory of its own; anything else, and traced arrays, as they are."""
-    if not isinstance(value, jax.Array) or _jax.is_traced(value):
+    if not isinstance(value, jax.Array) or is_traced(value):
         return value
     return place_copy(value, value.sharding) if value.committed else jnp.array(value, copy=True)
 

@@ -18,7 +18,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.export.loading import ExportedProgram, load
 
 __all__ = ["ExportedProgram", "load"]

@@ -13,8 +13,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_path
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support.arguments import check_path
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, damaged
 from keras_dist.export.structure import arranged, filled

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_dist._arguments import is_int
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import is_int
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 
 Structure = Any

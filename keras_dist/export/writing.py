@@ -14,7 +14,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.export.manifest import PROGRAM, WEIGHTS, ArraySpec, Manifest, sha256_of
 from keras_dist.export.structure import Structure, described, filled

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.initializers.constants import Constant as Constant
 from keras_dist.initializers.constants import Identity as Identity
 from keras_dist.initializers.constants import Ones as Ones

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import DTypeLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.initializers.initializer import Initializer
 

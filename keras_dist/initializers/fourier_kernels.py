@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_option, shapes
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import argument_error, check_option, shapes
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.initializers.initializer import Initializer
 

@@ -11,9 +11,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error
-from keras_dist._signatures import takes
-from keras_dist._types import DTypeLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.signatures import takes
+from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import SeedGenerator, check_seed, key_of, next_key, wrap_key
 from keras_dist.saving.configurable import Configurable

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_number, check_option
-from keras_dist._types import DTypeLike
+from keras_dist._support.arguments import check_number, check_option
+from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, UnknownNameError, shorten
 from keras_dist.initializers.initializer import RandomInitializer
 from keras_dist.random.seeds import SeedGenerator

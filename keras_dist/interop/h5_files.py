@@ -13,7 +13,7 @@ import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._extras import import_extra
+from keras_dist._support.extras import import_extra
 from keras_dist.errors import KerasDistError, ModelError, cause, shorten
 from keras_dist.saving.regular_files import open_regular, read_regular
 from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_of

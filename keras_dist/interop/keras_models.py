@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _paths
-from keras_dist._signatures import keywords_taken
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.signatures import keywords_taken
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, UnknownNameError, shorten, with_type
 from keras_dist.saving import deserialize_keras_object
 from keras_dist.training.step import Batch
@@ -40,7 +40,7 @@ class KerasVariables(nnx.Module):
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self._members = _as_nodes(tree)
 
-    def variable(self, parts: _paths.Parts) -> nnx.Variable:
+    def variable(self, parts: tree_paths.Parts) -> nnx.Variable:
         """Return the variable that these names lead to."""
         node: Any = self._members
         for part in parts:
@@ -58,12 +58,12 @@ class KerasModel:
     """
 
     model: Any
-    places: Mapping[_paths.Parts, Any]
+    places: Mapping[tree_paths.Parts, Any]
 
     @property
     def paths(self) -> list[str]:
         """The paths of the variables, in Keras's order."""
-        return list(map(_paths.join, self.places))
+        return list(map(tree_paths.join, self.places))
 
     @property
     def output_names(self) -> list[str] | None:
@@ -185,10 +185,10 @@ def _layers_in(model: Any) -> list[Any]:
     return list(model._flatten_layers(include_self=True))
 
 
-def _places(variables: list[Any]) -> dict[_paths.Parts, Any]:
+def _places(variables: list[Any]) -> dict[tree_paths.Parts, Any]:
     """The variables by the names in their paths, of which Keras may give one to several: `dense/kernel_1` then."""
-    found: dict[_paths.Parts, Any] = {}
-    around: set[_paths.Parts] = set()
+    found: dict[tree_paths.Parts, Any] = {}
+    around: set[tree_paths.Parts] = set()
     for variable in variables:
         parts, number = tuple(variable.path.split("/")), 0
         while parts in found or parts in around or any(parts[:end] in found for end in range(1, len(parts))):

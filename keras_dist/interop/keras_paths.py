@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from keras_dist import _paths, layers
-from keras_dist.layers.projected_attention import ProjectedAttention
+from keras_dist import layers
+from keras_dist._support import tree_paths
+from keras_dist.layers.attention.projected_attention import ProjectedAttention
+from keras_dist.layers.core.wrapper import Wrapper
 from keras_dist.layers.weights import children_of, own_variables
-from keras_dist.layers.wrapper import Wrapper
 from keras_dist.saving.object_registry import snake_case
 
 OPTIMIZER = "optimizer"
@@ -67,11 +68,11 @@ def _groups_of(names: Iterable[str]) -> frozenset[str]:
     return frozenset("/".join(one[:depth]) for one in parts for depth in range(len(one)))
 
 
-def _walk(node: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
+def _walk(node: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
     if id(node) in walk.seen or (walk.groups is not None and name not in walk.groups):
         return
     walk.seen.add(id(node))
-    own, path = _own(node, parts, walk.order), _paths.join(_paths.visible(parts))
+    own, path = _own(node, parts, walk.order), tree_paths.join(tree_paths.visible(parts))
     if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
         walk.hooks.with_assets[name] = walk.hooks.live[path]
     if isinstance(node, layers.Layer) and node._keeps_variables_itself() and path in walk.hooks.live:
@@ -86,7 +87,7 @@ def _walk(node: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tu
             yield from _walk(child, _joined(name, attribute), (*parts, *inner), walk)
 
 
-def _walk_container(container: Any, name: str, parts: _paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
+def _walk_container(container: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterator[tuple[str, str]]:
     """Yield as `_walk` does; members go by their classes, which are numbered."""
     counts: dict[str, int] = {}
     members = container if isinstance(container, list) else [(child, (key,)) for key, child in children_of(container)]
@@ -100,26 +101,26 @@ def _walk_container(container: Any, name: str, parts: _paths.Parts, walk: _Walk)
         yield from (_walk_container if is_container else _walk)(child, member, (*parts, *inner), walk)
 
 
-def _own(node: Any, parts: _paths.Parts, order: Mapping[str, int]) -> list[str]:
+def _own(node: Any, parts: tree_paths.Parts, order: Mapping[str, int]) -> list[str]:
     """Return the paths of the variables that Keras keeps with an object itself."""
-    paths = [_paths.join(_paths.visible((*parts, *inner))) for inner, _ in own_variables(node)]
+    paths = [tree_paths.join(tree_paths.visible((*parts, *inner))) for inner, _ in own_variables(node)]
     found = sorted((path for path in paths if path in order), key=order.__getitem__)
     if isinstance(node, layers.SpectralNormalization):
-        inner = _paths.visible((*parts, *_member(node, node.layer)[1]))
-        kernels = [_paths.join((*inner, name)) for name in ("kernel", "embeddings")]
+        inner = tree_paths.visible((*parts, *_member(node, node.layer)[1]))
+        kernels = [tree_paths.join((*inner, name)) for name in ("kernel", "embeddings")]
         found = [path for path in kernels if path in order] + found
     return found
 
 
-def _attributes(node: Any) -> list[tuple[str, Any, _paths.Parts]]:
+def _attributes(node: Any) -> list[tuple[str, Any, tree_paths.Parts]]:
     """Return the attributes of an object that lead to others, by the names and in the order of Keras.
 
     Each with what it holds, and the names that lead there here.
     """
-    found: dict[str, tuple[Any, _paths.Parts]]
+    found: dict[str, tuple[Any, tree_paths.Parts]]
     found = {str(name): (child, (name,)) for name, child in children_of(node) if not isinstance(child, nnx.Variable)}
     found |= _of_properties(node, {id(child): parts for child, parts in found.values()})
-    members = found.pop(_paths.MEMBERS, None)
+    members = found.pop(tree_paths.MEMBERS, None)
     in_keras = next((attributes for cls, attributes in _IN_KERAS.items() if isinstance(node, cls)), None)
     if in_keras is not None:
         found |= in_keras(node)
@@ -130,9 +131,9 @@ def _attributes(node: Any) -> list[tuple[str, Any, _paths.Parts]]:
     return first + [(name, *found[name]) for name in ordered]
 
 
-def _of_properties(node: Any, held: Mapping[int, _paths.Parts]) -> dict[str, tuple[Any, _paths.Parts]]:
+def _of_properties(node: Any, held: Mapping[int, tree_paths.Parts]) -> dict[str, tuple[Any, tree_paths.Parts]]:
     """Return the properties of classes outside of the house that give what the object holds."""
-    found: dict[str, tuple[Any, _paths.Parts]] = {}
+    found: dict[str, tuple[Any, tree_paths.Parts]] = {}
     for cls in type(node).__mro__:
         if cls.__module__.startswith(("keras_dist.", "flax.")):
             continue
@@ -147,11 +148,11 @@ def _of_properties(node: Any, held: Mapping[int, _paths.Parts]) -> dict[str, tup
     return found
 
 
-def _layers_of(node: Any) -> list[tuple[Any, _paths.Parts]]:
+def _layers_of(node: Any) -> list[tuple[Any, tree_paths.Parts]]:
     """Return the layers that Keras lists as those of a model that is no graph, in the order of assignment."""
-    found: list[tuple[Any, _paths.Parts]] = []
+    found: list[tuple[Any, tree_paths.Parts]] = []
 
-    def add(holder: Any, parts: _paths.Parts) -> None:
+    def add(holder: Any, parts: tree_paths.Parts) -> None:
         for name, child in children_of(holder):
             if isinstance(child, nnx.List | nnx.Dict):
                 add(child, (*parts, name))
@@ -168,20 +169,20 @@ def _class_name(node: Any) -> str:
     return "functional" if is_graph else snake_case(cls.__name__)
 
 
-def _member(node: Any, child: Any) -> tuple[Any, _paths.Parts]:
+def _member(node: Any, child: Any) -> tuple[Any, tree_paths.Parts]:
     """Return a child with the names that lead to it."""
     (key,) = [key for key, one in children_of(node._members) if one is child]
-    return child, (_paths.MEMBERS, key)
+    return child, (tree_paths.MEMBERS, key)
 
 
-def _of_attention(node: Any) -> dict[str, tuple[Any, _paths.Parts]]:
+def _of_attention(node: Any) -> dict[str, tuple[Any, tree_paths.Parts]]:
     prefix = "_" if isinstance(node, layers.GroupedQueryAttention) else ""
     names = {name: f"{prefix}{name}_dense" for name in ("query", "key", "value")}
     names |= {"attention_output": f"{prefix}output_dense", "gate": "_gate_dense", "dropout": "_dropout_layer"}
-    return {names[str(key)]: (child, (_paths.MEMBERS, key)) for key, child in children_of(node._members)}
+    return {names[str(key)]: (child, (tree_paths.MEMBERS, key)) for key, child in children_of(node._members)}
 
 
-_IN_KERAS: dict[type, Callable[[Any], dict[str, tuple[Any, _paths.Parts]]]] = {
+_IN_KERAS: dict[type, Callable[[Any], dict[str, tuple[Any, tree_paths.Parts]]]] = {
     layers.StackedRNNCells: lambda node: {"cells": ([_member(node, cell) for cell in node.cells], ())},
     layers.RNN: lambda node: {"cell": _member(node, node.cell)},
     layers.Bidirectional: lambda node: {

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist import _jax, _paths, optimizers
+from keras_dist import optimizers
+from keras_dist._support import tree_paths
+from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.optimizers.learning_rate import ScheduledRateState, rate_after
 from keras_dist.saving.object_registry import snake_case
 from keras_dist.variables import Variable
@@ -39,7 +41,7 @@ class Slot:
         if self.variable is None:
             return None
         shape, dtype = list(self.variable.shape), self.variable.dtype
-        if _jax.is_key_dtype(dtype):
+        if is_key_dtype(dtype):
             return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype)).shape
         if self.dropped is not None:
             del shape[self.dropped]
@@ -166,7 +168,7 @@ def _sum_of(optimizer: Any, inner: Any, accumulated: Any) -> Callable[[], np.nda
 
 def _by_path(tree: Any) -> dict[str, Any]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
-    return {_paths.join(_paths.parts_of(key_path)): leaf for key_path, leaf in flat if _is_variable(leaf)}
+    return {tree_paths.join(tree_paths.parts_of(key_path)): leaf for key_path, leaf in flat if _is_variable(leaf)}
 
 
 def _is_variable(node: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist._types import DTypeLike
+from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.weight_arguments import Layout
 

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import _jax, _paths, constraints, initializers, random, regularizers
-from keras_dist._arguments import argument_error
-from keras_dist._types import DTypeLike, PyTree, Shape
+from keras_dist import constraints, initializers, random, regularizers
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import DTypeLike, PyTree, Shape
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.layout import from_keras
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import describe_variables
@@ -92,7 +94,7 @@ def lay_out(layer: Any) -> None:
     specs = {spec.path: spec for spec in describe_variables(nnx.state(layer))[0]}
     in_keras = keras_paths(layer).weights
     for parts, weight in walk(layer):
-        spec = specs.get(_paths.join(parts))
+        spec = specs.get(tree_paths.join(parts))
         if spec is None or not isinstance(weight, Variable) or weight.keepers or weight.is_traced:
             continue
         try:
@@ -312,7 +314,7 @@ class Building:
         self._runtime.built_with = {
             name: value
             for name, value in vars(self).items()
-            if not (self._pytree__nodes.get(name, False) or any(map(_jax.is_traced, jax.tree.leaves(value))))
+            if not (self._pytree__nodes.get(name, False) or any(map(is_traced, jax.tree.leaves(value))))
         }
 
     def _number(self, variable: Variable) -> None:

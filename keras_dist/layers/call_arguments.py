@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _paths
-from keras_dist._integer_checks import check_fits
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.variables import call_context
 
@@ -58,7 +58,9 @@ def check_numbers(
         for path, array in jax.tree_util.tree_leaves_with_path(value):
             if not isinstance(array, np.ndarray):
                 continue
-            check_fits(array, f"{name}{''.join(f'[{part!r}]' for part in _paths.parts_of(path))} of layer {layer!r}")
+            check_fits(
+                array, f"{name}{''.join(f'[{part!r}]' for part in tree_paths.parts_of(path))} of layer {layer!r}"
+            )
             if array.dtype.kind in "OSUTMm":
                 given = f"an array of shape {array.shape}, dtype {array.dtype}"
                 fix = "convert it: words and categories into integers, for layers.Embedding"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.errors import ModelError, with_type
 
 

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, regularizers
-from keras_dist._arguments import argument_error
-from keras_dist._array_operators import native, value_of, values_in
-from keras_dist._signatures import takes_keyword
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist import regularizers
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.array_operators import native, value_of, values_in
+from keras_dist._support.signatures import takes_keyword
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
+from keras_dist._unstable.flax_internals import attribute_order, restore_order, shown_as
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import output_shapes, symbolic
@@ -357,11 +358,11 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
     __str__ = __repr__
 
     def __nnx_repr__(self) -> Iterator[Any]:
-        yield _jax.shown_as(repr(self))  # in lists and dicts
+        yield shown_as(repr(self))  # in lists and dicts
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
         copied = super().__deepcopy__(memo)
-        _jax.restore_order(copied, _jax.attribute_order(self))
+        restore_order(copied, attribute_order(self))
         return self._pass_arguments(copied)
 
     def __copy__(self) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import initializers
-from keras_dist._arguments import check_number, check_optional, check_size
+from keras_dist._support.arguments import check_number, check_optional, check_size
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import Identifier

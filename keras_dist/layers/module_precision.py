@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, _paths
-from keras_dist._patterns import pattern
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.safe_patterns import pattern
+from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.distribution import lint
-from keras_dist.distribution.variables import tied_names
+from keras_dist.distribution.variables import tied_names, tied_paths
 from keras_dist.errors import nearest
 from keras_dist.layers.layer import Layer
 from keras_dist.mixed_precision import DTypePolicy
@@ -41,7 +41,7 @@ def compute_under(policy: DTypePolicy, module: nnx.Module, call: Callable[[], T]
     compute = jnp.dtype(policy.compute_dtype)
     wide: dict[str, str] = {}
     kept = None if policy.keep is None else pattern(policy.keep)
-    tied = _jax.tied_paths(module)
+    tied = tied_paths(module)
     found = _owned_parameters(module)
     names = {path: tied_names(path, tied) for path, _, _ in found}
     chosen = {path for path in names if kept is not None and any(map(kept.fullmatch, names[path]))}
@@ -136,8 +136,8 @@ def _owned_parameters(module: nnx.Module) -> list[tuple[str, nnx.Variable[Any], 
         if any(isinstance(modules[place], Layer) for place in around):
             continue
         place = [place for place in around if not isinstance(modules[place], nnx.List | nnx.Dict)][-1]
-        owner = modules[place], _paths.join(_paths.visible(place))
-        found.append((_paths.join(_paths.visible(path)), variable, owner))
+        owner = modules[place], tree_paths.join(tree_paths.visible(place))
+        found.append((tree_paths.join(tree_paths.visible(path)), variable, owner))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flax import nnx
 
-from keras_dist import _paths
+from keras_dist._support import tree_paths
 from keras_dist.layers.weights import WeightOwner, children_of, keras_name
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
             around = _Around(scope, _joined(around.called, own), _names_in(node), is_traced, existed)
             found.layers[id(node)] = around.called
         for key, child in children_of(node):
-            inner = path if key == _paths.MEMBERS else _joined(path, str(key))
+            inner = path if key == tree_paths.MEMBERS else _joined(path, str(key))
             if not isinstance(child, nnx.Variable):
                 visit(child, inner, around)
             elif around.scope is not None and (weight := keras_name(child)) is not None:
@@ -143,7 +143,7 @@ class _Around(NamedTuple):
 
 def _names_in(layer: Any) -> dict[int, str]:
     """Return the names of the layers in a layer, by id: those that its paths have, else numbered ones."""
-    members = vars(layer).get(_paths.MEMBERS)
+    members = vars(layer).get(tree_paths.MEMBERS)
     known = {id(child): str(key) for key, child in children_of(members)} if isinstance(members, nnx.Dict) else {}
     return {id(inner): name for name, inner in number_names(layers_in(layer)).items()} | known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.errors import ModelError, shorten, with_type
 
 _KERAS = "of keras, which keras_dist does not use"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.layers import symbolic
 from keras_dist.layers.call_arguments import call_parameters, called_with_shapes, tensor_arguments
 from keras_dist.symbolic.tensors import KerasTensor

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn
 import jax.numpy as jnp
 
 from keras_dist import mixed_precision
-from keras_dist._types import DTypeLike
+from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.mixed_precision import DTypePolicy
 

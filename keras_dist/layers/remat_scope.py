@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist import _jax
-from keras_dist._arguments import argument_error, check_size
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error, check_size
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
 from keras_dist.layers.runtime import HasRuntime
 from keras_dist.variables import Frozen, call_context
 
@@ -109,12 +109,12 @@ def checkpointed(
     arrays = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
     graphdef, state = nnx.split(layer)
     values, state_structure = jax.tree.flatten(state)
-    order, after = _jax.attribute_order(layer), []
+    order, after = attribute_order(layer), []
 
     def call(values: PyTree, arrays: PyTree, masks: PyTree) -> PyTree:
-        with _jax.without_eager_sharding():
+        with without_eager_sharding():
             module = nnx.merge(graphdef, state_structure.unflatten(values), copy=True)
-        _jax.restore_order(module, order)
+        restore_order(module, order)
         filled = [leaf if array is None else array for leaf, array in zip(leaves, arrays, strict=True)]
         given, options = structure.unflatten(filled)
         with call_context.entered(context.training, anew=True) as inner:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 
 if TYPE_CHECKING:
     import jax

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import _jax, _paths
+from keras_dist._support import tree_paths
+from keras_dist._unstable.flax_internals import attribute_order, restore_order, without_eager_sharding
+from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.distribution.variables import leaf_parts
 from keras_dist.layers.runtime import HasRuntime
 
 
-def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[_paths.Parts]]:
+def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[tree_paths.Parts]]:
     """Return a copy of a module, to be changed in the current trace, and what leads to the arrays that exist already.
 
     In the copy these are zeros: their values need not go through the trace. Attributes keep their order, and layers
@@ -21,9 +23,9 @@ def fresh_copy(module: nnx.Module) -> tuple[nnx.Module, set[_paths.Parts]]:
     """
     graphdef, state = nnx.split(module)
     known = set(leaf_parts(state))
-    with _jax.without_eager_sharding():
+    with without_eager_sharding():
         copy = nnx.merge(graphdef, jax.tree.map(_placeholder, state), copy=True)
-    _jax.restore_order(copy, _jax.attribute_order(module))
+    restore_order(copy, attribute_order(module))
     _hand_over_records(module, copy)
     return copy, known
 
@@ -41,4 +43,4 @@ def _hand_over_records(module: nnx.Module, copy: nnx.Module) -> None:
 
 
 def _placeholder(array: Any) -> Any:
-    return array if _jax.is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)
+    return array if is_key_dtype(array.dtype) else jnp.zeros(array.shape, array.dtype)

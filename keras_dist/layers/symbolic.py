@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.errors import NotAvailableError
 from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.symbolic import shape_tracing, tensors

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-from keras_dist._types import DTypeLike, Shape
+from keras_dist._support.types import DTypeLike, Shape
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.variables.variable import Identifier as Identifier
 from keras_dist.variables.variable import Layout as Layout

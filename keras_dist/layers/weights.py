@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
-from keras_dist import _jax, _paths, random
-from keras_dist._array_operators import value_of
-from keras_dist._lending import Borrower, Lendable
-from keras_dist._types import ArrayLike
+from keras_dist import random
+from keras_dist._support import tree_paths
+from keras_dist._support.array_operators import value_of
+from keras_dist._support.lending import Borrower, Lendable
+from keras_dist._support.types import ArrayLike
+from keras_dist._unstable.flax_internals import attribute_order, restore_order, variable_role
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import symbolic
 from keras_dist.layers.runtime import LayerRuntime
@@ -67,10 +69,10 @@ def tell_paths(module: nnx.Module) -> None:
     """Store the path of each weight of a module in its metadata."""
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
-            variable.set_metadata("keras_path", _paths.join(parts))
+            variable.set_metadata("keras_path", tree_paths.join(parts))
 
 
-def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
+def walk(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
     """Yield each variable of a module once, in Keras's order, with its path.
 
     A layer's own weights come first, trained ones before the others, in the order of creation; then those of each
@@ -80,14 +82,14 @@ def walk(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
         yield parts, variable
 
 
-def walk_owned(module: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
+def walk_owned(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable, Owners]]:
     """Yield as `walk` does, with the layers around each variable, the innermost first."""
     yield from _walk(module, (), (), set())
 
 
 def _walk(
-    node: Any, parts: _paths.Parts, owners: Owners, seen: set[int]
-) -> Iterator[tuple[_paths.Parts, nnx.Variable, Owners]]:
+    node: Any, parts: tree_paths.Parts, owners: Owners, seen: set[int]
+) -> Iterator[tuple[tree_paths.Parts, nnx.Variable, Owners]]:
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -96,13 +98,13 @@ def _walk(
     for inner, variable in sorted(own_variables(node), key=lambda item: _rank(item[1])):
         if id(variable) not in seen:
             seen.add(id(variable))
-            yield _paths.visible((*parts, *inner)), variable, owners
+            yield tree_paths.visible((*parts, *inner)), variable, owners
     for name, value in children_of(node):
         if not isinstance(value, nnx.Variable):
             yield from _walk(value, (*parts, name), owners, seen)
 
 
-def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
+def own_variables(node: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
     """Yield the variables that a module holds, also in lists and dicts, in the order of assignment."""
     for name, value in children_of(node):
         if isinstance(value, nnx.Variable):
@@ -118,7 +120,7 @@ def own_variables(node: Any) -> Iterator[tuple[_paths.Parts, nnx.Variable]]:
 
 def _rank(variable: nnx.Variable) -> tuple[bool, int]:
     metadata = variable.get_metadata()
-    return not (_jax.variable_role(variable) == "parameter" or metadata.get("is_frozen")), metadata.get("number") or 0
+    return not (variable_role(variable) == "parameter" or metadata.get("is_frozen")), metadata.get("number") or 0
 
 
 def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
@@ -176,7 +178,7 @@ class WeightOwner:
         owner: Any = views[path].borrower if path in views else None
         if owner is None or owner.variable is not variable:
             shape = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-            views[path] = Variable.view(shape, path, keras_name(variable), _jax.variable_role(variable))
+            views[path] = Variable.view(shape, path, keras_name(variable), variable_role(variable))
             views[path].lend_to(ForeignWeight(variable))
         views[path].belong_to(owners, path)
         return views[path]
@@ -323,7 +325,7 @@ class WeightOwner:
         """Return the layer with copies of its values, to be changed in the current trace."""
         graphdef, state = nnx.split(self)
         copy = nnx.merge(graphdef, state, copy=True)
-        _jax.restore_order(copy, _jax.attribute_order(self))
+        restore_order(copy, attribute_order(self))
         return copy
 
     def forget_losses(self) -> None:

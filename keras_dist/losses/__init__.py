@@ -4,7 +4,7 @@ A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` s
 number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
 """
 
-from keras_dist._docstrings import complete_docstrings
+from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.losses.binary import BinaryCrossentropy as BinaryCrossentropy
 from keras_dist.losses.binary import BinaryFocalCrossentropy as BinaryFocalCrossentropy
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy

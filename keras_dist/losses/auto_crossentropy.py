@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
 from keras_dist.losses.targets import as_arrays

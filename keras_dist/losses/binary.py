@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.losses.loss import ElementwiseLoss
 from keras_dist.losses.targets import matched

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import argument_error, is_int, shapes
-from keras_dist._integer_checks import check_indices
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import argument_error, is_int, shapes
+from keras_dist._support.integer_checks import check_indices
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss

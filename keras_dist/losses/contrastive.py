@@ -7,8 +7,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import shapes
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import shapes
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss
 from keras_dist.losses.targets import as_arrays

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._signatures import in_keras_order, takes
+from keras_dist._support.signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
 from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
 from keras_dist.losses.loss import Loss, LossFunctionWrapper

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _integer_checks
-from keras_dist._arguments import argument_error, check_option
-from keras_dist._signatures import keywords_taken, takes
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support import integer_checks
+from keras_dist._support.arguments import argument_error, check_option
+from keras_dist._support.signatures import keywords_taken, takes
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.reduction import REDUCTIONS, check_values, divisor_of, reduce_values, split_reported
 from keras_dist.losses.targets import align_ranks, as_rows, from_numbers
@@ -149,7 +149,7 @@ class Loss(Configurable):
         """The values, masks of those that count, and what is reported beside them."""
         mask = getattr(y_pred, "_keras_mask", None) if mask is None else mask
         y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
-        with _integer_checks.counting(mask):
+        with integer_checks.counting(mask):
             values, reported = self._values(y_true, y_pred)
         return values, [m for m in (mask, self._counts(y_true, values)) if m is not None], reported
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import shapes
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import shapes
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.losses.targets import is_array
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import shapes
-from keras_dist._integer_checks import check_indices
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import shapes
+from keras_dist._support.integer_checks import check_indices
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.loss import FunctionLoss
 from keras_dist.losses.targets import as_arrays

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import shapes
-from keras_dist._array_operators import native
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import shapes
+from keras_dist._support.array_operators import native
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 
 

@@ -1,6 +1,6 @@
 """Metrics: state that grows with every batch, and a result that is read from it."""
 
-from keras_dist._docstrings import complete_docstrings
+from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
 from keras_dist.losses.binary import binary_focal_crossentropy as binary_focal_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy as categorical_crossentropy

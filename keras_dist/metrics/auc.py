@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_int, check_option
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.metrics.confusion import Counts, count, even_thresholds, selected, spread

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_fraction, check_int
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import check_fraction, check_int
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.targets import align_ranks, as_arrays

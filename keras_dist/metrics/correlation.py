@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.losses.targets import matched
 from keras_dist.metrics.reduction import FunctionMetric

@@ -7,8 +7,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_number, check_option, check_optional
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import check_number, check_option, check_optional
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import as_arrays

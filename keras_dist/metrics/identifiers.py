@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._signatures import in_keras_order, takes
+from keras_dist._support.signatures import in_keras_order, takes
 from keras_dist.errors import ModelError
 from keras_dist.losses.auto_crossentropy import NAMES, crossentropy_by_shapes
 from keras_dist.metrics.accuracy import accuracy_by_shapes

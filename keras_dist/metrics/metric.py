@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_is_mesh
-from keras_dist._array_operators import value_of, values_in
-from keras_dist._signatures import takes
-from keras_dist._stateless_scope import StatelessScope
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support.arguments import check_is_mesh
+from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.signatures import takes
+from keras_dist._support.stateless_scope import StatelessScope
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, UnknownNameError, did_you_mean, shorten
 from keras_dist.metrics.metric_state import MetricState
 from keras_dist.saving.configurable import Configurable, not_initialised

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._lending import Borrower, Lendable
-from keras_dist._stateless_scope import trace_error
+from keras_dist._support.lending import Borrower, Lendable
+from keras_dist._support.stateless_scope import trace_error
+from keras_dist._unstable.jax_internals import is_traced
 
 
 class MetricState(Borrower):
@@ -54,7 +54,7 @@ class MetricState(Borrower):
 
     def set_to_copy(self, variable: Lendable, value: Any) -> None:
         """Replace the state by a copy of a value."""
-        if _jax.is_traced(value):
+        if is_traced(value):
             raise trace_error(variable.path)  # pyright: ignore[reportArgumentType]
         with jax.ensure_compile_time_eval():
             self.take(variable, jnp.array(value, variable.dtype))  # pyright: ignore[reportUnknownMemberType]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.losses.categorical import sparse_categorical_crossentropy
 from keras_dist.losses.targets import as_arrays
 from keras_dist.metrics.confusion import spread

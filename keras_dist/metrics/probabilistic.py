@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.losses.binary import binary_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy, sparse_categorical_crossentropy
 from keras_dist.losses.probabilistic import kl_divergence, poisson

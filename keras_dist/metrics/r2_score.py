@@ -9,8 +9,8 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_int, check_option
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import check_int, check_option
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks, as_arrays
 from keras_dist.metrics.metric import Metric

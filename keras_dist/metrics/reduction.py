@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _integer_checks
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support import integer_checks
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.losses.targets import align_ranks
 from keras_dist.metrics.metric import Metric
@@ -94,7 +94,7 @@ class MeanMetricWrapper(Mean):
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Add a batch."""
-        with _integer_checks.counting(sample_weight):
+        with integer_checks.counting(sample_weight):
             values = self._fn(y_true, y_pred, **self._fn_kwargs)
         rows = [jnp.shape(leaf)[0] for leaf in jax.tree.leaves(y_pred) if jnp.ndim(leaf)]
         if jnp.ndim(values) == 0 and rows:
@@ -117,7 +117,7 @@ class MeanMetricWrapper(Mean):
 
     def weighs(self, y_true: PyTree, y_pred: PyTree) -> bool:
         """Whether the function returns more than one number for a batch."""
-        with _integer_checks.counting(False):
+        with integer_checks.counting(False):
             return super().weighs(y_true, y_pred) and jnp.ndim(self._fn(y_true, y_pred, **self._fn_kwargs)) > 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.losses.regression import (
     log_cosh,
     mean_absolute_error,

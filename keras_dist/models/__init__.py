@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.models.cloning import clone_model
 from keras_dist.models.loading import load_model, model_from_json, save_model
 from keras_dist.models.model import Model

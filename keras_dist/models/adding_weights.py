@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from keras_dist import random
-from keras_dist._lending import Lendable
+from keras_dist._support.lending import Lendable
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths

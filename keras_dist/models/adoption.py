@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.layers import Layer
 from keras_dist.models.adding_weights import add_weights
 from keras_dist.models.built_model import BuiltModel

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
     from keras_dist.models.trainer import Trainer
 
 _END = "_shape"

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist import _paths
-from keras_dist._lending import Lendable
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.lending import Lendable
+from keras_dist._support.types import PyTree
 from keras_dist.distribution import lint
-from keras_dist.distribution.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -195,7 +195,7 @@ class BuiltModel(BuiltModule):
         steps = create("step", numbers.step)
         cell.hold_slot(numbers.step, steps)
         for name, optimizer in optimizers.items():
-            paths = {_paths.join(parts): parts for parts in optimizer.parts}
+            paths = {tree_paths.join(parts): parts for parts in optimizer.parts}
             updated = {path: self.variable(path) for path in paths}
             optimizer.transformation.know_variables(updated)
             listed = [variable for variable in self.variables() if self.path_of(variable) in paths]
@@ -267,9 +267,9 @@ class BuiltModel(BuiltModule):
             )
 
 
-def _of_a_structure(parts: _paths.Parts, variable: nnx.Variable) -> ModelError:
+def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelError:
     return ModelError(
-        f"variable {_paths.join(parts)!r} of a layer holds a structure of arrays",
+        f"variable {tree_paths.join(parts)!r} of a layer holds a structure of arrays",
         given=f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}",
         expected="one array in each variable, which then has a path, a layout and an optimizer's slots",
         fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables",

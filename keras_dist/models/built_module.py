@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _integer_checks, _jax
-from keras_dist._array_operators import value_of
-from keras_dist._stateless_scope import StatelessScope, current_scope, without_scope
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support import integer_checks
+from keras_dist._support.array_operators import value_of
+from keras_dist._support.stateless_scope import StatelessScope, current_scope, without_scope
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
@@ -102,9 +103,9 @@ class BuiltModule:
             return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()
-        is_checked = not any(map(_jax.is_traced, leaves))
+        is_checked = not any(map(is_traced, leaves))
         key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
-        program = self._programs.pop(key, None) or jax.jit(_integer_checks.checked(run) if is_checked else run)
+        program = self._programs.pop(key, None) or jax.jit(integer_checks.checked(run) if is_checked else run)
         self._programs[key] = program  # the last one used comes last
         if len(self._programs) > _MOST_PROGRAMS:
             del self._programs[next(iter(self._programs))]
@@ -117,9 +118,9 @@ class BuiltModule:
             found = program(state.trainable, state.rest, self.next_draw(), *placed)
             if is_checked:
                 error, found = found
-                _integer_checks.raise_found(error)
+                integer_checks.raise_found(error)
             outputs, masks, rest, losses = found
-            if not any(map(_jax.is_traced, jax.tree.leaves(rest))):
+            if not any(map(is_traced, jax.tree.leaves(rest))):
                 self._keep(state, state.replace(rest=rest), training)
         self._note_losses(losses)
         call_context.CallContext().set_mask(outputs, masks)
@@ -249,7 +250,7 @@ class BuiltModule:
 
     def _placed(self, array: Any) -> Any:
         """An array on the model's devices: its rows over the batch axis, if that divides them."""
-        if _jax.is_traced(array):
+        if is_traced(array):
             return array
         mesh = self.distribution.device_mesh
         layout = self.distribution.get_data_layout(array.shape) if array.ndim else None

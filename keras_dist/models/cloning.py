@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTree, Shape
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Input, Layer
 from keras_dist.layers.other_frameworks import check_is_ours

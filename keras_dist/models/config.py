@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.models.functional import Graph, Step
@@ -20,7 +20,7 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
 
 _GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"

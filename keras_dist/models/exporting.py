@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._arguments import check_option, check_path
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import check_option, check_path
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import is_key_dtype
 from keras_dist.data.conversion import check_batch_size
 from keras_dist.distribution.data_parallel import DataParallel
-from keras_dist.distribution.job import print_message
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.job import print_message
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError, shorten
 from keras_dist.export.structure import Structure, described, filled
@@ -29,7 +29,7 @@ from keras_dist.saving.tensor_files import fetched
 from keras_dist.training.outputs import Outputs
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
 
 FORMAT = "jax_export"
 
@@ -122,9 +122,7 @@ def _predict_of(
     forward = dataclasses.replace(session.forward, distribution=DataParallel(devices=[device]).snapshot(), plan=None)
     paths = [row.path for row in cell.plan.rows]
     arrays = dict(zip(paths, cell.leaves(), strict=True))
-    implementations = {
-        path: jax.random.key_impl(array) for path, array in arrays.items() if _jax.is_key_dtype(array.dtype)
-    }
+    implementations = {path: jax.random.key_impl(array) for path, array in arrays.items() if is_key_dtype(array.dtype)}
 
     def predict(weights: dict[str, jax.Array], inputs: PyTree) -> PyTree:
         values = dict(weights)

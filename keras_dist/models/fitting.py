@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist import optimizers, random
-from keras_dist._arguments import check_int, check_number, check_option, is_int
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import (
+    check_int,
+    check_number,
+    check_option,
+    is_int,
+)
+from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
 from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_inputs
@@ -26,7 +31,7 @@ from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.models.automatic_layout import find_layout
 from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.step_protocol import steps_of
+from keras_dist.models.step_methods import steps_of
 from keras_dist.optimizers.loss_scale import with_loss_scale
 from keras_dist.training.compile_config import CompileConfig, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.layers.host_layer import as_rows
 from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.preprocessing.host_layer import as_rows
 from keras_dist.models.naming import free_name, name_members
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_host
 
 if TYPE_CHECKING:
-    from keras_dist.models.layered import Layered
+    from keras_dist.models.graph_methods import Layered
 
 Place = tuple[str, int, int]
 """Where a tensor comes from: the name of a step, which of its calls, which of the outputs of that call."""

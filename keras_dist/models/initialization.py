@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _paths, random
-from keras_dist._lending import Lendable
-from keras_dist._signatures import keywords_taken
-from keras_dist._types import ArrayLike, PyTree
-from keras_dist.distribution.consistency import facts_of_config
+from keras_dist import random
+from keras_dist._support import tree_paths
+from keras_dist._support.lending import Lendable
+from keras_dist._support.signatures import keywords_taken
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
+from keras_dist.distribution.jobs.consistency import facts_of_config
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -138,7 +139,7 @@ class _TracedLayers:
     init: Callable[[ArrayLike], PyTree]
     distribution: Distribution
     is_placed: bool
-    known: set[_paths.Parts]
+    known: set[tree_paths.Parts]
     built_with: dict[str, dict[str, Any]]
 
 
@@ -150,7 +151,7 @@ def _traced_layers(
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
     _check_inner_models(model, distribution, chosen)
-    known: set[_paths.Parts] = set()
+    known: set[tree_paths.Parts] = set()
     built: dict[str, Any] = {}
     leaves, structure = jax.tree.flatten(arguments)
     tensors = [leaf for leaf in leaves if isinstance(leaf, KerasTensor)]
@@ -171,7 +172,7 @@ def _traced_layers(
             for _, variable in walk(copy):
                 if _is_rng(variable) and variable.tag == "seed_generator_state":
                     variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
-            named = keras_paths(copy, {_paths.join(parts) for parts in known}, _built_before(model))
+            named = keras_paths(copy, {tree_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
             built["with"] = {path: layer._runtime.built_with for path, layer in layers_below(copy)}
             tell_paths(copy)
@@ -255,7 +256,7 @@ def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
         cells = [cell for cell in cells if before is None or cell is not before.cell]
         if cells and cells[0].mesh != plan.mesh:
             summary = f"model {model.name!r} and {cells[0].owner} have layers in common, but are on different meshes"
-            given = f"{_paths.join(_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}"
+            given = f"{tree_paths.join(tree_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}"
             fix = "make both models under one distribution, or this one of a copy: keras_dist.models.clone_model(model)"
             raise DistributionError(summary, given=given, fix=fix)
 

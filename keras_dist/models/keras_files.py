@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_dist import _jax
+from keras_dist._unstable import jax_internals
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.checkpoint.snapshot import is_count
-from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
     CheckpointError,
@@ -60,7 +60,7 @@ from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import draft_of, writing_to
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
 
 
 _FEW_BYTES, _MOST_WIDENED = 2**28, 8
@@ -198,7 +198,7 @@ def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
 
 def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
     """Check that a model is about as large as what a file holds, before any of it is created."""
-    wanted = sum(math.prod(spec.shape) * _jax.itemsize(spec.dtype) for spec in specs)
+    wanted = sum(math.prod(spec.shape) * jax_internals.itemsize(spec.dtype) for spec in specs)
     if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
         given = f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}"
         fix = "write it again with model.save; or make the model in code, and then model.load_weights(path)"

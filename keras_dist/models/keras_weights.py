@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
 from keras_dist.distribution import lint
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import host_copy, place_copy
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
 from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
@@ -339,12 +340,12 @@ def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slo
     """Set an array of the model, of which each device of this process gets its part."""
     row = session.cell.state_plan.rows[place]
     before = session.cell.arrays[place]
-    if _jax.is_key_dtype(before.dtype):
+    if is_key_dtype(before.dtype):
         data = reader.read(name)
         if data.shape != jax.random.key_data(before).shape:
             raise reader.damaged(f"{name!r} of shape {data.shape}")
         value = jax.random.wrap_key_data(
-            jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=_jax.key_impl(before.dtype)
+            jnp.asarray(narrowed(data, jnp.uint32, reader, name)), impl=key_impl(before.dtype)
         )
         session.cell.put({place: _placed(session, place, value)})
         return
@@ -381,4 +382,4 @@ def _loses_part(reader: H5Reader, name: str, slot: Slot) -> bool:
 def _bytes(slot: Slot) -> int:
     if slot.variable is None:
         return np.asarray(slot.numpy()).nbytes
-    return math.prod(slot.variable.shape) * _jax.itemsize(slot.variable.dtype)
+    return math.prod(slot.variable.shape) * jax_internals.itemsize(slot.variable.dtype)

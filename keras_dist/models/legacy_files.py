@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_dist.distribution import lint
-from keras_dist.distribution.job import is_chief
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.interop.h5_files import H5Reader, H5Writer
 from keras_dist.interop.keras_configs import compile_to_keras, from_keras, to_keras
@@ -27,7 +27,7 @@ from keras_dist.saving import custom_object_scope
 from keras_dist.saving.drafts import draft_of, writing_to
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
 
 
 def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:

@@ -11,21 +11,21 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist._arguments import check_int
-from keras_dist._array_operators import values_in
-from keras_dist._tables import render
-from keras_dist._types import DTypeLike, PyTree
-from keras_dist.distribution.job import is_chief
+from keras_dist._support.arguments import check_int
+from keras_dist._support.array_operators import values_in
+from keras_dist._support.text_tables import render
+from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.interop.keras_models import adopt
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.models.distribution_methods import Placed
 from keras_dist.models.functional import connect
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, named_layers
-from keras_dist.models.placed import Placed
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from keras_dist import _paths
+from keras_dist._support import tree_paths
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
@@ -72,7 +72,7 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
         found[id(node)] = (path, node)
         for name, child in children_of(node):
             if isinstance(child, nnx.Module):
-                visit(child, path if name == _paths.MEMBERS else f"{path}/{name}".lstrip("/"))
+                visit(child, path if name == tree_paths.MEMBERS else f"{path}/{name}".lstrip("/"))
 
     visit(root, "")
     return [(path, node) for path, node in found.values() if isinstance(node, Layer)]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.distribution import devices, lint
-from keras_dist.distribution.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.data_parallel import DataParallel
+from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import LayoutError, LayoutWarning

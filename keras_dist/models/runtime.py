@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.interop.keras_models import KerasModel

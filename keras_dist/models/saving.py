@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
-from keras_dist import _environment, _jax
-from keras_dist._arguments import check_flag, check_kind
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support import backend_environment
+from keras_dist._support.arguments import check_flag, check_kind
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
 from keras_dist.distribution import lint
-from keras_dist.distribution.job import process_index
+from keras_dist.distribution.jobs.job import process_index
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import host_copy, place_copy
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
     CheckpointError,
@@ -47,7 +49,7 @@ from keras_dist.saving.serialization import is_lambda, lambdas_kept
 from keras_dist.training.progress import Progress
 
 if TYPE_CHECKING:
-    from keras_dist.models.saveable import Saveable
+    from keras_dist.models.saving_methods import Saveable
 
 T = TypeVar("T")
 
@@ -165,7 +167,7 @@ def restore(
             job.each(lambda found=found, part=part_wanted: found.update(stored.arrays(part)))
             for name in part:
                 arrays[places[name]] = found.pop(name)
-            _environment.release_freed_memory()
+            backend_environment.release_freed_memory()
         cell.arrays = arrays
     session.fits = fits
     session.use_seed(seed)
@@ -298,7 +300,7 @@ def _wanted(session: BuiltModel) -> dict[str, jax.ShapeDtypeStruct]:
 
 def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
     """The names in groups of `_PARTS_READ`th of all bytes, or of one array that has more."""
-    sizes = {name: math.prod(like.shape) * _jax.itemsize(like.dtype) for name, like in wanted.items()}
+    sizes = {name: math.prod(like.shape) * jax_internals.itemsize(like.dtype) for name, like in wanted.items()}
     limit = max(_PART_BYTES, sum(sizes.values()) / _PARTS_READ)
     parts: list[list[str]] = [[]]
     total = 0
@@ -410,6 +412,6 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
 
 def _like(array: Any, value: Any) -> Any:
     """What `host_copy` gave for such an array, typed PRNG keys as these."""
-    if not _jax.is_key_dtype(array.dtype):
+    if not is_key_dtype(array.dtype):
         return value
-    return jax.random.wrap_key_data(value, impl=_jax.key_impl(array.dtype))
+    return jax.random.wrap_key_data(value, impl=key_impl(array.dtype))

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _paths
-from keras_dist._patterns import pattern
-from keras_dist._tables import Table
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.safe_patterns import pattern
+from keras_dist._support.text_tables import Table
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import names_tensor
 from keras_dist.distribution.model_parallel import ModelParallel
@@ -111,7 +111,7 @@ def ruled_activations(session: BuiltModel) -> list[Ruled]:
     distribution, found = session.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
     for _, paths in named_submodules(session.cell.graph.described()):
-        for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
+        for name in (tree_paths.join(filter(None, (path, "output"))) for path in paths):
             layout = distribution.get_tensor_layout(name)
             if layout is not None:
                 decided = layout.reason if rules is None else rules.match(name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist.distribution.consistency import Fingerprint, facts_of_config
+from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.models.naming import layers_below, prefixes

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import jax
 
-from keras_dist._arguments import check_callable, check_option
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import check_callable, check_option
+from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
@@ -18,7 +18,7 @@ from keras_dist.models.built_model import BuiltModel, not_compiled
 from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.runtime import ModelRuntime
-from keras_dist.models.step_protocol import KerasSteps
+from keras_dist.models.step_methods import KerasSteps
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import DEFAULT

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._patterns import Patterns, pattern
+from keras_dist._support.safe_patterns import Patterns, pattern
 from keras_dist.data.conversion import noting
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.tensor_files import TensorReader

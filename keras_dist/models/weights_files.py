@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._arguments import check_number
+from keras_dist._support.arguments import check_number
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import dtype_named, is_key_dtype
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import MANIFEST, RECORD, newest_in
 from keras_dist.distribution import lint
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.rendezvous import Rendezvous
 from keras_dist.errors import FileMissingError, ModelError, shorten
 from keras_dist.interop.keras_archives import is_keras_folder
 from keras_dist.models.built_model import BuiltModel
@@ -98,7 +99,7 @@ def save_weights(
     factors = factor_paths(session, merged)
     by_path = {session.path_of(weight): weight for weight in weights}
     handles = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
-    sizes = {name: math.prod(weight.shape) * _jax.itemsize(weight.dtype) for name, weight in handles.items()}
+    sizes = {name: math.prod(weight.shape) * jax_internals.itemsize(weight.dtype) for name, weight in handles.items()}
     groups = grouped(sizes, max_bytes)
     # all are of one step, whoever trains
     with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
@@ -221,7 +222,7 @@ def narrowed(array: np.ndarray, dtype: Any, reader: Any, name: str) -> np.ndarra
 
 def _is_narrower(dtype: Any, stored: Any) -> bool:
     """Whether an element type may not hold all numbers of another one."""
-    return not _jax.is_key_dtype(dtype) and jnp.issubdtype(dtype, jnp.number) and not np.can_cast(stored, dtype, "safe")
+    return not is_key_dtype(dtype) and jnp.issubdtype(dtype, jnp.number) and not np.can_cast(stored, dtype, "safe")
 
 
 def _reader(filepath: str | os.PathLike[str], session: BuiltModel) -> TensorReader | _Folder:
@@ -431,7 +432,7 @@ class _Folder:
 
     def is_complex(self, name: str) -> bool:
         """Whether the elements of a weight have an imaginary part."""
-        return jnp.issubdtype(_jax.dtype_named(self._dtypes[name]), jnp.complexfloating)
+        return jnp.issubdtype(dtype_named(self._dtypes[name]), jnp.complexfloating)
 
     def read(self, names: Sequence[str]) -> dict[str, Any]:
         """Weights by their paths, where those of the model are; on the host those whose elements have 64 bits.
@@ -439,7 +440,7 @@ class _Folder:
         Without `jax_enable_x64` arrays on devices have 32: numbers that are too large would be infinite.
         """
         for name in names:
-            if _jax.is_key_dtype(_jax.dtype_named(self._dtypes[name])):
+            if is_key_dtype(dtype_named(self._dtypes[name])):
                 raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self._dtypes[name]}")
         plan = self._session.cell.plan
         places = {row.path: sharding for row, sharding in zip(plan.rows, jax.tree.leaves(plan.shardings), strict=True)}

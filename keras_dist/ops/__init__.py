@@ -12,8 +12,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.ops import core, linalg, math, nn, numpy, rearranging
 from keras_dist.ops import image as image
 from keras_dist.ops.core import *

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_option
-from keras_dist._array_operators import value_of, values_in
-from keras_dist._types import ArrayLike, DTypeLike, PyTree
+from keras_dist._support.arguments import check_option
+from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.ops.operation import as_array, dims_of, names_in, notes_arguments, operation
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_option, check_sizes
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import image_filters, image_transforms
 from keras_dist.ops.image_form import Images

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 
 
 def rgb_to_hsv(images: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array

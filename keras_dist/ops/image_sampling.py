@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import jax.scipy.ndimage
 
 from keras_dist import random
-from keras_dist._arguments import check_option, shapes
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_option, shapes
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import image_transforms
 from keras_dist.ops.image_form import Images

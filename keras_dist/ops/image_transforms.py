@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 from keras_dist.ops.core import saturate_cast
 from keras_dist.ops.image_filters import filtered
 

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax
-from keras_dist._arguments import check_option
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_option
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, floating, names_in, operation
@@ -30,7 +30,7 @@ def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
         ModelError: a matrix is not positive definite; in compiled steps its factor is NaN.
     """
     factor = jnp.linalg.cholesky(_square("cholesky", x), upper=upper)
-    if not _jax.is_traced(factor) and jnp.any(jnp.isnan(factor)):
+    if not is_traced(factor) and jnp.any(jnp.isnan(factor)):
         summary = "cholesky: a matrix is not positive definite, or not symmetric"
         raise ModelError(summary, given=f"an array of shape {factor.shape}", fix="add a small multiple of ops.eye(n)")
     return factor

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations, losses
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_int
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_int
+from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from keras_dist import _jax, mixed_precision
-from keras_dist._types import DTypeLike
+from keras_dist import mixed_precision
+from keras_dist._support.types import DTypeLike
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
 from keras_dist.ops.operation import as_array
 from keras_dist.ops.operation import element_type as element_type
@@ -37,7 +38,7 @@ def sizes(counts: Any, name: str) -> Any:
         ModelError: one is None, as the batch of symbolic tensors, or has no value inside of a compiled function.
     """
     several = counts if isinstance(counts, list | tuple) else [counts]
-    if any(count is None or _jax.is_traced(count) for count in several):
+    if any(count is None or is_traced(count) for count in several):
         given = f"{shorten(counts)}: None is an unknown dim of a symbolic tensor, and tracers have no values"
         fix = "-1 in `ops.reshape`; or do it in `call` of a Layer, where `ops.shape(x)[0]` is an integer"
         raise ModelError(f"the shape of the result of `ops.{name}` is not known", given=given, fix=fix)
@@ -55,7 +56,7 @@ def known(x: Any, name: str, fix: str) -> Any:
     Raises:
         ModelError: it is symbolic, or an argument of a function that is compiled.
     """
-    if _jax.is_traced(x):
+    if is_traced(x):
         given = f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step"
         raise ModelError(f"the shape of the result of `ops.{name}` depends on values", given=given, fix=fix)
     return as_array(x)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
 
 absolute = unary("absolute", jnp.absolute, "The distance of each element from 0.")

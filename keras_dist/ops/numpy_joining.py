@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error, is_int
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import argument_error, is_int
+from keras_dist._support.types import ArrayLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.operation import as_array, dims_of, names_in, operation
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import ArrayLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.operation import as_array, binary, names_in, operation, unary
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import argument_error, is_int
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import argument_error, is_int
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.operation import as_array, names_in, notes_arguments, operation
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.numpy_arguments import Axes
 from keras_dist.ops.operation import as_array, like, names_in, operation

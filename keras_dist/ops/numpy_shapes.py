@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.ops import numpy_arguments as arguments
 from keras_dist.ops.numpy_arguments import Axes
 from keras_dist.ops.operation import as_array, names_in, operation, unary

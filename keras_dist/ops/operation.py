@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist._arguments import argument_error, check_axes, check_axes_exist
-from keras_dist._array_operators import Operators, native, value_of
-from keras_dist._integer_checks import check_fits
-from keras_dist._types import ArrayLike, DTypeLike
+from keras_dist._support.arguments import argument_error, check_axes, check_axes_exist
+from keras_dist._support.array_operators import Operators, native, value_of
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import KerasDistError, shorten
 from keras_dist.symbolic.tensors import OPERATIONS, Operation, is_any_symbolic
 

@@ -9,8 +9,8 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_option, check_sizes
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ArgumentTypeError, ModelError
 from keras_dist.ops import channel_order
 from keras_dist.ops.operation import as_array, floating, names_in, operation

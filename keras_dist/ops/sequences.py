@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_option
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_option
+from keras_dist._support.types import ArrayLike
 from keras_dist.ops.operation import as_array, names_in, operation
 
 _NONE = -1

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
 from keras_dist.optimizers.adafactor import Adafactor as Adafactor

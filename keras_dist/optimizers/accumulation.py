@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.types import ArrayLike, PyTree
 
 
 def add_batch(grads: PyTree, weight: ArrayLike, sums: PyTree, weights: ArrayLike) -> tuple[PyTree, jax.Array]:

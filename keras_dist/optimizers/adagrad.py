@@ -6,7 +6,7 @@ from typing import Unpack
 
 import optax
 
-from keras_dist._arguments import check_number
+from keras_dist._support.arguments import check_number
 from keras_dist.optimizers.arguments import CommonArguments
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
 from keras_dist.optimizers.optimizer import Optimizer

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_number
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_number
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.arguments import ArgumentsButDecay, CommonArguments
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
-from keras_dist._arguments import check_exclusive, check_number, check_optional
-from keras_dist._patterns import pattern
+from keras_dist._support.arguments import check_exclusive, check_number, check_optional
+from keras_dist._support.safe_patterns import pattern
 from keras_dist.errors import ModelError, nearest, shorten
 
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
-from keras_dist import _jax, _paths
-from keras_dist._array_operators import value_of
-from keras_dist._stateless_scope import current_scope
+from keras_dist._support import tree_paths
+from keras_dist._support.array_operators import value_of
+from keras_dist._support.stateless_scope import current_scope
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.learning_rate_variable import LearningRateVariable
 from keras_dist.optimizers.optimizer_variables import is_variable, keys_of
@@ -96,7 +97,7 @@ class CustomLoops(LearningRateVariable):
             expected = shorten(keys_of(self._trained))
             fix = "apply it to all of those it was built for, or make another optimizer"
             raise ModelError(summary, given=shorten(keys_of(targets)), expected=expected, fix=fix)
-        is_lost = current_scope() is None and any(map(_jax.is_traced, grads))
+        is_lost = current_scope() is None and any(map(is_traced, grads))
         if is_lost or not all(hasattr(target, "assign") for target in targets):
             given = "traced gradients" if is_lost else "arrays in the place of variables"
             fix = "take the new arrays: stateless_apply(optimizer_variables, grads, trainable_variables)"
@@ -185,6 +186,6 @@ def _kept(absent: set[str], before: Any, after: Any) -> Any:
 
     def chosen(path: Any, old: Any, new: Any) -> Any:
         keys = [part.key for part in path if hasattr(part, "key")]  # of a model's variables all names of their paths
-        return old if any(key in absent for key in keys) or _paths.join(keys) in absent else new
+        return old if any(key in absent for key in keys) or tree_paths.join(keys) in absent else new
 
     return jax.tree_util.tree_map_with_path(chosen, before, after)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from keras_dist._signatures import takes
-from keras_dist._types import PyTree
+from keras_dist._support.signatures import takes
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 
 Rate = float | Callable[[Any], Any]

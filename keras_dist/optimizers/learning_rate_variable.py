@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.learning_rate import (
     LearningRate,

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_int, check_number
-from keras_dist._array_operators import value_of
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_int, check_number
+from keras_dist._support.array_operators import value_of
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.custom_loops import CustomLoops

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 from flax import traverse_util
 
-from keras_dist import _paths
-from keras_dist._arguments import check_callable
-from keras_dist._patterns import pattern
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import check_callable
+from keras_dist._support.safe_patterns import pattern
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.loss_scale import LossScaleOptimizer
@@ -297,8 +297,8 @@ class MultiOptimizer(Optimizer):
             parts.setdefault(self._key_of(names, leaf), {})[names] = leaf
         return {key: traverse_util.unflatten_dict(parts[key]) for key in sorted(parts)}
 
-    def _key_of(self, names: _paths.Parts, leaf: Any) -> str:
-        path = _paths.join(names)
+    def _key_of(self, names: tree_paths.Parts, leaf: Any) -> str:
+        path = tree_paths.join(names)
         if path not in self._chosen:
             self._chosen[path] = self._number(
                 self._map(VariableOfPath(path, str(names[-1]), tuple(jnp.shape(leaf)), jnp.result_type(leaf)))

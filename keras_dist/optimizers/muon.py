@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist import _paths
-from keras_dist._arguments import check_int, check_number, check_optional
-from keras_dist._patterns import pattern
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import check_int, check_number, check_optional
+from keras_dist._support.safe_patterns import pattern
+from keras_dist._support.types import PyTree
 from keras_dist.optimizers.adam import scale_by_adam
 from keras_dist.optimizers.arguments import ArgumentsButDecay, check_patterns
 from keras_dist.optimizers.learning_rate import Rate, scale_by_rate
@@ -97,7 +97,7 @@ class Muon(Optimizer):
 
     def _labels(self, params: PyTree) -> PyTree:
         def label(key_path: Any, param: jax.Array) -> str:
-            return "adam" if self._is_adams(_paths.join(_paths.parts_of(key_path)), param) else "muon"
+            return "adam" if self._is_adams(tree_paths.join(tree_paths.parts_of(key_path)), param) else "muon"
 
         return jax.tree_util.tree_map_with_path(label, params)
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_int, check_optional
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_int, check_optional
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ConfigError, ModelError, with_type
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.custom_loops import CustomLoops

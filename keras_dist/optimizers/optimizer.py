@@ -10,8 +10,13 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from keras_dist._arguments import check_int, check_is_mesh, check_number, check_optional
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import (
+    check_int,
+    check_is_mesh,
+    check_number,
+    check_optional,
+)
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
 from keras_dist.optimizers.arguments import check_clips, check_known

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _paths
-from keras_dist._array_operators import value_of, values_in
-from keras_dist._stateless_scope import without_scope
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.stateless_scope import without_scope
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.learning_rate import LearningRateState, Rate, ScheduledRateState
 from keras_dist.saving.configurable import absent
@@ -54,7 +54,7 @@ class ModelState:
     steps: Any
     cell: Any
     trained: Sequence[Any] = ()
-    parts: Sequence[_paths.Parts] = ()
+    parts: Sequence[tree_paths.Parts] = ()
     scattered: Callable[[Any], Any] = values_in
 
 
@@ -121,7 +121,7 @@ class OptimizerVariables:
         """
         flat, structure = jax.tree_util.tree_flatten_with_path(state)
         known = self._counts(structure.unflatten(range(len(flat))))
-        paths = [_paths.join(_paths.parts_of(path)) for path, _ in flat]
+        paths = [tree_paths.join(tree_paths.parts_of(path)) for path, _ in flat]
         return structure.unflatten(
             known[index] if index in known else create(paths[index], leaf) for index, (_, leaf) in enumerate(flat)
         )
@@ -133,7 +133,7 @@ class OptimizerVariables:
             found |= inner._counts(_child(numbered, name))
         if self._count is not None:
             flat, _ = jax.tree_util.tree_flatten_with_path(numbered)
-            named = (index for path, index in flat if _paths.parts_of(path)[-1] == "iterations")
+            named = (index for path, index in flat if tree_paths.parts_of(path)[-1] == "iterations")
             found |= {index: self._count for index in itertools.islice(named, 1)}
         return found
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from keras_dist._arguments import check_int, check_number
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import check_int, check_number
+from keras_dist._support.types import PyTree
 from keras_dist.optimizers.arguments import CommonArguments
 from keras_dist.optimizers.learning_rate import Rate
 from keras_dist.optimizers.optimizer import Optimizer

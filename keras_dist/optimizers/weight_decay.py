@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from keras_dist import _paths
-from keras_dist._patterns import pattern
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.safe_patterns import pattern
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.arguments import check_patterns
 from keras_dist.optimizers.custom_loops import CustomLoops
@@ -71,7 +71,7 @@ class WeightDecay(CustomLoops):
         """The weights after their decay; those without any are the same objects."""
 
         def decayed(key_path: Any, param: Any) -> Any:
-            decay = self.decay_of(_paths.join(_paths.parts_of(key_path)), param)
+            decay = self.decay_of(tree_paths.join(tree_paths.parts_of(key_path)), param)
             return param if decay is None else param - (param * decay * rate).astype(param.dtype)
 
         return jax.tree_util.tree_map_with_path(decayed, params)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from keras_dist import _shardy
+from keras_dist._unstable import shardy
 from keras_dist.planner.hlo import parse_program
 
 
@@ -40,7 +40,7 @@ def _compiled(request: dict[str, Any], bytecode: bytes) -> Any:
         found = topologies.get_topology_desc(**request["topology"]).devices
     known = {device.id: device for device in found}
     devices = [known[identity] for identity in request["devices"]]
-    return _shardy.compile_program(bytecode, devices, request["free_arguments"], request["free_results"])
+    return shardy.compile_program(bytecode, devices, request["free_arguments"], request["free_results"])
 
 
 def _figures(compiled: Any, mesh: dict[str, int], slices: list[int]) -> dict[str, Any]:

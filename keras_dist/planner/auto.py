@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 import keras_dist
-from keras_dist._arguments import (
+from keras_dist._support.arguments import (
     argument_error,
     check_int,
     check_kind,
@@ -27,7 +27,7 @@ from keras_dist._arguments import (
     check_path,
     is_keras_object,
 )
-from keras_dist._types import Device, PyTree
+from keras_dist._support.types import Device, PyTree
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.lint import frames_inside

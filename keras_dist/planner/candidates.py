@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_dist import _shardy
+from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.planner.propagation import Propagated, propagate_module
 from keras_dist.planner.sharded_module import is_argument
@@ -29,13 +29,13 @@ class Screen:
 
     def __init__(self, program: StepProgram) -> None:
         self._program = program  # keeps the context of the module
-        self._module = _shardy.copy_of(program.lowered)
-        _shardy.drop_constraints(self._module)
-        _shardy.run_passes(self._module, _WITH_RULES)
-        block = _shardy.main_of(self._module)
+        self._module = shardy.copy_of(program.lowered)
+        shardy.drop_constraints(self._module)
+        shardy.run_passes(self._module, _WITH_RULES)
+        block = shardy.main_of(self._module)
         _return_gradients(block, program)
-        _shardy.run_passes(self._module, _CLEAN)
-        block = _shardy.main_of(self._module)
+        shardy.run_passes(self._module, _CLEAN)
+        block = shardy.main_of(self._module)
         returned = _returned(block)
         state = [row.path for row in program.state.rows]
         names = [*state, *[""] * (len(returned) - len(state))]
@@ -53,7 +53,7 @@ class Screen:
         arguments, results = (
             [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
         )
-        return propagate_module(_shardy.lay_out(self._module, sizes, arguments, results))
+        return propagate_module(shardy.lay_out(self._module, sizes, arguments, results))
 
 
 def _with_ranks(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, int]]:
@@ -102,7 +102,7 @@ def _sources(value: Any) -> set[Any]:
 
 def _is_elementwise(operation: Any) -> bool:
     """Whether all dims of operands and results are the same; numbers, which are sent everywhere, have none."""
-    rule = _shardy.factors_of(operation)
+    rule = shardy.factors_of(operation)
     if rule is None:
         return not list(operation.operands)  # a constant
     return len({str(dims) for dims in rule[0] if dims}) == 1

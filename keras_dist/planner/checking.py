@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from typing import Any
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import lint

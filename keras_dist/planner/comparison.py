@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_dist import _html
-from keras_dist._arguments import check_kind
-from keras_dist._tables import Table, render
+from keras_dist._support import html_tables
+from keras_dist._support.arguments import check_kind
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 
@@ -130,10 +130,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         tables = (
-            _html.paragraph(title) + _html.table(headers, lines, numbers=headers[first:])
+            html_tables.paragraph(title) + html_tables.table(headers, lines, numbers=headers[first:])
             for title, headers, first, lines in self._tables()
         )
-        return _html.fragment(_html.paragraph(self._heading()), *tables)
+        return html_tables.fragment(html_tables.paragraph(self._heading()), *tables)
 
     def _heading(self) -> str:
         before, after = self.meshes

@@ -19,9 +19,10 @@ from typing import Any
 
 import jax
 
-from keras_dist import _environment, _shardy
-from keras_dist._arguments import check_axis_sizes, check_kind, check_number
-from keras_dist._extras import import_extra
+from keras_dist._support import backend_environment
+from keras_dist._support.arguments import check_axis_sizes, check_kind, check_number
+from keras_dist._support.extras import import_extra
+from keras_dist._unstable import shardy
 from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
 from keras_dist.planner.gpu_target_config import gpu_target_config
 from keras_dist.planner.propagation import Collective, Kind
@@ -132,10 +133,10 @@ def compile_for(
     check_kind("lowered", lowered, jax.stages.Lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
     check_number("timeout_seconds", timeout_seconds, above=0, below=_MOST_SECONDS, example=600)
     machine = as_target(target)
-    sizes = dict(_shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
+    sizes = dict(shardy.mesh_of(lowered)) if mesh is None else check_axis_sizes("mesh", mesh, MeshError)
     sizes = sizes or {"devices": 1}
     places = places_in_mesh(machine, tuple(sizes.values()), devices)
-    bytecode, free_arguments, free_results = _shardy.program_of(lowered)
+    bytecode, free_arguments, free_results = shardy.program_of(lowered)
     request = {
         "topology": _topology(machine),
         "mesh": sizes,
@@ -145,7 +146,7 @@ def compile_for(
         "free_results": free_results,
         "timeout_seconds": timeout_seconds,
     }
-    return _read(machine, _ask(machine, request, bytecode), _shardy.argument_nbytes(lowered))
+    return _read(machine, _ask(machine, request, bytecode), shardy.argument_nbytes(lowered))
 
 
 def figures(program: StepProgram, target: str | Target, *, timeout_seconds: float = 600) -> CompiledFigures:
@@ -218,7 +219,7 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
 
 def _environment_of(target: Target) -> dict[str, str]:
     """The variables of the process that compiles: those of this one, without what is meant for its devices."""
-    environment = {name: value for name, value in os.environ.items() if name not in _environment.OF_DEVICES}
+    environment = {name: value for name, value in os.environ.items() if name not in backend_environment.OF_DEVICES}
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "JAX_PLATFORMS": "cpu",

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from keras_dist import _shardy
-from keras_dist._tables import Table, render
-from keras_dist._types import PyTree
+from keras_dist._support.text_tables import Table, render
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import shardy
 from keras_dist.distribution.devices import list_devices
 from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -260,8 +260,8 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
     names = own_names or {}
     batch = {row.path: row for row in program.batch.rows}
     state = {row.path: row for row in program.state.rows}
-    module = _shardy.copy_of(program.lowered)
-    _shardy.run_passes(module, PASSES)
+    module = shardy.copy_of(program.lowered)
+    shardy.run_passes(module, PASSES)
     graph = DimGraph(module, [path in batch for path in program.arguments])
     order, events = graph.order(), graph.events()
     members: dict[Any, list[_Member]] = collections.defaultdict(list)

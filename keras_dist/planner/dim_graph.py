@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from keras_dist import _shardy
+from keras_dist._unstable import shardy
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # the operations of MLIR have no types
@@ -185,7 +185,7 @@ class DimGraph:
                 self._tokens.add(result)
 
     def _apply_rule(self, operation: Any) -> None:
-        rule = _shardy.factors_of(operation)
+        rule = shardy.factors_of(operation)
         if rule is None:
             if operation.name == "sdy.sharding_constraint":
                 self._same(operation.operands[0], operation.results[0])

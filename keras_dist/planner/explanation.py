@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_dist._tables import render
+from keras_dist._support.text_tables import render
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.plan import LayoutPlan, Row

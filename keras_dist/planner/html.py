@@ -12,11 +12,11 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from keras_dist import _html
-from keras_dist._arguments import check_path
-from keras_dist._html import escaped
+from keras_dist._support import html_tables
+from keras_dist._support.arguments import check_path
+from keras_dist._support.html_tables import escaped
 from keras_dist.distribution.drawing import device_labels, devices_svg
-from keras_dist.distribution.job import is_chief
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import layout_html, render_axes, render_bytes, render_shape
 from keras_dist.distribution.shards import picture_of
@@ -84,15 +84,17 @@ def page_of(report: PlanReport) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escaped(title)}</title><style>{_html.STYLE}{_PAGE_STYLE}</style></head>"
-        f'<body><main class="kd"><h1>Plan of a train step</h1>{_html.paragraph(_subtitle(report))}{_cards(report)}'
-        f"{_sections(report, 'h2')}</main></body></html>\n"
+        f"<title>{escaped(title)}</title><style>{html_tables.STYLE}{_PAGE_STYLE}</style></head>"
+        f'<body><main class="kd"><h1>Plan of a train step</h1>{html_tables.paragraph(_subtitle(report))}'
+        f"{_cards(report)}{_sections(report, 'h2')}</main></body></html>\n"
     )
 
 
 def fragment_of(report: PlanReport) -> str:
     """Return what a notebook shows."""
-    return _html.fragment(_html.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4"))
+    return html_tables.fragment(
+        html_tables.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4")
+    )
 
 
 def _sections(report: PlanReport, heading: str) -> str:
@@ -136,17 +138,17 @@ def _in_units(number: float) -> str:
 
 def _problems(report: PlanReport) -> tuple[str, str, str]:
     rows = [(problem.summary, problem.given, problem.fix) for problem in report.problems]
-    return "Problems", "", _html.table(("what is wrong", "where", "fix"), rows) if rows else ""
+    return "Problems", "", html_tables.table(("what is wrong", "where", "fix"), rows) if rows else ""
 
 
 def _assumed(report: PlanReport) -> tuple[str, str, str]:
-    return "Assumed", "", "".join(map(_html.paragraph, report.assumed))
+    return "Assumed", "", "".join(map(html_tables.paragraph, report.assumed))
 
 
 def _mesh(report: PlanReport) -> tuple[str, str, str]:
     mesh = report.state.mesh
     label, name = device_labels(mesh.device_names)[0], mesh.device_names[0]
-    caption = _html.paragraph(f"{mesh.size} devices; device {label} is {name}")
+    caption = html_tables.paragraph(f"{mesh.size} devices; device {label} is {name}")
     return "Mesh", "", caption + devices_svg(mesh.axis_sizes, mesh.device_names)
 
 
@@ -180,13 +182,13 @@ def _target(report: PlanReport) -> tuple[str, str, str]:
     if verdict.limit_nbytes:
         sizes.append(_bytes_bar("memory of a device", verdict.limit_nbytes, "the limit", None))
     times = "".join(
-        _html.paragraph(f"Least times of a step ({tier})")
+        html_tables.paragraph(f"Least times of a step ({tier})")
         + _bars(
             [_Bar(name, seconds, f"{1e3 * seconds:.3g} ms", 22) for name, seconds in line.seconds_by_resource.items()]
         )
         for tier, line in verdict.rooflines.items()
     )
-    return "Target", "", _html.paragraph(str(verdict)) + _bars(sizes) + times
+    return "Target", "", html_tables.paragraph(str(verdict)) + _bars(sizes) + times
 
 
 def _bytes_bar(label: str, nbytes: int, tier: str, hue: int | None) -> _Bar:
@@ -217,13 +219,13 @@ def _bars(bars: Sequence[_Bar]) -> str:
 
 def _collectives(report: PlanReport) -> tuple[str, str, str]:
     *lines, total = report.collective_lines()
-    content = _html.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
-    return "Collectives of a step", "propagated", content if lines else _html.paragraph("Nothing moves.")
+    content = html_tables.table(COLLECTIVE_HEADERS, lines, numbers=("turns", "bytes"), totals=[total])
+    return "Collectives of a step", "propagated", content if lines else html_tables.paragraph("Nothing moves.")
 
 
 def _differences(report: PlanReport) -> tuple[str, str, str]:
     lines = report.difference_lines()
-    content = _html.table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
+    content = html_tables.table(DIFFERENCE_HEADERS, lines, numbers=DIFFERENCE_HEADERS[2:])
     return "Collectives, propagated and compiled", "", content if lines else ""
 
 
@@ -235,7 +237,7 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
     note = "A device has the colour of the block that it holds; neighbouring blocks have near colours."
     note += f" Smaller arrays ({rest}) are in the table of layouts alone." if rest else ""
     pictures = "".join(_picture(report, group) for group in large)
-    return "Shards of large variables", "exact", _html.paragraph(note) + pictures if large else ""
+    return "Shards of large variables", "exact", html_tables.paragraph(note) + pictures if large else ""
 
 
 def _activations(report: PlanReport) -> tuple[str, str, str]:
@@ -252,7 +254,7 @@ def _activations(report: PlanReport) -> tuple[str, str, str]:
         for each in report.activations
     ]
     headers = ("path", "shape", "dtype", "layout", "why", "per device")
-    return "Activations", "propagated", _html.table(headers, lines, numbers=headers[-1:]) if lines else ""
+    return "Activations", "propagated", html_tables.table(headers, lines, numbers=headers[-1:]) if lines else ""
 
 
 def _rows(report: PlanReport) -> list[Row]:
@@ -280,7 +282,7 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
         f"{render_bytes(first.nbytes)}, of which {render_bytes(first.nbytes_per_device)} are on each device"
     )
     return (
-        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{_html.paragraph(text)}'
+        f'<figure class="shards"><h3>{escaped(first.path)}</h3>{html_tables.paragraph(text)}'
         f"{more if others else ''}{picture.pictures()}</figure>"
     )
 

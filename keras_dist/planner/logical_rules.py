@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTree
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.lint import frames_inside

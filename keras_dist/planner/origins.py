@@ -7,7 +7,7 @@ import re
 from collections.abc import Container
 from typing import Any
 
-from keras_dist import _shardy
+from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
@@ -65,7 +65,7 @@ class _Origins:
         self._program = program
         self._rows = {row.path: row for row in (*program.state.rows, *program.batch.rows)}
         self._rules = program.distribution.layout_map
-        self._module = ShardedModule(_shardy.with_origins(program.lowered))
+        self._module = ShardedModule(shardy.with_origins(program.lowered))
         self._outputs: dict[str, Any] = {}
         self._constraints: dict[str, tuple[str, str]] = {}
 

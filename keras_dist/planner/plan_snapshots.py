@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import pydantic
 
-from keras_dist._arguments import check_kind, check_path
-from keras_dist.distribution.job import is_chief
+from keras_dist._support.arguments import check_kind, check_path
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.plan import Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import PlanError, PlanFileError, shorten

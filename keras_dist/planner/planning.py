@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution

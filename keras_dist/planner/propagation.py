@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from keras_dist import _shardy
-from keras_dist._arguments import check_kind
+from keras_dist._support.arguments import check_kind
+from keras_dist._unstable import shardy
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -128,7 +128,7 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
     Source: https://openxla.org/shardy
     """
     check_kind("lowered", lowered, jax.stages.Lowered, "a lowered program, as jax.jit(step).lower(*arguments) gives")
-    return propagate_module(_shardy.copy_of(lowered))
+    return propagate_module(shardy.copy_of(lowered))
 
 
 def propagate_module(operation: Any) -> Propagated:
@@ -137,12 +137,12 @@ def propagate_module(operation: Any) -> Propagated:
     The pass that makes collectives of reshards tells them apart by their locations alone, so that these say first
     which operation needs a reshard, and whether a constraint of the program asks for it.
     """
-    _shardy.run_passes(operation, _TO_RESHARDS)
+    shardy.run_passes(operation, _TO_RESHARDS)
     functions = ShardedModule(operation).functions
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
-            _shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
-    _shardy.run_passes(operation, _TO_COLLECTIVES)
+            shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
+    shardy.run_passes(operation, _TO_COLLECTIVES)
     program = _Program(ShardedModule(operation))
     costs = program.costs_of("main")
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")

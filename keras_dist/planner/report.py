@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from keras_dist._tables import Table, render
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes

@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_axis_sizes, check_number, check_option
+from keras_dist._support.arguments import (
+    argument_error,
+    check_axis_sizes,
+    check_number,
+    check_option,
+)
 from keras_dist.errors import MeshError
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Place, Target, as_target, places_in_mesh

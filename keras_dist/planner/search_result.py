@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist._tables import Table, render
+from keras_dist._support.text_tables import Table, render
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.fully_sharded import FullySharded
 from keras_dist.distribution.layout import Axis

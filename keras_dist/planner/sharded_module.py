@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist._shardy import sdy
+from keras_dist._unstable.shardy import sdy
 from keras_dist.distribution.layout import Axis
 from keras_dist.training.activations import path_of_scope, weight_of_scope
 

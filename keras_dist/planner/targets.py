@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._arguments import argument_error, is_int
+from keras_dist._support.arguments import argument_error, is_int
 from keras_dist.distribution import arrangement
 from keras_dist.errors import ConfigError, KerasDistError, MeshError, shorten, unknown_name_error
 from keras_dist.planner.hardware import CHIPS, Chip, Platform

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist import _programs
-from keras_dist._signatures import takes
-from keras_dist._types import PyTree
+from keras_dist._support.signatures import takes
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import jaxprs
 from keras_dist.data.batch import unpack
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution.abstract import abstract_meshes
@@ -161,7 +161,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
         assumed = (*assumed, f"{rows} rows: those of the batch, {source.length}, padded to what the mesh divides")
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
-    named = tuple(paths[index] for index in _programs.arguments_kept(lowered))
+    named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
     return StepProgram(lowered, state, batch, named, assumed, distribution)
 
 

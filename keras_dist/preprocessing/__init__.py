@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.data import image_dataset_from_directory, text_dataset_from_directory, timeseries_dataset_from_array
 from keras_dist.preprocessing import image, sequence
 

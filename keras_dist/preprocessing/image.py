@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.data import array_to_img, img_to_array, load_img, save_img
 from keras_dist.ops.image_transforms import smart_resize
 

@@ -11,8 +11,8 @@ One seed gives the bits that Keras gives on JAX.
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.random.functions import (
     beta,
     binomial,

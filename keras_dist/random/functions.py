@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import argument_error, check_fraction, check_int, check_shape, is_int, shapes
+from keras_dist._support.arguments import (
+    argument_error,
+    check_fraction,
+    check_int,
+    check_shape,
+    is_int,
+    shapes,
+)
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import key_of
 

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax
-from keras_dist._arguments import check_int
-from keras_dist._array_operators import value_of
-from keras_dist._lending import Lendable
-from keras_dist._stateless_scope import current_scope
+from keras_dist._support.arguments import check_int
+from keras_dist._support.array_operators import value_of
+from keras_dist._support.lending import Lendable
+from keras_dist._support.stateless_scope import current_scope
+from keras_dist._unstable.flax_internals import TraceError
+from keras_dist._unstable.jax_internals import is_key_dtype, is_traced
 from keras_dist.errors import ModelError
 
 _seed: int | None = None
@@ -104,7 +105,7 @@ def unseeded_key() -> jax.Array:
             program, and its numbers the same in each call.
     """
     key = next_key()
-    if _stream.get() is None and _jax.is_traced(key):
+    if _stream.get() is None and is_traced(key):
         summary = "random numbers without a seed inside a compiled function would be the same in each call"
         fix = "seed=self.seed_generator in call, a SeedGenerator that the layer owns and makes in __init__"
         raise ModelError(summary, given="seed=None while JAX traces, as it does with `call` of every layer", fix=fix)
@@ -201,7 +202,7 @@ class SeedGenerator(nnx.Module):
             words = jnp.array(state[...], copy=True)  # which no later step consumes
             after = state[...] + jnp.array([0, 1], jnp.uint32)
             state[...] = after
-        except (_jax.TraceError, jax.errors.TracerArrayConversionError) as error:
+        except (TraceError, jax.errors.TracerArrayConversionError) as error:
             summary = "a SeedGenerator is drawn from inside a compiled function that does not own it"
             given = f"a generator of seed {self.seed} that was made outside of jax.jit or the like"
             fix = "pass generator.next() to the function; in a layer self.seed_generator = SeedGenerator() in __init__"
@@ -229,7 +230,7 @@ def key_of(seed: Any) -> jax.Array:
         return unseeded_key()
     if isinstance(seed, SeedGenerator):
         return wrap_key(seed.next())
-    if isinstance(seed, jax.Array) and _jax.is_key_dtype(seed.dtype) and not seed.shape:
+    if isinstance(seed, jax.Array) and is_key_dtype(seed.dtype) and not seed.shape:
         return seed
     if isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.shape == (2,):
         return wrap_key(seed)

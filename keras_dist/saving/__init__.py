@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._docstrings import complete_docstrings
-from keras_dist._missing_names import missing_from
+from keras_dist._support.docstrings import complete_docstrings
+from keras_dist._support.missing_names import missing_from
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.object_registry import ObjectRegistry
 from keras_dist.saving.registry import (

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.errors import ConfigError, ConstructorError, ModelError, shorten
 from keras_dist.saving.serialization import (
     deserialize_keras_object,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from keras_dist._signatures import takes
+from keras_dist._support.signatures import takes
 from keras_dist.errors import (
     ConfigError,
     KerasDistError,

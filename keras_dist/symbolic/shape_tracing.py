@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import export
 
-from keras_dist._types import PyTree, Shape
+from keras_dist._support.types import PyTree, Shape
 
 if TYPE_CHECKING:
     from keras_dist.symbolic.tensors import KerasTensor

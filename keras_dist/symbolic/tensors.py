@@ -12,8 +12,9 @@ from typing import Any, NoReturn, Protocol
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _jax, random
-from keras_dist._types import DTypeLike, PyTree
+from keras_dist import random
+from keras_dist._support.types import DTypeLike, PyTree
+from keras_dist._unstable.jax_internals import refuse_as_array
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import ModelError, shorten
@@ -221,7 +222,7 @@ class KerasTensor:
         return ModelError(f"{summary}: it stands for an array that a model will compute", given=given, fix=fix)
 
 
-_jax.refuse_as_array(KerasTensor, KerasTensor._no_jax_array)
+refuse_as_array(KerasTensor, KerasTensor._no_jax_array)
 
 
 def _install_operators() -> None:

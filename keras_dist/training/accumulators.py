@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, with_type
 from keras_dist.metrics import Metric
 from keras_dist.metrics.confusion import spread

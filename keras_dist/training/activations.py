@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist import _paths
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import distribute_tensor
@@ -36,7 +36,7 @@ def input_names(x: PyTree) -> list[str]:
 
 def tensor_names(module_paths: Sequence[str], x: PyTree) -> list[str]:
     """The names in rules of what modules return, and of the arrays in `x`."""
-    return [*(_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
+    return [*(tree_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
 
 
 def input_layout(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout:
@@ -55,7 +55,7 @@ def constrain_inputs(x: PyTree, distribution: Distribution) -> PyTree:
 def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
     """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
     for node, paths in named_submodules(module):
-        for name in (_paths.join(filter(None, (path, "output"))) for path in paths):
+        for name in (tree_paths.join(filter(None, (path, "output"))) for path in paths):
             if distribution.get_tensor_layout(name) is not None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
         if _names_scopes.get() and paths[0]:
@@ -95,7 +95,7 @@ def weight_of_scope(scope: str) -> str | None:
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
     """The modules in `module`, itself included, each with the paths that rules may know it by: here and in Keras."""
     in_keras = keras_paths(module).layers
-    found = ((_paths.join(_paths.visible(parts)), node) for parts, node in nnx.iter_graph(module))
+    found = ((tree_paths.join(tree_paths.visible(parts)), node) for parts, node in nnx.iter_graph(module))
     return [
         (node, list(dict.fromkeys((path, in_keras.get(id(node), path)))))
         for path, node in found

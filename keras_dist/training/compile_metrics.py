@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
 from keras_dist.training.accumulators import Accumulator, MeanAccumulator, MetricAccumulator, by_name

@@ -12,17 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist import _integer_checks, _programs
+from keras_dist._support import integer_checks
+from keras_dist._unstable import jaxprs
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.consistency import Fingerprint, agreed_programs, is_shared
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.consistency import Fingerprint, agreed_programs, is_shared
+from keras_dist.distribution.jobs.process_rows import sharding_of_rows
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
-from keras_dist.distribution.process_rows import sharding_of_rows
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
@@ -191,7 +192,7 @@ class CompiledSteps:
                 result = program(*arguments)
                 if self._options.check:
                     error, result = result
-                    _integer_checks.raise_found(error)
+                    integer_checks.raise_found(error)
                 return result
 
         return run
@@ -221,7 +222,7 @@ class CompiledSteps:
         try:
             if self._options.jit:
                 facts = functools.partial(self._facts, executions[0])
-                programs = _programs.compile_together(
+                programs = jaxprs.compile_together(
                     agreed_programs(f"the compilation of the {mode} step", self._mesh, made(), facts)
                 )
             else:
@@ -250,14 +251,14 @@ class CompiledSteps:
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         platform = self._mesh.platform if self._mesh.is_abstract else None
-        return _programs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
+        return jaxprs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
 
     def _warn_of_splits(self, jaxpr: Any) -> None:
         """Warn once of weights that a `shard_map` of the module takes apart and that no rule shards."""
         if self._warned_of_splits:
             return
         lines: list[str] = []
-        for index, splits in sorted(_programs.splits_of_inputs(jaxpr).items()):
+        for index, splits in sorted(jaxprs.splits_of_inputs(jaxpr).items()):
             row = self._rows[index] if index < len(self._rows) else None
             if row is None or row.role not in PLANNED_BY_RULE or row.rule is not None or any(row.axes):
                 continue
@@ -357,7 +358,7 @@ class CompiledSteps:
         if self._options.jit:
             donated = (0,) if consumes_state and self._options.donate else ()
             if self._options.check:
-                function, returned = _integer_checks.checked(function), (self._replicated, returned)
+                function, returned = integer_checks.checked(function), (self._replicated, returned)
             return jax.jit(function, in_shardings=given, out_shardings=returned, donate_argnums=donated)
 
         def run(*arguments: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from keras_dist import random
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.placement import host_copy
 from keras_dist.distribution.strategy import Distribution

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from keras_dist import _programs
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import jaxprs
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.training.activations import weight_scope
@@ -81,7 +81,7 @@ class _Weight:
         """The array as the program has it, not gathered."""
         value = self.value
         for equation in self.moves:
-            (value,) = _programs.evaluate(equation, [value])
+            (value,) = jaxprs.evaluate(equation, [value])
         return value
 
 
@@ -95,17 +95,17 @@ class _Gathers:
 
     def evaluate(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a jaxpr for arrays and weights; weights that come out of it are not gathered."""
-        jaxpr, constants = _programs.parts_of_jaxpr(program)
+        jaxpr, constants = jaxprs.parts_of_jaxpr(program)
         known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
         known |= zip(jaxpr.invars, inputs, strict=True)
         for equation in jaxpr.eqns:
-            values = [value.val if _programs.is_literal(value) else known[value] for value in equation.invars]
+            values = [value.val if jaxprs.is_literal(value) else known[value] for value in equation.invars]
             if any(isinstance(value, _Weight) for value in values):
                 outputs = self._evaluated(equation, values)
             else:
-                outputs = _programs.evaluate(equation, values)
+                outputs = jaxprs.evaluate(equation, values)
             known |= zip(equation.outvars, outputs, strict=True)
-        outputs = [value.val if _programs.is_literal(value) else known[value] for value in jaxpr.outvars]
+        outputs = [value.val if jaxprs.is_literal(value) else known[value] for value in jaxpr.outvars]
         return list(map(_not_gathered, outputs))
 
     def _evaluated(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -118,13 +118,13 @@ class _Gathers:
             if isinstance(first, _Weight) and not any(isinstance(start, _Weight) for start in starts):
                 shape = zip(equation.invars[0].aval.shape, equation.outvars[0].aval.shape, strict=True)
                 if not first.moves and first.whole([dim for dim, (old, new) in enumerate(shape) if old != new]):
-                    (part,) = _programs.evaluate(equation, [first.value, *starts])
+                    (part,) = jaxprs.evaluate(equation, [first.value, *starts])
                     return [first.of_dims(part, range(len(first.axes)))]
-        if len({value for value in equation.invars if not _programs.is_literal(value)}) == 1:
+        if len({value for value in equation.invars if not jaxprs.is_literal(value)}) == 1:
             return self._of_one_weight(equation, values)
         if name in _PLACES:
-            return _programs.evaluate(equation, list(map(_not_gathered, values)))
-        if _programs.has_jaxprs(equation):
+            return jaxprs.evaluate(equation, list(map(_not_gathered, values)))
+        if jaxprs.has_jaxprs(equation):
             return self._on_gathered(equation, values)
         return self._used(equation, values)
 
@@ -134,7 +134,7 @@ class _Gathers:
         name, params, result = equation.primitive.name, equation.params, equation.outvars[0].aval
         if name not in _MOVES:
             values = [weight.moved() if value is weight else value for value in values]
-            return _programs.evaluate(equation, values)
+            return jaxprs.evaluate(equation, values)
         dims = None
         if name == "transpose":
             dims = params["permutation"]
@@ -144,12 +144,12 @@ class _Gathers:
             dims = range(len(weight.axes))  # less is gathered
         if dims is None or weight.moves:
             return [dataclasses.replace(weight, moves=(*weight.moves, equation))]
-        (moved,) = _programs.evaluate(equation, [weight.value])
+        (moved,) = jaxprs.evaluate(equation, [weight.value])
         return [weight.of_dims(moved, dims)]
 
     def _used(self, equation: Any, values: list[Any]) -> list[Any]:
         """The outputs of an equation, of which the backward pass keeps no gathered weight."""
-        is_array = [not _programs.is_literal(value) for value in equation.invars]
+        is_array = [not jaxprs.is_literal(value) for value in equation.invars]
 
         def use(*arrays: Any) -> list[Any]:
             rest = iter(arrays)
@@ -160,9 +160,9 @@ class _Gathers:
         return use(*arrays) if self.is_repeated else jax.checkpoint(use, prevent_cse=not self.in_loop)(*arrays)
 
     def _on_gathered(self, equation: Any, values: Sequence[Any]) -> list[Any]:
-        with _programs.in_context_of(equation):
+        with jaxprs.in_context_of(equation):
             gathered = [self._gathered(value) for value in values]
-        return _programs.evaluate(equation, gathered)
+        return jaxprs.evaluate(equation, gathered)
 
     def _gathered(self, value: Any) -> Any:
         """A weight as it is computed with: its gradient is scattered, as the transposes of these constraints say."""
@@ -178,8 +178,8 @@ class _Gathers:
     def _call(self, equation: Any, values: list[Any]) -> list[Any]:
         layouts = *equation.params["in_shardings"], *equation.params["out_shardings"]
         if any(isinstance(layout, jax.sharding.Sharding) for layout in layouts):  # the module itself says it
-            return _programs.evaluate(equation, list(map(_not_gathered, values)))
-        with _programs.in_context_of(equation):
+            return jaxprs.evaluate(equation, list(map(_not_gathered, values)))
+        with jaxprs.in_context_of(equation):
             return self.evaluate(equation.params["jaxpr"], values)
 
     def _checkpoint(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -190,11 +190,11 @@ class _Gathers:
             return inside.evaluate(program, list(map(_with_value, values, arrays)))
 
         given = list(map(_value, values))
-        traced = jax.make_jaxpr(body)(*map(_programs.shape_of, given))
-        return _programs.evaluate(equation, given, jaxpr=_programs.parts_of_jaxpr(traced)[0])
+        traced = jax.make_jaxpr(body)(*map(jaxprs.shape_of, given))
+        return jaxprs.evaluate(equation, given, jaxpr=jaxprs.parts_of_jaxpr(traced)[0])
 
     def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
-        constants, carried = _programs.parts_of_scan(equation)
+        constants, carried = jaxprs.parts_of_scan(equation)
         inside, program = _Gathers(self.mesh, in_loop=True), equation.params["jaxpr"]
         stacks = {
             index: value
@@ -215,8 +215,8 @@ class _Gathers:
                 given[index] = value.value
             elif index < constants or is_split:
                 given[index] = self._gathered(value)
-        shapes = [_programs.shape_of(value.aval) for value in _programs.parts_of_jaxpr(program)[0].invars]
-        return _programs.evaluate(equation, given, jaxpr=jax.make_jaxpr(body)(*shapes))
+        shapes = [jaxprs.shape_of(value.aval) for value in jaxprs.parts_of_jaxpr(program)[0].invars]
+        return jaxprs.evaluate(equation, given, jaxpr=jax.make_jaxpr(body)(*shapes))
 
 
 _INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {

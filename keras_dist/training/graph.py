@@ -13,12 +13,21 @@ import jax
 import numpy as np
 from flax import nnx, traverse_util
 
-from keras_dist import _jax, _paths
-from keras_dist._patterns import Pattern, pattern
-from keras_dist._signatures import takes
-from keras_dist._types import ArrayLike, PyTree, PyTreeDef
+from keras_dist._support import tree_paths
+from keras_dist._support.safe_patterns import Pattern, pattern
+from keras_dist._support.signatures import takes
+from keras_dist._support.types import ArrayLike, PyTree, PyTreeDef
+from keras_dist._unstable import flax_internals
+from keras_dist._unstable.flax_internals import (
+    adopt_traced_buffers,
+    is_variable,
+    metadata_of,
+    restore_order,
+    rngs_for_creation,
+    without_eager_sharding,
+)
 from keras_dist.distribution import lint
-from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts
+from keras_dist.distribution.variables import VariableSpec, describe_variables, leaf_owners, leaf_parts, tied_paths
 from keras_dist.errors import ModelError, nearest, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
@@ -54,7 +63,7 @@ class ModuleGraph:
     graphdef: nnx.GraphDef
     treedef: PyTreeDef
     specs: tuple[VariableSpec, ...]
-    parts: tuple[_paths.Parts, ...]
+    parts: tuple[tree_paths.Parts, ...]
     trained: tuple[bool, ...]
     regularizers: tuple[Callable[[Any], jax.Array] | None, ...]
     constraints: tuple[Callable[[Any], jax.Array] | None, ...]
@@ -99,7 +108,7 @@ class ModuleGraph:
 
     def nest(self, leaves: Sequence[PyTree]) -> tuple[PyTree, PyTree]:
         """A value for each variable, as the nested dicts `(trainable, rest)`."""
-        by_kind: tuple[dict[_paths.Parts, Any], dict[_paths.Parts, Any]] = ({}, {})
+        by_kind: tuple[dict[tree_paths.Parts, Any], dict[tree_paths.Parts, Any]] = ({}, {})
         for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
             by_kind[not trained][parts] = leaf
         return traverse_util.unflatten_dict(by_kind[0]), traverse_util.unflatten_dict(by_kind[1])
@@ -139,22 +148,22 @@ class ModuleGraph:
         return self._merged(self.flatten(trainable, rest))
 
     def _merged(self, leaves: Sequence[Any]) -> Any:
-        with _jax.without_eager_sharding():
+        with without_eager_sharding():
             module = nnx.merge(self.graphdef, self.treedef.unflatten(leaves), copy=True)
-        _jax.restore_order(module, self.attribute_order)
+        restore_order(module, self.attribute_order)
         return module
 
     def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
         """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out."""
         state = nnx.state(module)
         found, known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True)), set(self.parts)
-        lost = [_paths.join(parts) for parts in self.parts if parts not in found]
+        lost = [tree_paths.join(parts) for parts in self.parts if parts not in found]
         if lost:
             summary = f"the module lost variables: {', '.join(map(repr, lost))}"
             fix = "change the values of variables, never remove them"
             raise ModelError(summary, given=f"a {type(module).__name__} without them", fix=fix)
         gained = [
-            _paths.join(parts)
+            tree_paths.join(parts)
             for parts, owner in zip(found, leaf_owners(state), strict=True)
             if parts not in known and not isinstance(owner, nnx.Intermediate)
         ]
@@ -180,10 +189,10 @@ def trace_factory(
     seen: dict[str, Any] = {}
 
     def init(seed: ArrayLike) -> PyTree:
-        with _jax.without_eager_sharding():
-            module = by_keyword(rngs=_jax.rngs_for_creation(jax.random.key(seed)))
+        with without_eager_sharding():
+            module = by_keyword(rngs=rngs_for_creation(jax.random.key(seed)))
             _check_module(module, "the factory's result")
-            _jax.adopt_traced_buffers(module)
+            adopt_traced_buffers(module)
             seen["module"] = module
             seen["graphdef"], state = nnx.split(module)
         return state
@@ -213,10 +222,10 @@ def compile_rule(rule: str, argument: str) -> Pattern:
 
 
 def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainable: Trainable) -> ModuleGraph:
-    specs, treedef = describe_variables(state, _jax.tied_paths(module))
+    specs, treedef = describe_variables(state, tied_paths(module))
     parts = leaf_parts(state)
     owners = leaf_owners(state)
-    order = _jax.attribute_order(module)
+    order = flax_internals.attribute_order(module)
     return ModuleGraph(
         graphdef,
         treedef,
@@ -225,27 +234,27 @@ def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainab
         _trained(specs, parts, owners, trainable),
         tuple(_noted(owner, "regularizer") for owner in owners),
         tuple(_noted(owner, "constraint") for owner in owners),
-        tuple(_paths.join(_paths.visible(path)) for path in order),
+        tuple(tree_paths.join(tree_paths.visible(path)) for path in order),
         order,
-        tuple(type(owner).__name__ if _jax.is_variable(owner) else _RAW for owner in owners),
+        tuple(type(owner).__name__ if is_variable(owner) else _RAW for owner in owners),
         not isinstance(module, Layer),
         tuple(_raw_floats(module, specs, parts, owners)) if trainable is None else (),
     )
 
 
 def _raw_floats(
-    module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any]
+    module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[tree_paths.Parts], owners: Sequence[Any]
 ) -> Iterator[str]:
     """The paths of raw floating arrays of modules that are no layers."""
     raw = [
         (spec.path, names)
         for spec, names, owner in zip(specs, parts, owners, strict=True)
-        if not _jax.is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
+        if not is_variable(owner) and jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact)
     ]
-    is_layer: dict[_paths.Parts, bool] = {}
+    is_layer: dict[tree_paths.Parts, bool] = {}
     for path, node in nnx.iter_graph(module) if raw else ():
         if isinstance(node, nnx.Module) and not isinstance(node, nnx.Dict | nnx.List):
-            place = _paths.visible(path)  # that of a module in an `NNXLayer` is the layer's, too
+            place = tree_paths.visible(path)  # that of a module in an `NNXLayer` is the layer's, too
             is_layer[place] = isinstance(node, Layer) and is_layer.get(place, True)
     for path, names in raw:
         around = max((length for length in range(len(names)) if names[:length] in is_layer), default=0)
@@ -260,11 +269,11 @@ def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
 
 def _noted(owner: Any, name: str) -> Any:
     """What a layer has noted about a variable; None for raw arrays and other people's variables."""
-    return _jax.metadata_of(owner).get(name)
+    return metadata_of(owner).get(name)
 
 
 def _trained(
-    specs: Sequence[VariableSpec], parts: Sequence[_paths.Parts], owners: Sequence[Any], trainable: Trainable
+    specs: Sequence[VariableSpec], parts: Sequence[tree_paths.Parts], owners: Sequence[Any], trainable: Trainable
 ) -> tuple[bool, ...]:
     if isinstance(trainable, str):
         predicate = nnx.filterlib.to_predicate(nnx.Param)

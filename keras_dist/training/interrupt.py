@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_dist.distribution import job
+from keras_dist.distribution.jobs import job
 
 Leave = Callable[[int], None]
 """Called between two steps with the number of the signal that came; it may raise."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.training.accumulators import Accumulator, RateAccumulator
 

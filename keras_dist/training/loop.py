@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 
 import jax
 
-from keras_dist._types import PyTree
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.consistency import Fingerprint
+from keras_dist._support.types import PyTree
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.consistency import Fingerprint
 from keras_dist.training.executions import Execution
 from keras_dist.training.throughput import StepTimer
 

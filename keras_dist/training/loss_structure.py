@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.losses import Loss
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 
 _masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.ContextVar("masks", default=None)
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import metrics
-from keras_dist._arguments import check_number
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.arguments import check_number
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
 from keras_dist.losses import Loss

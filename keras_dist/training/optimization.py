@@ -12,8 +12,9 @@ import jax
 import optax
 from flax import traverse_util
 
-from keras_dist import _paths, optimizers
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist import optimizers
+from keras_dist._support import tree_paths
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, nearest, unknown_name_error
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.train_state import TrainState
@@ -27,7 +28,7 @@ class Optimizer:
     """An optimizer and the names of the variables it updates."""
 
     transformation: optimizers.Optimizer | optimizers.OptaxOptimizer
-    parts: frozenset[_paths.Parts]
+    parts: frozenset[tree_paths.Parts]
 
     def select(self, trainable: PyTree) -> PyTree:
         """The variables it updates, as nested dicts."""
@@ -169,7 +170,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
 def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
     """The gradients of the variables that the optimizer updates."""
     flat_grads = traverse_util.flatten_dict(grads)
-    missing = [_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
+    missing = [tree_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
     if missing:
         summary = "apply_gradients: gradients are missing"
         fix = "differentiate with respect to all of state.trainable, or the part the optimizer updates"
@@ -185,21 +186,21 @@ def _check_pairs(named: Mapping[str, Optimizer]) -> None:
             fix = "make another: type(optimizer).from_config(optimizer.get_config())"
             raise ModelError(summary, given=f"{first.transformation!r} twice", fix=fix)
         if both := first.parts & second.parts:
-            summary = f"optimizers {one!r} and {other!r} both update {min(map(_paths.join, both))!r}"
+            summary = f"optimizers {one!r} and {other!r} both update {min(map(tree_paths.join, both))!r}"
             given = f"rules that meet in {len(both)} variable(s)"
             raise ModelError(summary, given=given, fix=f"narrow the rule of {one!r} or of {other!r}")
 
 
-def _named(name: str, entry: Any, parts: list[_paths.Parts]) -> Optimizer:
+def _named(name: str, entry: Any, parts: list[tree_paths.Parts]) -> Optimizer:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], str):
         transformation, rule = as_optimizer(entry[0], name), entry[1]
         pattern = compile_rule(rule, f"optimizer[{name!r}]")
-        chosen = [p for p in parts if pattern.fullmatch(_paths.join(p))]
+        chosen = [p for p in parts if pattern.fullmatch(tree_paths.join(p))]
     else:
         transformation, rule = as_optimizer(entry, name), f"{name}/.*"
         chosen = [p for p in parts if p[0] == name]
     if not chosen:
-        paths = [_paths.join(p) for p in parts]
+        paths = [tree_paths.join(p) for p in parts]
         near = nearest(rule, paths)
         raise ModelError(
             f"optimizer {name!r} updates no variable",

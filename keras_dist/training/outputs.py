@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.distribution.variables import leaf_paths
 from keras_dist.errors import ModelError
 

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist import _jax, _paths
-from keras_dist._lending import Lendable
-from keras_dist._types import PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.lending import Lendable
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import flax_internals
+from keras_dist._unstable.flax_internals import is_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,27 +44,27 @@ class Place:
     def array(self) -> Any:
         """Return the array itself."""
         tree = self._tree()
-        return tree if self.index is None else jax.tree.leaves(tree, is_leaf=_jax.is_variable)[self.index]
+        return tree if self.index is None else jax.tree.leaves(tree, is_leaf=is_variable)[self.index]
 
     def keep(self, array: Any) -> None:
         """Set an unshared array."""
         if self.index is not None:
-            leaves, structure = jax.tree.flatten(self._tree(), is_leaf=_jax.is_variable)
+            leaves, structure = jax.tree.flatten(self._tree(), is_leaf=is_variable)
             array = structure.unflatten([*leaves[: self.index], array, *leaves[self.index + 1 :]])
         if self.attribute is not None:
             vars(self.holder)[self.attribute] = array
         elif self.lendable is not None:
             self.lendable.keep(array)
         else:
-            _jax.raw_value.__set__(self.holder, array)
+            flax_internals.raw_value.__set__(self.holder, array)
 
     def _tree(self) -> PyTree:
         if self.attribute is not None:
             return vars(self.holder)[self.attribute]
-        return _jax.raw_value.__get__(self.holder) if self.lendable is None else self.lendable.peek()
+        return flax_internals.raw_value.__get__(self.holder) if self.lendable is None else self.lendable.peek()
 
 
-def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
+def places_of(module: nnx.Module, parts: Sequence[tree_paths.Parts]) -> list[Place]:
     """Return the positions of the arrays with these key paths, as `leaf_parts` returns them for a module."""
     counted: collections.Counter[tuple[int, str | None]] = collections.Counter()
     found: list[Place] = []
@@ -79,14 +81,14 @@ def places_of(module: nnx.Module, parts: Sequence[_paths.Parts]) -> list[Place]:
     return found
 
 
-def _holder(module: Any, names: _paths.Parts) -> tuple[Any, Any, str]:
+def _holder(module: Any, names: tree_paths.Parts) -> tuple[Any, Any, str]:
     """Return the variable or array at a key path, and the last module on the path with its attribute."""
     node, owner, attribute = module, module, ""
     for name in names:
         if isinstance(node, nnx.Variable):
             break
         if isinstance(node, nnx.Pytree):
-            members = vars(node).get(_paths.MEMBERS)
+            members = vars(node).get(tree_paths.MEMBERS)
             if members is not None and str(name) in vars(members) and not node._pytree__nodes.get(str(name), False):
                 node = members
             owner, attribute = node, str(name)
@@ -109,5 +111,5 @@ def _inside(tree: Any, name: str | int) -> PyTree:
 
 def _is_alone(holder: Any, attribute: str | None) -> bool:
     """Whether the value is a single array, not a pytree."""
-    tree = vars(holder)[attribute] if attribute is not None else _jax.raw_value.__get__(holder)
+    tree = vars(holder)[attribute] if attribute is not None else flax_internals.raw_value.__get__(holder)
     return jax.tree_util.treedef_is_leaf(jax.tree.structure(tree))

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.cursor import Cursor
-from keras_dist.distribution import job
+from keras_dist.distribution.jobs import job
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.training.compile_config import StepOptions

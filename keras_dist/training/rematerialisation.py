@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from keras_dist._patterns import Pattern
-from keras_dist._types import PyTree
+from keras_dist._support.safe_patterns import Pattern
+from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers.remat_scope import checkpointed
 from keras_dist.training.activations import named_submodules

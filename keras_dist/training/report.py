@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
 from keras_dist.training.accumulators import Count, Latest, UpdatesTotal
 from keras_dist.training.objective import Objective

@@ -12,10 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._lending import Changes, Keeper, Lendable, switching
-from keras_dist._stateless_scope import trace_error
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.lending import (
+    Changes,
+    Keeper,
+    Lendable,
+    switching,
+)
+from keras_dist._support.stateless_scope import trace_error
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.layout import TensorLayout, layout_on
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
@@ -289,7 +294,7 @@ class StateCell(Keeper):
 
     def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
         """Replace the array of a lent variable by a copy of a value."""
-        if _jax.is_traced(value):
+        if is_traced(value):
             raise trace_error(self._row(variable).path)
         place, value = self.place_of(variable), self.checked(variable, value)
         sharding = jax.tree.leaves(self.state_plan.shardings)[place]
@@ -320,7 +325,7 @@ class StateCell(Keeper):
         """Return an array by index; copy it first if the user may hold it."""
         array = self.arrays[place]
         holder = self._at.get(place)
-        if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or _jax.is_traced(array):
+        if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or is_traced(array):
             return array
         self.put({place: self.copied(array)})
         return self._arrays[place]

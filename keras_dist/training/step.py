@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, traverse_util
 
-from keras_dist import _jax, _paths
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support import tree_paths
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten, with_type
@@ -158,7 +159,7 @@ class Forward:
 
     def gathering(self, call: Callable[[Any, Any], Any], trainable: PyTree, rest: PyTree, batch: PyTree) -> Any:
         """What `call` returns for values of the variables, which are gathered where they are used (traced)."""
-        if self.plan is None or not any(map(_jax.is_traced, jax.tree.leaves(batch))):
+        if self.plan is None or not any(map(is_traced, jax.tree.leaves(batch))):
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
@@ -171,7 +172,7 @@ class Forward:
         mesh = self.plan.mesh.backend_mesh
         flat: dict[Any, Any] = dict(traverse_util.flatten_dict(grads))
         for parts, gradient in flat.items():
-            if parts in paths and _jax.is_traced(gradient):
+            if parts in paths and is_traced(gradient):
                 row = self.plan.row(paths[parts])
                 # as the parameter first: else the backward pass may be split as the slots are
                 for axes in dict.fromkeys((row.axes, row.slot_axes)):
@@ -346,7 +347,7 @@ def check_state(step: str, before: TrainState, after: TrainState) -> None:
     for (path, old), new in leaves:
         if jnp.shape(old) != jnp.shape(new) or jnp.result_type(old) != jnp.result_type(new):
             raise ModelError(
-                f"{step} changed the shape or dtype of {_paths.join(_paths.parts_of(path))!r}",
+                f"{step} changed the shape or dtype of {tree_paths.join(tree_paths.parts_of(path))!r}",
                 given=f"{jnp.shape(new)} {jnp.result_type(new)}, before {jnp.shape(old)} {jnp.result_type(old)}",
                 fix="cast the new value to the dtype of the old one"
                 if jnp.shape(old) == jnp.shape(new)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._array_operators import value_of, values_in
-from keras_dist._stateless_scope import StatelessScope
-from keras_dist._types import PyTree
+from keras_dist._support.array_operators import value_of, values_in
+from keras_dist._support.stateless_scope import StatelessScope
+from keras_dist._support.types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from keras_dist._types import Device, PyTree
+from keras_dist._support.types import Device, PyTree
 
 GOAL_SECONDS = 0.1
 """An execution should take about as long: hundreds of times its dispatch, and not long to wait for after Ctrl-C."""

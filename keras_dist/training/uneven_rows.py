@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist import _jax
-from keras_dist._types import PyTree
+from keras_dist._support.types import PyTree
+from keras_dist._unstable import jax_internals
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import batch_shards
 from keras_dist.errors import ModelError
@@ -87,7 +87,7 @@ def over_padded_rows(
     others = []
     if call_copy is not None:
         longer = jax.tree.map(lambda leaf: pad(leaf, added + multiple), inputs)
-        is_traced = any(map(_jax.is_traced, jax.tree.leaves(inputs)))  # else the module may read values
+        is_traced = any(map(jax_internals.is_traced, jax.tree.leaves(inputs)))  # else the module may read values
         others = [jax.eval_shape(call_copy, longer) if is_traced else call_copy(longer)]
     has_rows = jax.tree_util.tree_map_with_path(check, outputs, *others)
     return (jax.tree.map(cut, outputs, has_rows) if added else outputs), has_rows

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.backend import clear_session, standardize_dtype
 from keras_dist.callbacks.progbar import Progbar
 from keras_dist.config.settings import (

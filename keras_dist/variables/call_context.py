@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from keras_dist import _jax
-from keras_dist._types import ArrayLike, PyTree
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class CallContext:
         for tensor, mask in zip(leaves, found if len(found) == len(leaves) else found * len(leaves), strict=False):
             if mask is None:
                 continue
-            if _jax.is_traced(tensor) or _jax.is_traced(mask) or not isinstance(tensor, jax.Array):
+            if is_traced(tensor) or is_traced(mask) or not isinstance(tensor, jax.Array):
                 self.masks[id(tensor)] = (tensor, mask)
             else:
                 tensor._keras_mask = mask  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,13 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from keras_dist import _jax, initializers, random
-from keras_dist._arguments import is_int
-from keras_dist._array_operators import Operators, native, value_of
-from keras_dist._integer_checks import check_fits
-from keras_dist._lending import Lendable
-from keras_dist._stateless_scope import current_names, current_scope, trace_error
-from keras_dist._types import ArrayLike, DTypeLike, Shape
+from keras_dist import initializers, random
+from keras_dist._support.arguments import is_int
+from keras_dist._support.array_operators import Operators, native, value_of
+from keras_dist._support.integer_checks import check_fits
+from keras_dist._support.lending import Lendable
+from keras_dist._support.stateless_scope import current_names, current_scope, trace_error
+from keras_dist._support.types import ArrayLike, DTypeLike, Shape
+from keras_dist._unstable import flax_internals
+from keras_dist._unstable.flax_internals import TraceError
+from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.layout import TensorLayout, from_keras, layout_on
 from keras_dist.distribution.placement import distribute_tensor, place_copy
@@ -181,7 +184,7 @@ class Variable(Lendable):
     def _shard_as_distributed(self) -> None:
         """Shard the value as the current distribution assigns to its path; in a model the plan does."""
         distribution = current_distribution()
-        if distribution is None or distribution.device_mesh.size == 1 or _jax.is_traced(self.peek()):
+        if distribution is None or distribution.device_mesh.size == 1 or is_traced(self.peek()):
             return
         (spec,), _ = describe_variables({"variable": self})
         try:
@@ -266,12 +269,12 @@ class Variable(Lendable):
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The dims."""
-        return _jax.raw_value.__get__(self).shape
+        return flax_internals.raw_value.__get__(self).shape
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The element type; in the `call` of a layer the dtype that it is read in."""
-        own, wanted = _jax.raw_value.__get__(self).dtype, call_context.weights_dtype()
+        own, wanted = flax_internals.raw_value.__get__(self).dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
 
@@ -310,14 +313,12 @@ class Variable(Lendable):
             return self._read()
         try:
             return self._write_own(value)
-        except _jax.TraceError as error:
+        except TraceError as error:
             raise trace_error(self.path) from error
 
     def _write_own(self, value: ArrayLike) -> jax.Array:
         before = self.peek()
-        is_placed = not any(map(_jax.is_traced, (before, value))) and isinstance(
-            before.sharding, jax.sharding.NamedSharding
-        )
+        is_placed = not any(map(is_traced, (before, value))) and isinstance(before.sharding, jax.sharding.NamedSharding)
         name = f"variable {self.path!r}"
         value = place_copy(value, before.sharding, name) if is_placed else jnp.asarray(value)
         with call_context.calling(call_context.caller()):

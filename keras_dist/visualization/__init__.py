@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.visualization.history import plot_history
 from keras_dist.visualization.model_graph import model_to_dot, plot_model
 

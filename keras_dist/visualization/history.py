@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._extras import import_extra
-from keras_dist.distribution.job import is_chief
+from keras_dist._support.extras import import_extra
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, with_type
 from keras_dist.saving.drafts import writing_to
 

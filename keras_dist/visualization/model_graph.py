@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from keras_dist._arguments import check_option
-from keras_dist._extras import import_extra
-from keras_dist._types import PyTree
-from keras_dist.distribution.job import is_chief
+from keras_dist._support.arguments import check_option
+from keras_dist._support.extras import import_extra
+from keras_dist._support.types import PyTree
+from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.render import render_axes
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import MissingExtraError, ModelError, shorten

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from orbax import checkpoint as orbax
 
-from keras_dist import _jax
+from keras_dist._unstable import jax_internals
 from keras_dist.checkpoint import Stored, arrays
 from keras_dist.checkpoint.arrays import read_arrays, write_arrays
 from keras_dist.errors import CheckpointError
@@ -31,7 +31,7 @@ def like(value, where=None):
 
 
 def bits(value):
-    value = jax.random.key_data(value) if _jax.is_key_dtype(value.dtype) else value
+    value = jax.random.key_data(value) if jax_internals.is_key_dtype(value.dtype) else value
     return str(value.dtype), value.shape, np.asarray(value).tobytes()
 
 

@@ -115,7 +115,7 @@ def test_lines_are_counted(source, expected):
 def test_the_share_of_errors_is_within_its_budget():
     counts = by_room()
     share = sum(errors for errors, _ in counts.values()) / sum(code for _, code in counts.values())
-    assert share <= BUDGET, f"{share:.2%} of the code builds errors; keras_dist._arguments has shorter ways"
+    assert share <= BUDGET, f"{share:.2%} of the code builds errors; keras_dist._support.arguments has shorter ways"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-STABLE_DOORS = re.compile(r"^\s*(?:from|import)\s+(jax\._src|jax\.interpreters|flax\.\S*_)", re.MULTILINE)
+UNSTABLE = re.compile(r"^\s*(?:from|import)\s+(jax\._src|jax\.interpreters|flax\.\S*_)", re.MULTILINE)
 
 
 def test_imports_go_to_lower_floors_only():
@@ -22,9 +23,21 @@ def test_imports_go_to_lower_floors_only():
     assert "0 broken" in run.stdout
 
 
-def test_only_three_doors_lead_to_unstable_calls():
-    users = {path.name for path in (ROOT / "keras_dist").rglob("*.py") if STABLE_DOORS.search(path.read_text())}
-    assert users == {"_jax.py", "_programs.py", "_shardy.py"}
+def test_one_package_holds_the_doors_to_unstable_calls():
+    users = {path for path in (ROOT / "keras_dist").rglob("*.py") if UNSTABLE.search(path.read_text())}
+    assert users
+    assert {path.parent.name for path in users} == {"_unstable"}
+
+
+def test_the_root_has_two_private_packages_and_no_private_module():
+    private = {path.name for path in (ROOT / "keras_dist").glob("_*") if not path.name.startswith("__")}
+    assert private == {"_support", "_unstable"}
+
+
+def test_no_two_files_of_a_package_have_one_name():
+    for package in (ROOT / "keras_dist").iterdir():
+        names = Counter(path.name for path in package.rglob("*.py") if path.name != "__init__.py")
+        assert not {name for name, count in names.items() if count > 1}, package
 
 
 def test_nothing_runs_what_it_reads():

@@ -5,7 +5,8 @@ import re
 import pytest
 
 import keras_dist as kd
-from keras_dist import _missing_names, data
+from keras_dist import data
+from keras_dist._support import missing_names
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
 
 
 def test_every_namespace_with_missing_names_answers():
-    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", _missing_names._TABLE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", missing_names._TABLE.read_text(), re.MULTILINE)
     namespace, missing = None, {}
     for section, name in rows:
         namespace = section if not name else namespace

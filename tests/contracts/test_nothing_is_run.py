@@ -22,16 +22,16 @@ ATTRIBUTES = {"np.load", "numpy.load", "yaml.load", "yaml.unsafe_load", "os.syst
 
 KNOWN = {
     "__init__.py": {"importlib"},  # the package's own packages, when they are first used
-    "_coordination_service.py": {"subprocess"},  # starts itself
-    "_environment.py": {"ctypes"},  # the C library's malloc_trim
-    "_extras.py": {"importlib"},  # extras by names that stand in the package
-    "_missing_names.py": {"importlib"},  # the package's own modules, for names that Keras has in lower packages
+    "_unstable/coordination_service.py": {"subprocess"},  # starts itself
+    "_support/backend_environment.py": {"ctypes"},  # the C library's malloc_trim
+    "_support/extras.py": {"importlib"},  # extras by names that stand in the package
+    "_support/missing_names.py": {"importlib"},  # the package's own modules, for names that Keras has in lower packages
     "assembly/components.py": {"importlib"},  # import paths of the user's own run file, when the run is built
     "cli/local_process.py": {"subprocess"},  # starts the user's script
     "cli/process_tree.py": {"ctypes"},  # the C library's prctl
-    "_shardy.py": {"subprocess"},  # starts the program beside it
+    "_unstable/shardy.py": {"subprocess"},  # starts the program beside it
     "planner/compiled.py": {"subprocess"},  # starts the module beside it
-    "_gloo.py": {"ctypes"},  # what C++ calls before it aborts
+    "_unstable/gloo.py": {"ctypes"},  # what C++ calls before it aborts
     "checkpoint/snapshot.py": {"importlib"},  # versions of packages
     "config/__init__.py": {"importlib"},  # its own loader
     "config/formats.py": {"yaml.load"},  # with a SafeLoader
@@ -111,6 +111,6 @@ def test_what_other_processes_say_is_read_as_json():
     reads = re.compile(r"\.(blocking_)?key_value_\w*get\w*\(")
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
     readers = {name for name, text in texts.items() if reads.search(text)}
-    readers.remove("distribution/job_warnings.py")  # waits for a key, and does not look at its value
-    assert readers == {f"distribution/{name}.py" for name in ("joining", "heartbeat", "rendezvous")}
+    readers.remove("distribution/jobs/job_warnings.py")  # waits for a key, and does not look at its value
+    assert readers == {f"distribution/jobs/{name}.py" for name in ("joining", "heartbeat", "rendezvous")}
     assert all("json.loads(" in texts[name] and name not in KNOWN for name in readers)

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 import keras_dist as kd
-from keras_dist import _jax
+from keras_dist._unstable import jax_runtime
 from keras_dist.distribution import CommunicationOptions
-from keras_dist.distribution.communication import apply_communication_options
+from keras_dist.distribution.jobs.communication import apply_communication_options
 from keras_dist.errors import ClusterError
 
 
@@ -84,8 +84,8 @@ def test_nccl_needs_gpus(setting, monkeypatch):
     with pytest.raises(ClusterError, match="NCCL connects GPUs") as caught:
         apply_communication_options(CommunicationOptions("nccl"))
     assert 'CommunicationOptions("gloo")' in caught.value.fix
-    monkeypatch.setitem(_jax.xla_bridge._backend_factories, "cuda", None)
-    assert not _jax.looks_for_gpus()  # the tests run with JAX_PLATFORMS=cpu
+    monkeypatch.setitem(jax_runtime.xla_bridge._backend_factories, "cuda", None)
+    assert not jax_runtime.looks_for_gpus()  # the tests run with JAX_PLATFORMS=cpu
     jax.config.update("jax_platforms", "gpu,cpu")
     try:
         apply_communication_options(CommunicationOptions("nccl"))
@@ -101,6 +101,6 @@ def test_initialize_takes_options_alone(given):
 
 
 def test_refusals_come_before_a_job_is_joined(monkeypatch):
-    monkeypatch.setattr(_jax, "backend_started", lambda: False)
+    monkeypatch.setattr(jax_runtime, "backend_started", lambda: False)
     with pytest.raises(ClusterError, match="NCCL connects GPUs"):
         kd.initialize("127.0.0.1:1", 1, 0, communication_options=CommunicationOptions("nccl"))

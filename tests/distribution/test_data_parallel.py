@@ -1,7 +1,7 @@
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import job
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import DistributionError, LayoutWarning
 from tests.distribution.shapes import axes_of, f32, variable
 

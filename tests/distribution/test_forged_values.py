@@ -16,7 +16,7 @@ import pathlib
 import sys
 import time
 import keras_dist as kd
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 
 address, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 kd.initialize(address, 2, process)

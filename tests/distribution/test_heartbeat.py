@@ -13,9 +13,15 @@ import time
 
 import pytest
 
-from keras_dist.distribution import heartbeat
-from keras_dist.distribution.collective_log import CollectiveLog, difference
-from keras_dist.distribution.heartbeat import FAILED, LEFT, RUNNING, Heartbeat, Liveness
+from keras_dist.distribution.jobs import heartbeat
+from keras_dist.distribution.jobs.collective_log import CollectiveLog, difference
+from keras_dist.distribution.jobs.heartbeat import (
+    FAILED,
+    LEFT,
+    RUNNING,
+    Heartbeat,
+    Liveness,
+)
 from keras_dist.errors import ClusterError
 from tests.forks import Python
 from tests.processes import environment, free_address
@@ -29,9 +35,9 @@ class Ended(Exception):
 @pytest.fixture
 def beats(monkeypatch):
     """The beats of process 0 of 3, without a coordinator."""
-    monkeypatch.setattr(heartbeat._jax, "job_client", lambda: None)
-    monkeypatch.setattr(heartbeat._jax, "place_in_job", lambda: (0, 3))
-    monkeypatch.setattr(heartbeat._jax, "backend_started", lambda: True)
+    monkeypatch.setattr(heartbeat.jax_runtime, "job_client", lambda: None)
+    monkeypatch.setattr(heartbeat.jax_runtime, "place_in_job", lambda: (0, 3))
+    monkeypatch.setattr(heartbeat.jax_runtime, "backend_started", lambda: True)
     job = Liveness(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
 
     def end(blamed, reason):
@@ -107,7 +113,7 @@ def test_one_that_has_left_ends_those_that_wait_for_it(beats):
 
 
 def test_one_that_leaves_before_all_have_started_jax_ends_the_others(beats, monkeypatch):
-    monkeypatch.setattr(heartbeat._jax, "backend_started", lambda: False)
+    monkeypatch.setattr(heartbeat.jax_runtime, "backend_started", lambda: False)
     left = [(1, Heartbeat(1, LEFT)), (2, Heartbeat(3))]
     beats._look(left, 0.0)
     with pytest.raises(Ended, match="process 1 of 3 has ended its program before the others"):
@@ -176,7 +182,7 @@ def test_those_that_do_different_things_end_but_not_at_once(beats, monkeypatch):
 
 def test_the_first_process_waits_for_the_others_at_its_end_and_says_so(beats, monkeypatch, capfd):
     monkeypatch.setattr(heartbeat, "_REPORT_EVERY_S", 0.05)
-    monkeypatch.setattr(heartbeat._jax, "leave_job", lambda: None)
+    monkeypatch.setattr(heartbeat.jax_runtime, "leave_job", lambda: None)
     said = itertools.chain(
         [[(1, Heartbeat(1)), (2, Heartbeat(1, LEFT))]] * 3, itertools.repeat([(1, Heartbeat(2, LEFT))])
     )

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from keras_dist.distribution.job_arguments import JobArguments
+from keras_dist.distribution.jobs.job_arguments import JobArguments
 from keras_dist.errors import ClusterError
 
 ADDRESSES = "10.0.0.1:1234,10.0.0.2:2345"

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import joining
+from keras_dist.distribution.jobs import joining
 from keras_dist.errors import ClusterError
 from tests.forks import Python
 from tests.processes import environment, free_address

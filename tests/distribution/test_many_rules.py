@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_dist as kd
-from keras_dist import _patterns
+from keras_dist._support import safe_patterns
 from keras_dist.distribution import lint
 from keras_dist.errors import LayoutWarning, RuleTimeoutError
 from tests.test_patterns import ENDLESS
 
 COUNT = 320
-GROUPS = COUNT // _patterns.GROUP_SIZE
+GROUPS = COUNT // safe_patterns.GROUP_SIZE
 
 
 def planned(rule_of):
@@ -46,10 +46,10 @@ def calls(monkeypatch):
 
             return run
 
-    pattern, joined = _patterns.pattern, _patterns._joined
-    for module in (_patterns, lint):
+    pattern, joined = safe_patterns.pattern, safe_patterns._joined
+    for module in (safe_patterns, lint):
         monkeypatch.setattr(module, "pattern", lambda rule: Counted(pattern(rule), "one"))
-    monkeypatch.setattr(_patterns, "_joined", lambda rules: Counted(joined(rules), "group"))
+    monkeypatch.setattr(safe_patterns, "_joined", lambda rules: Counted(joined(rules), "group"))
     return tried
 
 
@@ -58,7 +58,7 @@ def test_a_path_is_tried_once_on_each_group_of_rules(calls):
     assert [row.rule for row in plan.rows] == [f".*{row.path[:-5]}.*" for row in plan.rows]
     assert told == []
     assert len(calls["group"]) == COUNT * GROUPS
-    assert len(calls["one"]) == COUNT * _patterns.GROUP_SIZE  # the rules of the group that matches
+    assert len(calls["one"]) == COUNT * safe_patterns.GROUP_SIZE  # the rules of the group that matches
 
 
 def test_exact_rules_are_looked_up(calls):
@@ -85,14 +85,14 @@ TEXTS = ["kernel", "a", "b", "ab", "aba", "x", "dkernel"]
 def test_groups_match_as_rules_one_by_one(rules, text):
     for method in ("fullmatch", "match", "search"):
         one_by_one = [rule for rule in rules if getattr(re.compile(rule), method)(text)]
-        assert _patterns.Patterns(rules, method).matching(text) == one_by_one
+        assert safe_patterns.Patterns(rules, method).matching(text) == one_by_one
 
 
 def test_a_slow_rule_in_a_group_is_named(monkeypatch):
-    monkeypatch.setattr(_patterns, "LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr(safe_patterns, "LIMIT_SECONDS", 0.05)
     slow, text = ENDLESS[0]
     with pytest.raises(RuleTimeoutError, match=re.escape(repr(slow))):
-        _patterns.Patterns(["x.*", slow, "y.*"]).matching(text)
+        safe_patterns.Patterns(["x.*", slow, "y.*"]).matching(text)
 
 
 def test_rules_that_change_are_matched_anew():

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import job
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import DistributionError, LayoutError
 from tests.distribution.shapes import model_parallel, variable
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keras_dist.distribution import job, rendezvous
-from keras_dist.distribution.rendezvous import Rendezvous
+from keras_dist.distribution.jobs import job, rendezvous
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ClusterError, KerasDistError, ProcessAbsentError
 from tests.contracts.processes import run_fork
 
@@ -214,7 +214,7 @@ LISTENS = """
 import psutil, socket
 import jax
 import keras_dist as kd
-from keras_dist.distribution import job, rendezvous
+from keras_dist.distribution.jobs import job, rendezvous
 from keras_dist.errors import ClusterError
 
 with socket.socket() as probe:
@@ -229,7 +229,7 @@ service = psutil.Process().children()[0]
 print({one.laddr.ip.removeprefix("::ffff:") for one in service.net_connections() if one.status == "LISTEN"})
 
 job.process_count = lambda: 2
-rendezvous._jax.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
+rendezvous.jax_runtime.job_client().key_value_set_bytes("keras_dist/0/0/1", PICKLE)
 try:
     rendezvous.Rendezvous().each(lambda: None)
 except ClusterError as error:

@@ -4,12 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_dist.distribution.same_rows import SameRows, _digests
+from keras_dist.distribution.jobs.same_rows import SameRows, _digests
 from tests.processes import run
 
 PROGRAM = """
 import keras_dist as kd
-from keras_dist.distribution import rendezvous, same_rows
+from keras_dist.distribution.jobs import rendezvous, same_rows
 
 X, Y = np.arange(300, dtype="f4").reshape(100, 3) / 300, np.zeros((100, 1), "f4")
 changed = X.copy()

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 import keras_dist as kd
-from keras_dist.distribution import job, register_strategy
+from keras_dist.distribution import register_strategy
+from keras_dist.distribution.jobs import job
 from keras_dist.errors import ConfigError, DataError, DistributionError, LayoutError
 from tests.distribution.shapes import axes_of, f32
 from tests.jobs import CONTIGUOUS, INTERLEAVED, be

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_dist as kd
-from keras_dist import _patterns, dtensor, errors
+from keras_dist import dtensor, errors
+from keras_dist._support import safe_patterns
 from keras_dist.dtensor.keras import LayoutMap
 
 OF_THE_TUTORIAL = (
@@ -253,7 +254,7 @@ class TestLayoutMap:
                 layout_map[key] = value
         with pytest.raises(errors.LayoutError, match="`mesh` must be a Mesh"):
             LayoutMap(mesh=["batch"])
-        monkeypatch.setattr(_patterns, "LIMIT_SECONDS", 0.05)
+        monkeypatch.setattr(safe_patterns, "LIMIT_SECONDS", 0.05)
         layout_map["(a|a)*b"] = ["batch"]
         with pytest.raises(errors.RuleTimeoutError):
             layout_map["a" * 60 + "cb"]

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 import keras_dist as kd
-from keras_dist.distribution import devices, job
-from keras_dist.distribution.job_arguments import JobArguments
+from keras_dist.distribution import devices
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.job_arguments import JobArguments
 from keras_dist.layers import Variable
 from tests.keras_source.modules import PACKAGE
 

@@ -8,7 +8,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import layers, models
-from keras_dist.layers import rescaling
+from keras_dist.layers.preprocessing import rescaling
 
 DATA = np.random.default_rng(0).normal([1.0, -3.0, 5.0], [1.0, 2.0, 0.5], (50, 3)).astype("float32")
 

@@ -180,7 +180,8 @@ import gc, json, os, sys
 import keras_dist as kd
 kd.use_cpu_devices(8)
 import numpy as np
-from keras_dist import _environment, layers
+from keras_dist import layers
+from keras_dist._support import backend_environment
 
 x, y = np.ones((16, 4), np.float32), np.ones((16, 1), np.float32)
 
@@ -198,7 +199,7 @@ for number in range(1, int(sys.argv[1]) + 1):
     seen.append(measure())
     if number in (int(sys.argv[2]), int(sys.argv[1])):
         gc.collect()
-        _environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed between two collections
+        backend_environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed between two collections
         print(json.dumps({"now": measure(), "most": max(seen)[0]}))
 """
 

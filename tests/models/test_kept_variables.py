@@ -14,7 +14,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import dtensor, layers
-from keras_dist._lending import Lendable
+from keras_dist._support.lending import Lendable
 from keras_dist.errors import ModelError
 from tests.layouts import on
 from tests.networks import Plain, blobs

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist import _shardy
+from keras_dist._unstable import shardy
 from keras_dist.errors import LayoutError
 from keras_dist.planner import trace_step
 from keras_dist.planner.origins import activations
@@ -145,7 +145,7 @@ def test_layouts_stay_known_where_shardy_ends_the_process_that_notes_origins(mon
 
     program = trace_step(Unrolled, X, strategy(MEGATRON))
     expected = {each.path: each.axes for each in activations(program)}
-    monkeypatch.setattr(_shardy.subprocess, "run", ended)
+    monkeypatch.setattr(shardy.subprocess, "run", ended)
     found = activations(program)
     assert {each.path: each.axes for each in found} == expected
     assert {reason for each in found for _, reason in each.origins} == {("not known",)}

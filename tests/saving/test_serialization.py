@@ -196,7 +196,7 @@ def test_names_of_keras_mean_those_of_this_house(module: str) -> None:
         ("keras_dist.config", "load"),
         ("keras_dist.datasets", "digits"),
         ("keras_dist.cli", "demo"),
-        ("keras_dist._jax", "adopt_traced_buffers"),
+        ("keras_dist._unstable.flax_internals", "adopt_traced_buffers"),
         ("keras_dist.initializers.", "Ones"),
         ("keras_dist..initializers", "Ones"),
         ("keras_dist.initializers.nowhere", "Nothing"),

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
-from keras_dist import _programs
+from keras_dist._unstable import jaxprs
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
 from keras_dist.training import compiled, executions, placement
@@ -421,12 +421,12 @@ def compiled_together(monkeypatch: Any) -> list[int]:
     """How many programs are compiled at the same time, each time that some are."""
     counts: list[int] = []
 
-    def count(programs: Any, together: Any = _programs.compile_together) -> Any:
+    def count(programs: Any, together: Any = jaxprs.compile_together) -> Any:
         programs = list(programs)
         counts.append(len(programs))
         return together(programs)
 
-    monkeypatch.setattr(_programs, "compile_together", count)
+    monkeypatch.setattr(jaxprs, "compile_together", count)
     return counts
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import metrics
-from keras_dist._stateless_scope import StatelessScope
+from keras_dist._support.stateless_scope import StatelessScope
 from tests import layouts
 from tests.networks import FEATURES, blobs
 from tests.soak import LARGE, ROUNDS

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist._missing_names import missing_from
+from keras_dist._support.missing_names import missing_from
 from keras_dist.dtensor.keras import backend, optimizers
 from keras_dist.dtensor.keras.layout_map import LayoutMap
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from keras_dist import distribution
-from keras_dist._arguments import argument_error
-from keras_dist._types import PyTreeDef
+from keras_dist._support.arguments import argument_error
+from keras_dist._support.types import PyTreeDef
 from keras_dist.distribution import DeviceMesh, LayoutPlan, ModelParallel, TensorLayout
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.variables import VariableSpec

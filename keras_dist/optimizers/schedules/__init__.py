@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._docstrings import complete_docstrings
+from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.optimizers.schedules.cosine import CosineDecay as CosineDecay
 from keras_dist.optimizers.schedules.cosine import CosineDecayRestarts as CosineDecayRestarts
 from keras_dist.optimizers.schedules.decay import ExponentialDecay as ExponentialDecay

@@ -7,8 +7,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from keras_dist._arguments import check_number
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_number
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._arguments import check_number
-from keras_dist._types import ArrayLike
+from keras_dist._support.arguments import check_number
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 

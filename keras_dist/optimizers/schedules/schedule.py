@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from keras_dist._types import ArrayLike
+from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.configurable import Configurable
 

@@ -1,0 +1,1 @@
+"""What every package may use: checks of arguments, paths, patterns, tables of text, variables that are lent."""

@@ -1,0 +1,249 @@
+# pyright: basic
+"""`Lendable`: a variable whose array a training run borrows and returns."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist._support.array_operators import Operators
+from keras_dist._support.stateless_scope import current_scope
+from keras_dist._unstable import flax_internals, jax_internals
+
+switching = threading.RLock()
+"""Guards borrowing and returning, so that no thread reads an array that a step is about to delete."""
+
+
+class Changes:
+    """Counter of changes of all variables; readers of many variables skip the check while it is unchanged."""
+
+    last = 0
+    _numbers = itertools.count(1)
+
+    @classmethod
+    def note(cls) -> None:
+        """Record a change; thread-safe."""
+        cls.last = next(cls._numbers)
+
+
+class Borrower(Protocol):
+    """An object that holds the current arrays of variables, such as a training state while it trains."""
+
+    lock: Any = Operators._lock
+
+    def array_of(self, variable: Lendable) -> Any:
+        """Return the current array of a lent variable; the next step may delete it."""
+        ...
+
+    def unshared(self, variable: Lendable) -> Any:
+        """Return the current array of a lent variable; copy it first if a user may hold it."""
+        return self.array_of(variable)
+
+    def copy_of(self, variable: Lendable) -> Any:
+        """Return a copy of the current array of a lent variable."""
+        ...
+
+    def take(self, variable: Lendable, array: Any) -> None:
+        """Replace the current array by an unshared one."""
+        ...
+
+    def set_to_copy(self, variable: Lendable, value: Any) -> None:
+        """Replace the current array by a copy of a value."""
+        ...
+
+    def host_copy(self, array: Any) -> np.ndarray:
+        """Return a copy on the host; every process of a job must call it."""
+        return np.array(array)
+
+    def layout_of(self, variable: Lendable) -> Any:
+        """Return the layout of a variable; None for arrays that are on no mesh."""
+        del variable
+
+
+class Keeper(Borrower, Protocol):
+    """The training state of a model. It borrows the arrays of the variables while it trains."""
+
+    mesh: Any
+
+    def copied(self, array: Any) -> Any:
+        """Return a copy of an array with the same sharding."""
+        ...
+
+    def checked(self, variable: Lendable, value: Any) -> Any:
+        """Return a value cast to the dtype of a variable; raise unless its shape fits."""
+        ...
+
+    def drop(self, variable: Lendable) -> None:
+        """Release the array that a variable had before a write."""
+        ...
+
+    def path_of(self, variable: Any) -> str | None:
+        """Return the path of a variable in the model."""
+        ...
+
+
+class Lendable(Operators, nnx.Variable):
+    """A variable that lends its array to a training run.
+
+    Reading returns the array itself; the next borrower copies an array that was read. While the variable is lent,
+    reading returns a copy of the current array, and writing replaces that array. A variable may be lent for good, as
+    the slots of the optimizer of a model are.
+    """
+
+    is_key = False
+    """Whether the variable is the state of a random generator."""
+
+    __slots__ = ("_borrower", "_is_own", "_keepers", "_mesh")
+
+    @property
+    def _raw_value(self) -> Any:
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                object.__setattr__(self, "_is_own", False)
+                return flax_internals.raw_value.__get__(self)
+        return borrower.copy_of(self)
+
+    @_raw_value.setter
+    def _raw_value(self, value: Any) -> None:
+        keepers = () if jax_internals.is_traced(value) else self.keepers
+        if keepers:
+            value = keepers[0].checked(self, value)
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                object.__setattr__(self, "_is_own", False)
+                flax_internals.raw_value.__set__(self, value)
+                Changes.note()
+        if borrower is not None:
+            borrower.set_to_copy(self, value)
+        for keeper in keepers:
+            keeper.drop(self)
+
+    @property
+    def borrower(self) -> Borrower | None:
+        """The object that has the array; None while the variable has it."""
+        return self._slot("_borrower", None)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the array is unshared: set by `keep` and not read since."""
+        return self._slot("_is_own", False)
+
+    @property
+    def keepers(self) -> list[Any]:
+        """The training states that contain the variable, in the order of creation."""
+        return [keeper for reference in self._slot("_keepers", ()) if (keeper := reference()) is not None]
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the last model that contains the variable, which may be deleted; None before there is one."""
+        return self._slot("_mesh", None)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the value is a tracer, as in the copy of the variable that JAX makes in a trace."""
+        return jax_internals.is_traced(flax_internals.raw_value.__get__(self))
+
+    def _slot(self, name: str, default: Any) -> Any:
+        try:
+            return object.__getattribute__(self, name)  # getattr would look for it in the array
+        except AttributeError:
+            return default
+
+    def peek(self) -> Any:
+        """Return the current array for immediate use; the caller must not keep it."""
+        borrower = self.borrower
+        return flax_internals.raw_value.__get__(self) if borrower is None else borrower.array_of(self)
+
+    def current(self) -> Any:
+        """Return the array, or a copy while it is lent, which no step of the borrower deletes."""
+        with switching:
+            borrower = self.borrower
+            if borrower is None:
+                return flax_internals.raw_value.__get__(self)
+        return borrower.copy_of(self)
+
+    def keep(self, array: Any) -> None:
+        """Set an unshared array."""
+        object.__setattr__(self, "_is_own", True)
+        flax_internals.raw_value.__set__(self, array)
+        self._note_change()
+
+    def lend_to(self, borrower: Borrower | None) -> None:
+        """Lend the array to a borrower; None ends the loan."""
+        object.__setattr__(self, "_borrower", borrower)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self._slot("_keepers", ()):  # readers of many variables are models
+            Changes.note()
+
+    def lend_for_good(self, keeper: Keeper) -> None:
+        """Let a training state hold the array, until `lend_to(None)`."""
+        object.__setattr__(self, "_mesh", keeper.mesh)
+        self.lend_to(keeper)
+
+    def join(self, keeper: Keeper) -> None:
+        """Add a training state that contains the variable, or note that it has moved to another mesh."""
+        object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
+        object.__setattr__(self, "_borrower", self.borrower)  # a slot that is set is read faster
+        object.__setattr__(self, "_mesh", keeper.mesh)
+
+    def leave(self, keeper: Keeper) -> None:
+        """Remove a training state."""
+        object.__setattr__(self, "_keepers", tuple(weakref.ref(one) for one in self.keepers if one is not keeper))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lendable:
+        """Return a variable that is in no model, with a copy of the value."""
+        if id(self) not in memo:  # without this method Flax answers with the copy of the array
+            value = jnp.array(self.current(), copy=True)
+            memo[id(self)] = type(self).from_metadata(value, dict(self.get_metadata()))
+        return memo[id(self)]
+
+    # As `Operators` asks for it
+
+    @property
+    def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        keeper = self._keeper()
+        return Operators._lock if keeper is None else keeper.lock
+
+    def _keeper(self) -> Borrower | None:
+        borrower = self._slot("_borrower", None)
+        if borrower is not None:
+            return borrower
+        for reference in self._slot("_keepers", ()):  # not `keepers`: `get_weights` asks for each weight
+            keeper = reference()
+            if keeper is not None:
+                return keeper
+        return None
+
+    def _array(self) -> Any:
+        borrower = self.borrower
+        if borrower is not None:
+            return borrower.unshared(self)
+        array, keepers = self.peek(), self.keepers
+        if not self.is_own and not jax_internals.is_traced(array):  # readers keep the array that they have read
+            self.keep(array := keepers[0].copied(array) if keepers else jnp.array(array, copy=True))
+        return array
+
+    def _store(self, array: Any) -> None:
+        if self.borrower is None:
+            self.keep(array)
+        else:
+            self.borrower.take(self, array)
+
+    def numpy(self) -> np.ndarray:
+        """Return the value on the host. Of a model in a job of several processes all must call it."""
+        keeper = self._keeper()
+        if keeper is None or current_scope() is not None or jax_internals.is_traced(self.peek()):
+            return super().numpy()
+        with keeper.lock:  # a borrower waits for it
+            array = self.peek()
+            return np.array(array) if isinstance(array, np.ndarray) else keeper.host_copy(array)

@@ -1,0 +1,114 @@
+# pyright: basic
+"""`StatelessScope`: the values that variables have while a function of them is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
+
+import jax
+
+from keras_dist._unstable.jax_internals import current_trace, is_traced
+from keras_dist.errors import ModelError
+
+_names: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("names", default=())
+_current: contextvars.ContextVar[StatelessScope | None] = contextvars.ContextVar("scope", default=None)
+
+
+class StatelessScope:
+    """Inside, variables have the values that they were given or assigned there; outside, nothing of it is known.
+
+    Args:
+        variables: objects with `value` and `assign`.
+        values: what they begin with, in the same order.
+
+    Attributes:
+        found: the other variables that were read or assigned, in that order.
+        assigned: the variables that were assigned, in that order.
+    """
+
+    def __init__(self, variables: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
+        self._given = list(variables)  # the objects must live as long as their ids are keys
+        self._values: dict[int, Any] = dict(zip(map(id, self._given), values, strict=True))
+        self._outer: StatelessScope | None = None
+        self.found: list[Any] = []
+        self.assigned: list[Any] = []
+
+    def get(self, variable: Any, own: Callable[[], Any]) -> Any:
+        """Return the value of a variable; `own` gives the one that it has outside of all scopes."""
+        if id(variable) not in self._values:
+            if self._outer is None and variable.is_traced:
+                return own()  # a copy that JAX has made of a variable, with the array of a trace
+            with jax.ensure_compile_time_eval():  # copies are made outside of the trace
+                self._values[id(variable)] = own() if self._outer is None else self._outer.get(variable, own)
+            self.found.append(variable)
+        return self._values[id(variable)]
+
+    def put(self, variable: Any, value: Any) -> Any:
+        """Let a variable have this value, and return it.
+
+        Raises:
+            ModelError: the value is one of a loop or branch inside of the function, which nothing outside may see.
+        """
+        if is_traced(value) and current_trace() != self._trace:
+            raise trace_error(variable.path)
+        if id(variable) not in self._values:
+            self.found.append(variable)
+        if not any(variable is other for other in self.assigned):
+            self.assigned.append(variable)
+        self._values[id(variable)] = value
+        return value
+
+    def values(self, variables: Iterable[Any]) -> list[Any]:
+        """Return the values of variables that it knows."""
+        return [self._values[id(variable)] for variable in variables]
+
+    def __enter__(self) -> Self:
+        self._outer = _current.get()
+        self._token = _current.set(self)
+        self._trace = current_trace()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def current_scope() -> StatelessScope | None:
+    """Return the innermost scope; None outside of all."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def without_scope() -> Iterator[None]:
+    """Inside, variables have their own values."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def trace_error(path: str) -> ModelError:
+    """Return the error of a variable that a loop, a branch or another function of JAX assigns."""
+    return ModelError(
+        f"variable {path!r} is assigned inside of a function that JAX traces on its own",
+        given="an assignment inside of the function of a jax.lax.scan, cond, jax.jit, vmap, grad or checkpoint",
+        fix="let the function return the new value, and assign that outside, or in keras_dist.dtensor.value_and_grad",
+    )
+
+
+def current_names() -> tuple[str, ...]:
+    """Return the names of the scopes of names around, the outermost first."""
+    return _names.get()
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """Give paths of variables that belong to no layer this name in front."""
+    token = _names.set((*_names.get(), name))
+    try:
+        yield
+    finally:
+        _names.reset(token)

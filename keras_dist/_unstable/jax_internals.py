@@ -1,0 +1,133 @@
+"""Traces, checks, PRNG keys and meshes of JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+from jax._src import core, dtypes
+from jax._src import mesh as mesh_lib
+from jax.experimental import checkify
+
+try:
+    from jax.experimental.shard_alike import shard_alike as _shard_alike
+except ImportError:
+    _shard_alike = None
+
+_KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` is an abstract value inside a JAX transformation."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def current_trace() -> Any:
+    """What traces now, to be compared with what does at another time."""
+    return jax.extend.core.get_opaque_trace_state(convention="nnx")
+
+
+def is_tracing() -> bool:
+    """Whether a JAX transformation traces a function now."""
+    return not core.trace_state_clean()
+
+
+def check(is_right: Any, text: str, **values: Any) -> None:
+    """Check a condition inside a function that is called `with_checks`; the text of its error holds the values."""
+    checkify.check(is_right, text, **values)
+
+
+def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """Return a function that returns the error of its checks, for `failed_check`, and its results."""
+    return checkify.checkify(function, errors=checkify.user_checks)
+
+
+def failed_check(error: Any) -> str | None:
+    """Return the text of the first check that failed, or None."""
+    text = error.get()
+    return None if text is None else text.removesuffix(" (`check` failed)")
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether `dtype` is that of typed PRNG keys (`key<fry>`)."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def key_impl(dtype: Any) -> str:
+    """Return the name of the generator that typed PRNG keys of `dtype` are of (`threefry2x32`)."""
+    found: list[Any] = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
+    return str(found[0])
+
+
+def dtype_named(name: str) -> Any:
+    """Return the element type of a name such as `bfloat16` or `key<fry>`."""
+    if not name.startswith("key<"):
+        return np.dtype(name)
+    keys = [jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0) for impl in _KEY_IMPLS]
+    return next(key.dtype for key in keys if str(key.dtype) == name)
+
+
+def itemsize(dtype: Any) -> int:
+    """Return the bytes of one element of `dtype`, which may be that of PRNG keys."""
+    if is_key_dtype(dtype):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return int(np.prod(data.shape)) * data.dtype.itemsize
+    return int(np.dtype(dtype).itemsize)
+
+
+@contextlib.contextmanager
+def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[None]:
+    """Set the mesh of JAX's context inside, in both of its ways, for `shard_map`, bare specs and modules.
+
+    Inside of a trace that goes on already, the mesh that is there stays.
+    """
+    inner = is_tracing()
+    if inner and not jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if isinstance(mesh, jax.sharding.AbstractMesh):
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            yield
+            return
+        stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
+        if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
+        yield
+
+
+def mesh_of_context() -> jax.sharding.Mesh | None:
+    """Return the mesh that `jax.set_mesh` has set, also while a function is traced; None without."""
+    mesh = mesh_lib.get_concrete_mesh()
+    return None if mesh.empty else mesh
+
+
+def shard_alike(array: Any, like: Any) -> Any:
+    """Return a traced array that lies as another one of its shape does, whose layout XLA may still choose.
+
+    JAX from 0.12 on has nothing for it. There an operation that never takes a value of the other one ties them: XLA
+    then gives them one layout, unless that of `array` is decided elsewhere.
+    """
+    if _shard_alike is not None:
+        return _shard_alike(array, like)[0]
+    never = jax.lax.optimization_barrier(jnp.zeros(array.shape, bool))
+    return jax.lax.select(never, like.astype(array.dtype), array)
+
+
+def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:
+    """Raise `refuse(value)` where an object of this class is given to a primitive of JAX."""
+
+    def handler(value: Any) -> None:
+        raise refuse(value)
+
+    dtypes.canonicalize_value_handlers[cls] = handler

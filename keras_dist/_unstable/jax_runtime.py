@@ -1,0 +1,160 @@
+"""Backends of JAX, the processes of its distributed runtime, and its plugins."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax._src import clusters, distributed, xla_bridge
+from jaxlib import utils  # pyright: ignore[reportAttributeAccessIssue]
+
+_WARNING, _ERROR, _FATAL = 1, 2, 3  # as in TF_CPP_MIN_LOG_LEVEL, for which JAX takes the first
+
+
+def backend_started() -> bool:
+    """Whether a JAX backend exists already, so that devices can no longer be configured."""
+    return bool(xla_bridge._backends)  # without its lock: whoever makes one holds that while he waits for others
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = backend_started()
+
+
+_is_forked = False
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one whose JAX backend had started: its threads are not here."""
+    return _is_forked
+
+
+def configured_cpu_devices() -> int:
+    """Return the number of fake CPU devices in JAX's own config, or 0."""
+    return max(int(getattr(jax.config, "jax_num_cpu_devices", 0) or 0), 0)
+
+
+def job_client() -> Any:
+    """Return the client of JAX's distributed runtime; None without `initialize`."""
+    return distributed.global_state.client
+
+
+def coordinator_address() -> str | None:
+    """Return the address of the job's coordinator; None without `initialize`."""
+    return distributed.global_state.coordinator_address
+
+
+def place_in_job() -> tuple[int, int]:
+    """Return the index of this process and the number of processes, as `initialize` was told them."""
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def detects_job() -> bool:
+    """Whether `jax.distributed.initialize` finds out by itself which processes form a job."""
+    kinds = (kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method)
+    return "JAX_COORDINATOR_ADDRESS" in os.environ or any(kind.is_env_present() for kind in kinds)
+
+
+def join_job(
+    arguments: Mapping[str, Any],
+    start_service: Callable[[str, int, Mapping[str, Any]], Any],
+    before_connecting: Callable[[str, int, int], str],
+) -> None:
+    """Call `jax.distributed.initialize`, with a coordination service and time-outs that raise of our own.
+
+    Once joined, Gloo, which moves data between CPU devices of several processes, listens on the address with which this
+    process connects to the coordinator. By itself it takes the one that the machine's name has.
+
+    Args:
+        arguments: those of `jax.distributed.initialize`.
+        start_service: called in the first process with the coordinator's address, the number of processes and further
+            options of jaxlib's service; returns an object with `shutdown()`.
+        before_connecting: called with the coordinator's address, the index of this process and their number; returns
+            the address, without a port, with which this process connects.
+
+    Raises:
+        RuntimeError: the processes did not all come in time. Nothing is left of the attempt.
+    """
+    state, runtime = distributed.global_state, vars(distributed)["_jax"]
+    own_address: str | None = None
+
+    def service(address: str, processes: int, recoverable: bool, **options: Any) -> Any:
+        bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", state.coordinator_address)
+        return start_service(bound or address, processes, options)
+
+    def client(address: str, process: int, **options: Any) -> Any:
+        nonlocal own_address
+        own_address = before_connecting(address, process, state.num_processes)
+        # Any callback turns a time-out into an exception. Without one, jaxlib aborts the process.
+        return runtime.get_distributed_runtime_client(
+            address, process, missed_heartbeat_callback=lambda status: None, shutdown_on_destruction=False, **options
+        )
+
+    standing_in = types.SimpleNamespace(
+        get_distributed_runtime_service=service,
+        get_distributed_runtime_client=client,
+        create_preemption_sync_manager=runtime.create_preemption_sync_manager,
+    )
+    distributed._jax = standing_in  # pyright: ignore[reportPrivateImportUsage]
+    try:
+        jax.distributed.initialize(**arguments)
+    except BaseException:
+        if state.service is not None:
+            state.service.shutdown()
+        _log_of_cpp_from(_FATAL)  # the client says at its end that it has failed, which the exception tells
+        for name in ("service", "client", "preemption_sync_manager", "coordinator_address"):
+            setattr(state, name, None)
+        state.process_id, state.num_processes = 0, 1
+        _log_of_cpp_from(_WARNING)
+        raise
+    else:
+        _log_of_cpp_from(_ERROR)  # a warning is that a signal has come, which whoever handles it says
+    finally:
+        distributed._jax = runtime  # pyright: ignore[reportPrivateImportUsage]
+
+    def make_cpu_client() -> Any:
+        collectives = None  # those of JAX's settings
+        if state.client is not None and getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo":
+            collectives = runtime.make_gloo_tcp_collectives(distributed_client=state.client, hostname=own_address)
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
+
+
+def looks_for_gpus() -> bool:
+    """Whether JAX has a plugin for GPUs of NVIDIA or AMD, and no setting keeps it from them. Starts no backend."""
+    xla_bridge._discover_and_register_pjrt_plugins()
+    asked = (getattr(jax.config, "jax_platforms", None) or "gpu").split(",")
+    names = {name for alias in asked for name in xla_bridge.expand_platform_alias(alias)}
+    return bool(names & {"cuda", "rocm"} & set(xla_bridge._backend_factories))
+
+
+def _log_of_cpp_from(level: int) -> None:
+    """Let C++ log what is of this level or above, unless the user has chosen another than JAX's."""
+    has_default = getattr(jax.config, "jax_logging_level", "NOTSET") == "NOTSET"
+    if has_default and os.environ.get("TF_CPP_MIN_LOG_LEVEL") == str(_WARNING):
+        utils.absl_set_min_log_level(level)
+
+
+def leave_job() -> None:
+    """Close the connection to the coordinator, without waiting for other processes."""
+    jax.distributed.shutdown()
+
+
+def abandon_job() -> Any:
+    """Keep JAX from ending the coordination service at exit, which would abort the others. Keep what it returns."""
+    state = distributed.global_state
+    kept = state.service, state.client, state.preemption_sync_manager
+    state.service = state.client = state.preemption_sync_manager = None
+    return kept
+
+
+def has_preemption_service() -> bool:
+    """Whether JAX's preemption service tells the processes of a job when one of them is to end."""
+    return distributed.global_state.preemption_sync_manager is not None

@@ -1,0 +1,204 @@
+"""Calls of MLIR and of Shardy, JAX's partitioner, that differ between versions. Nothing else imports them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compiler, dispatch
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes the passes give
+
+from keras_dist._unstable import sharding_origins
+
+_TIMEOUT_S = 120
+
+
+def copy_of(lowered: jax.stages.Lowered) -> Any:
+    """Return the operation of a copy of a lowered program's module. Its values must not outlive it."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        return module.operation.clone()
+
+
+def run_passes(module: Any, passes: str) -> None:
+    """Run passes of MLIR, such as Shardy's, on a module, in place.
+
+    Args:
+        module: its operation.
+        passes: their names and options, with commas between them.
+    """
+    with module.context:
+        passmanager.PassManager.parse(f"builtin.module({passes})").run(module)
+
+
+def with_origins(lowered: jax.stages.Lowered) -> Any:
+    """Propagate layouts through a copy of a lowered program, and note at each value where they come from.
+
+    The pass ends its process on some programs, so it runs in one of its own; where that ends, origins are missing.
+
+    Returns:
+        The operation of the copied module. Its values must not outlive it.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    program = [sys.executable, "-P", sharding_origins.__file__]
+    with contextlib.suppress(subprocess.SubprocessError, OSError):
+        found = subprocess.run(program, input=written.getvalue(), capture_output=True, check=True, timeout=_TIMEOUT_S)
+        with module.context:
+            return ir.Module.parse(found.stdout).operation
+    copy = copy_of(lowered)
+    run_passes(copy, sharding_origins.PASSES.partition("{")[0])
+    return copy
+
+
+def rename(operation: Any, name: str) -> None:
+    """Exchange the name in the location of an operation, which passes hand on to what they make of it."""
+    with operation.context:
+        operation.location = ir.Location.name(name)
+
+
+def factors_of(operation: Any) -> tuple[list[list[list[int]]], list[int]] | None:
+    """How Shardy takes an operation's dims apart, as `sdy-populate-op-sharding-rules` says; None where it does not.
+
+    Returns:
+        For each operand, then each result, the factors of each dim, major first; and the size of each factor.
+    """
+    if "sdy.sharding_rule" not in operation.attributes:
+        return None
+    rule = sdy.OpShardingRuleAttr(operation.attributes["sdy.sharding_rule"])
+    tensors = [
+        [list(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(tensor).dim_mappings]
+        for tensor in (*rule.operand_mappings, *rule.result_mappings)
+    ]
+    return tensors, list(rule.factor_sizes)
+
+
+def lay_out(
+    module: Any,
+    sizes: Mapping[str, int],
+    arguments: Sequence[Sequence[str | tuple[str, ...] | None]],
+    results: Sequence[Sequence[str | tuple[str, ...] | None]],
+) -> Any:
+    """Give a copy of a lowered module other layouts, on another mesh.
+
+    Args:
+        module: the operation of the module, whose `main` has no layouts, or others.
+        sizes: the axes of the mesh, by name.
+        arguments: for each argument of `main` the mesh axes of each dim.
+        results: the same for its results.
+
+    Returns:
+        The operation of the copied module. Its values must not outlive it.
+    """
+    with module.context, ir.Location.unknown():
+        copy = module.clone()
+        block = copy.regions[0].blocks[0]
+        found = {str(each.operation.attributes["sym_name"]): each.operation for each in block.operations}
+        mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in sizes.items()])
+        if '"mesh"' in found:
+            found['"mesh"'].attributes["mesh"] = mesh
+        else:
+            with ir.InsertionPoint.at_block_begin(block):
+                sdy.MeshOp("mesh", mesh)
+        known: dict[tuple[Any, ...], Any] = {}
+
+        def attribute(axes: Sequence[str | tuple[str, ...] | None]) -> Any:
+            key = tuple(axes)
+            if key not in known:
+                named = [() if axis is None else (axis,) if isinstance(axis, str) else axis for axis in key]
+                dims = ", ".join("{" + ", ".join(f'"{name}"' for name in names) + "}" for names in named)
+                sharding = ir.Attribute.parse(f"#sdy.sharding<@mesh, [{dims}]>")
+                known[key] = ir.DictAttr.get({"sdy.sharding": sharding})
+            return known[key]
+
+        main = found['"main"']
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([attribute(axes) for axes in arguments])
+        main.attributes["res_attrs"] = ir.ArrayAttr.get([attribute(axes) for axes in results])
+    return copy
+
+
+def main_of(module: Any) -> Any:
+    """The block of a module's `main`."""
+    operations = [each.operation for each in module.regions[0].blocks[0].operations]
+    main = next(each for each in operations if str(each.attributes["sym_name"]) == '"main"')
+    return main.regions[0].blocks[0]
+
+
+def drop_constraints(module: Any) -> None:
+    """Take the constraints of layouts out of a module: each value is then what was constrained."""
+    blocks = [block for region in module.regions for block in region.blocks]
+    for block in blocks:  # which grows
+        for each in list(block.operations):
+            operation = each.operation
+            blocks += [inner for region in operation.regions for inner in region.blocks]
+            if operation.name == "sdy.sharding_constraint":
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+                operation.erase()
+
+
+def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
+    """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
+
+    Empty where it is lowered for one device.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    found: dict[str, int] = {}
+    for operation in module.operation.regions[0].blocks[0].operations:
+        if operation.operation.name == "sdy.mesh":
+            axes = map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+            sizes = {axis.name: axis.size for axis in axes}
+            found = max(found, sizes, key=lambda each: math.prod(each.values()))
+    return found
+
+
+def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[bool]]:
+    """Return what `compile_program` takes: bytecode, and whose layouts of arguments and of results XLA chooses."""
+    of: Any = lowered
+    arguments = of._lowering.compile_args
+    ordered = len(arguments["ordered_effects"])
+    free = pxla.get_prop_to_input_output(arguments["in_shardings"], arguments["out_shardings"], ordered)
+    return mlir.module_to_bytecode(of.compiler_ir("stablehlo")), list(free[0]), list(free[1])
+
+
+def argument_nbytes(lowered: jax.stages.Lowered) -> int:
+    """Return the bytes of the arguments of a lowered program on one device, without padding."""
+    arguments = lowered._lowering.compile_args  # pyright: ignore[reportAttributeAccessIssue]
+    total = 0
+    for aval, sharding in zip(arguments["global_in_avals"], arguments["in_shardings"], strict=True):
+        shape = sharding.shard_shape(aval.shape) if isinstance(sharding, jax.sharding.Sharding) else aval.shape
+        total += math.prod(shape) * aval.dtype.itemsize
+    return total
+
+
+def compile_program(
+    bytecode: bytes, devices: Sequence[Any], free_arguments: Sequence[bool], free_results: Sequence[bool]
+) -> Any:
+    """Compile a program of `program_of` for devices in the order of its mesh, which need not be there.
+
+    Returns:
+        XLA's executable.
+
+    Raises:
+        jax.errors.JaxRuntimeError: XLA cannot compile it; its text begins with a code such as `RESOURCE_EXHAUSTED`.
+    """
+    with mlir.make_ir_context():
+        module = ir.Module.parse(bytecode)
+    client = devices[0].client
+    assigned = np.array(devices, dtype=object).reshape(1, -1)
+    options = compiler.get_compile_options(1, len(devices), assigned, backend=client)
+    options.parameter_is_tupled_arguments = dispatch.should_tuple_args(len(free_arguments), devices[0].platform)
+    build = options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = list(free_arguments)
+    build.allow_spmd_sharding_propagation_to_output = list(free_results)
+    return compiler.backend_compile_and_load(client, module, xla_client.DeviceList(tuple(devices)), options, [])

@@ -1,0 +1,1 @@
+"""The processes of a job: how they join, watch each other, and do things together."""

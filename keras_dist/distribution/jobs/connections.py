@@ -1,0 +1,33 @@
+"""The connections of collectives, which the processes of a job make when they run the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+import numpy as np
+
+from keras_dist._support.types import Device
+from keras_dist.distribution.jobs import heartbeat, job
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# JAX's own types are unknown in part
+
+
+def connect(devices: Iterable[Device]) -> None:
+    """Run a small collective over these devices of all processes, once: all must call it.
+
+    Gloo waits without a limit for a process whose connection it has taken from another program. Here `heartbeat` ends
+    the process after the join time-out, before any work is lost.
+    """
+    ordered = sorted(devices, key=lambda device: device.id)
+    with heartbeat.connecting(frozenset(ordered)) as is_first:
+        if not is_first:
+            return
+        heartbeat.note_act("the first collective")
+        mesh = jax.sharding.Mesh(np.array(ordered), ("devices",))
+        parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("devices",), ()))
+        own = [device for device in ordered if job.process_of(device) == job.process_index()]
+        ones = [jax.device_put(np.ones(1, np.float32), device) for device in own]
+        array = jax.make_array_from_single_device_arrays((len(ordered),), parts, ones)
+        jax.block_until_ready(jax.jit(jax.numpy.sum, out_shardings=whole)(array))

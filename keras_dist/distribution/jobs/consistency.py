@@ -1,0 +1,197 @@
+"""Whether all processes of a job run the same program on data of the same form, compared before it runs.
+
+Two processes with another learning rate, or another loss, train a mixture of both and end as if all were well. Another
+shape of a weight ends them all in the middle of a collective.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+import keras_dist
+from keras_dist import mixed_precision
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.jax_internals import is_key_dtype
+from keras_dist.distribution.jobs import job
+from keras_dist.distribution.jobs.connections import connect
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.distribution.mesh import DeviceMesh
+from keras_dist.errors import ClusterError
+from keras_dist.saving.serialization import serialize_keras_object
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# JAX's own types are unknown in part
+
+if TYPE_CHECKING:
+    from keras_dist.distribution.plan import LayoutPlan
+
+_SHOWN = 3
+_TEXT = 100
+_DIGITS = 12  # of a digest
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
+
+Fingerprint = Mapping[str, object]
+"""What must be equal in all processes, by a name that a user knows; the values as their `str`."""
+
+
+def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
+    """Check that the facts, and those of each process itself, are the same in all of the job. All must call it.
+
+    Args:
+        about: what is about to run.
+        mesh: where. On the devices of some of the processes nothing is compared, since the others do not come.
+        make_facts: called only where there is something to compare.
+
+    Raises:
+        ClusterError: in all processes alike, where a fact differs.
+    """
+    if is_shared(mesh):
+        _compare(Rendezvous(about), about, mesh, make_facts)
+
+
+def agreed_programs(
+    about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Fingerprint] = dict
+) -> Iterator[jax.stages.Lowered]:
+    """Yield the programs, and check after the last one that all processes of the job have the same.
+
+    Args:
+        about: what they are for.
+        mesh: where they run; see `check_agreement`.
+        programs: made when they are asked for.
+        make_facts: what else must be equal.
+
+    Raises:
+        ClusterError: in all processes alike, where a program differs, or one could not be made.
+    """
+    if not is_shared(mesh):
+        yield from programs
+        return
+    meeting, texts = Rendezvous(about), hashlib.sha256()
+    try:
+        for program in programs:
+            texts.update(program.as_text().encode())
+            yield program
+    except BaseException as error:
+        meeting.give_up(error)
+        raise
+    _compare(meeting, about, mesh, lambda: {**make_facts(), "program": f"sha256 {texts.hexdigest()[:_DIGITS]}"})
+
+
+def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
+    """Compare the facts; where they are equal, all processes are here, and connect for collectives over the mesh."""
+
+    def make() -> dict[str, str]:
+        return {name: _short(str(value)) for name, value in {**_facts_of_process(), **make_facts()}.items()}
+
+    told = meeting.each(make, dict)
+    names = dict.fromkeys(name for facts in told for name in facts)
+    different = [name for name in names if len({json.dumps(facts.get(name)) for facts in told}) > 1]
+    if not different:
+        connect(mesh.backend_mesh.devices.flat)
+        return
+    more = f"; and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    raise ClusterError(
+        f"the processes of the job must run the same program: {about}",
+        given="; ".join(_told(name, [facts.get(name) for facts in told]) for name in different[:_SHOWN]) + more,
+        fix="start the same script with the same arguments and packages in every process; where only a program "
+        "differs, compare what layers, losses and metrics are given and what their functions compute",
+    )
+
+
+def facts_of_plan(plan: LayoutPlan, seed: int) -> Fingerprint:
+    """What must be equal where the arrays of a plan are made."""
+    arrays = {f"weight {row.path!r}": f"{row.dtype}{list(row.shape)} laid out {row.axes}" for row in plan.rows}
+    mesh = f"{plan.mesh.describe()} of {', '.join(map(str, plan.mesh.devices.flat))}"
+    return {"mesh": mesh, "seed": seed, **arrays}
+
+
+def facts_of_values(plan: LayoutPlan, values: PyTree) -> Fingerprint:
+    """What must be equal where arrays that each process has are placed by a plan."""
+
+    def digest(value: jax.Array) -> str:
+        value = jax.random.key_data(value) if is_key_dtype(value.dtype) else value
+        return _digest(np.asarray(value).tobytes())
+
+    leaves = zip(plan.rows, jax.tree.leaves(values), strict=True)
+    return {f"value of {row.path!r}": f"sha256 {digest(value)}" for row, value in leaves}
+
+
+def facts_of_form(name: str, arrays: PyTree) -> Fingerprint:
+    """What must be equal in data of which each process reads its share: dtype and shape of an example."""
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {f"{name}{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in leaves}
+
+
+def facts_of_config(name: str, value: object) -> Fingerprint:
+    """What must be equal in an object, or in a structure of objects: each value of its config by its place there.
+
+    Of what has no config it is the class. What the code of a lambda does is seen in the program.
+    """
+    try:
+        leaves = _leaves_of(serialize_keras_object(value))
+    except Exception:  # `get_config` may be the user's, and need not work for a model that is never saved
+        leaves = _leaves_of(value)
+    return {f"{name}{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
+
+
+def _facts_of_process() -> Fingerprint:
+    return {
+        "number of local devices": jax.local_device_count(),  # else JAX cannot place arrays
+        "version of Python": ".".join(platform.python_version_tuple()[:2]),
+        "version of jax": jax.__version__,
+        "version of keras_dist": keras_dist.__version__,
+        **{name: getattr(jax.config, name) for name in _SETTINGS},
+        "dtype policy": str(mixed_precision.dtype_policy().identifier),
+    }
+
+
+def _leaves_of(written: object) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(written, is_leaf=_is_value)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def _is_value(written: object) -> bool:
+    """Whether a part of a config is one value: also the numbers of an array."""
+    if isinstance(written, list | tuple):
+        return all(isinstance(one, int | float) for one in written)
+    return not isinstance(written, dict) or written.get("class_name") == "__lambda__"
+
+
+def _text_of(value: object) -> str:
+    """A function or an object that cannot be written down, by its name or its class."""
+    if isinstance(value, str | int | float | list | tuple | None):
+        return repr(value)
+    if isinstance(value, dict):
+        return "a lambda"
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{getattr(named, '__qualname__', '')}"
+
+
+def is_shared(mesh: DeviceMesh) -> bool:
+    """Whether there are several processes, and devices of all of them in the mesh."""
+    return not mesh.is_abstract and job.are_shared(mesh.backend_mesh.devices.flat)
+
+
+def _short(text: str) -> str:
+    """The text; a long one with a digest in place of its end."""
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}... (sha256 {_digest(text.encode())})"
+
+
+def _told(name: str, values: list[object]) -> str:
+    """A fact that differs: each value, with the processes that have it."""
+    processes: dict[object, list[str]] = {}
+    for process, value in enumerate(values):
+        processes.setdefault(value, []).append(str(process))
+    each = (f"{value if value is not None else 'nothing'} in process {', '.join(p)}" for value, p in processes.items())
+    return f"{name}: {' but '.join(each)}"

@@ -1,0 +1,503 @@
+"""Whether the other processes of a job live: a process that dies, hangs or raises ends the others within seconds.
+
+Each process beats once a second into JAX's key-value store, and looks at the beats of the others. What stands there is
+data that anyone who reaches the coordinator's port may write: a forged beat can end a job, but run no code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from keras_dist._support.process_notes import NOTES_VARIABLE, ProcessNotes
+from keras_dist._unstable import gloo, jax_runtime
+from keras_dist.distribution.jobs.collective_log import CollectiveLog, difference
+from keras_dist.errors import ProcessAbsentError, shorten
+
+EXIT_RESTART = 75
+"""`EX_TEMPFAIL`: started again, the job goes on from what it has saved."""
+
+_BEAT_S = 1.0
+_GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
+_LOST_S = 3.0  # without a beat, of one whose connections are closed
+_REPORT_EVERY_S = 15.0
+_LOST_CONNECTIONS = ("Gloo", "NCCL", "UNAVAILABLE: ")  # in errors: a connection to another process was closed
+LONGEST_WAIT_S = 3600.0
+"""Limit of a wait outside of steps, where `hang_timeout_s` is None."""
+
+_SIGNALLED = 128  # an exit code above it is that number plus the signal's
+_PLACE = "keras_dist/alive/"
+_LIMIT_CHARACTERS = 10_000
+_WHY_CHARACTERS = 500
+_SAME = (
+    "make the same calls in all processes: let callbacks that stop training or set variables be in each of them, and "
+    "give each as many batches, of the same lengths"
+)
+
+_STEP, _CONNECTION = "step", "connection"
+_STRANGER = (
+    "another program may have connected to a port of theirs: keep these on a private network; start the job again"
+)
+
+_STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
+
+
+@dataclasses.dataclass(frozen=True)
+class Heartbeat:
+    """What a process says about itself.
+
+    Attributes:
+        number: how often it has beaten.
+        state: `"running"`, `"failed"` or `"left"`.
+        why: of one that has failed.
+        steps: how many steps it has done, of all kinds.
+        acts: what it has done last with the others.
+    """
+
+    number: int = 0
+    state: str = RUNNING
+    why: str = ""
+    steps: int = 0
+    acts: CollectiveLog = dataclasses.field(default_factory=CollectiveLog)
+
+    def encode(self) -> str:
+        """The beat as JSON."""
+        acts = self.acts.since, self.acts.count, "\n".join(self.acts.last)
+        return json.dumps([self.number, self.state, self.why[:_WHY_CHARACTERS], self.steps, *acts])
+
+    @classmethod
+    def decode(cls, text: bytes) -> Heartbeat:
+        """The beat; one that failed for what no process of the job wrote."""
+        try:
+            said: object = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
+        except (ValueError, RecursionError):
+            said = None
+        match said:
+            case [int(number), str(state), str(why), int(steps), str(since), int(count), str(last)] if state in _STATES:
+                return cls(number, state, why, steps, CollectiveLog(since, count, tuple(last.splitlines())))
+            case _:
+                return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
+
+
+_current: Liveness | None = None
+
+
+def watch_job(
+    heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None, join_timeout_s: float
+) -> None:
+    """Begin to watch the job that this process has joined."""
+    global _current
+    _current = Liveness(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
+    _current.start()
+
+
+def current() -> Liveness | None:
+    """Return the beats of this process's job; None in a program of one process."""
+    return _current
+
+
+def has_left(process: int) -> bool:
+    """Whether the program of another process of this job has come to its end, as far as is known."""
+    return _current is not None and _current.state_of(process) == LEFT
+
+
+def go_on() -> None:
+    """Note that the program does something with the other processes, perhaps after an error that all have raised."""
+    if _current is not None:
+        _current.go_on()
+
+
+def note_step() -> None:
+    """Note that this process makes progress."""
+    if _current is not None:
+        _current.note_step()
+
+
+def note_begun(training_steps: int) -> None:
+    """Note that so many more training steps have begun."""
+    if _current is not None:
+        _current.note_begun(training_steps)
+
+
+def training_steps() -> int:
+    """How many training steps this process has begun, if it belongs to a job."""
+    return 0 if _current is None else _current.notes.steps
+
+
+def note_act(act: str) -> None:
+    """Note that this process does what all processes must do at this point: a process alone would wait for ever."""
+    if _current is not None:
+        _current.note_act(act)
+
+
+def note_shared_steps(kind: str, steps: int) -> None:
+    """Note that steps begin in which all processes take part."""
+    if _current is not None:
+        _current.note_shared_steps(kind, steps)
+
+
+def meeting(about: str, place: str) -> contextlib.AbstractContextManager[None]:
+    """While this process waits for all others to come to the same place."""
+    return contextlib.nullcontext() if _current is None else _current.meeting(about, place)
+
+
+def waiting() -> contextlib.AbstractContextManager[None]:
+    """While this process waits, outside of steps, for a computation in which all processes take part."""
+    return contextlib.nullcontext() if _current is None else _current.waiting()
+
+
+def connecting(devices: frozenset[Any]) -> contextlib.AbstractContextManager[bool]:
+    """While the processes connect for collectives over these devices; the result is whether they have not done so."""
+    return contextlib.nullcontext(False) if _current is None else _current.connecting(devices)
+
+
+@contextlib.contextmanager
+def failures_told(call: str, *, is_shared: bool) -> Generator[None]:
+    """While steps run: tell the other processes what this one raises, since they wait for it in their next step.
+
+    Args:
+        call: what runs them.
+        is_shared: whether all processes of the job take part.
+    """
+    job = _current
+    if job is None:
+        yield
+        return
+    with job.steps(call if is_shared else None):
+        try:
+            yield
+        except BaseException as error:
+            job.fail(error)
+            raise
+
+
+def note_save(what: str | None, steps: int | None = None) -> None:
+    """Note what the job goes on from when it is started again, and the `training_steps` in it; None for nothing."""
+    if _current is not None:
+        _current.note(saved=what, saved_steps=training_steps() if steps is None else steps)
+
+
+class Liveness:
+    """The beats of one job.
+
+    Args:
+        heartbeat_timeout_s: seconds without a beat after which a process counts as dead.
+        shutdown_timeout_s: seconds that the first process waits at its end for the others.
+        hang_timeout_s: seconds without a step, while steps run, after which this process ends itself; None for never.
+            Also limits other waits, by default to `LONGEST_WAIT_S`.
+        join_timeout_s: limit of the first collective, in which the processes connect.
+
+    Attributes:
+        process: the index of this process.
+        processes: how many there are.
+        hang_timeout_s: as given.
+        notes: what the launcher reads when this process has ended.
+    """
+
+    def __init__(
+        self,
+        heartbeat_timeout_s: float,
+        shutdown_timeout_s: float,
+        hang_timeout_s: float | None,
+        join_timeout_s: float = LONGEST_WAIT_S,
+    ) -> None:
+        self._client = jax_runtime.job_client()
+        self.process, self.processes = jax_runtime.place_in_job()
+        self._timeout_s, self._shutdown_timeout_s = heartbeat_timeout_s, shutdown_timeout_s
+        self._mine = Heartbeat()
+        self._lock = threading.Lock()  # of what is written
+        self._stopped = threading.Event()
+        self._seen: dict[int, tuple[Heartbeat, float]] = {}
+        self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
+        self.hang_timeout_s = hang_timeout_s
+        self._join_timeout_s = join_timeout_s
+        self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
+        self._last_step: float | None = None  # None while nothing is waited for
+        self._limit_s, self._awaited = hang_timeout_s, _STEP
+        self._answered = time.monotonic()  # when the coordination service last did
+        self._steps = 0
+        self._acts = CollectiveLog()
+        self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of the others, and since when
+        self._call: str | None = None
+        self._begun = collections.Counter[str]()  # steps of the call by their kind
+        self._lost = False  # whether a process is known to be gone
+        self.notes = ProcessNotes()
+        path = os.environ.get(NOTES_VARIABLE)
+        self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._notes_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Heartbeat and look, in a thread, until `leave`."""
+        self.note(joined=True)
+        self._beat()
+        self._thread = threading.Thread(target=self._run, name="keras_dist heartbeat", daemon=True)
+        self._thread.start()
+        gloo.before_abort(self._explain)
+        atexit.register(self.leave)
+        before = sys.excepthook
+
+        def fail(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self.fail(error)
+            before(kind, error, traceback)
+
+        sys.excepthook = fail
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process has raised an error, and does not come to their next step.
+
+        Where the error is that another process has died, this one ends as the others do, with the reason.
+        """
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
+            return  # all processes end at the same step
+        if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):
+            self._explain()
+        if self._mine.state == RUNNING:
+            failure = f"{type(error).__name__}: {shorten(str(error))}"
+            self.note(failure=failure)
+            self._beat(FAILED, failure)
+
+    @contextlib.contextmanager
+    def steps(self, call: str | None = None) -> Generator[None]:
+        """While steps run, `note_step` must be called within `hang_timeout_s`; `call` is one of all processes."""
+        self.go_on()
+        outer_call, self._call, self._begun = (self._call, self._begun), call, collections.Counter[str]()
+        with self._limited(self.hang_timeout_s, _STEP):
+            try:
+                yield
+                if call is not None:
+                    self.note_act(f"the end of {call}")
+            finally:
+                self._call, self._begun = outer_call
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """See the function of this name. Other threads, as those that save, are not watched."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with self._limited(self.hang_timeout_s or LONGEST_WAIT_S, _STEP):
+            yield
+
+    @contextlib.contextmanager
+    def connecting(self, devices: frozenset[Any]) -> Generator[bool]:
+        """See the function of this name."""
+        if devices in self._connected:
+            yield False
+            return
+        with self._limited(self._join_timeout_s, _CONNECTION):
+            yield True
+        self._connected.add(devices)
+
+    @contextlib.contextmanager
+    def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
+        """While something is awaited that must come about within a limit."""
+        outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
+        outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
+        try:
+            yield
+        finally:
+            self._last_step = None if outer_step is None else time.monotonic()
+            self._limit_s, self._awaited = outer
+
+    def go_on(self) -> None:
+        """See the function of this name."""
+        if self._mine.state == FAILED:
+            self.note(failure=None)
+            self._beat(RUNNING)
+
+    def note_step(self) -> None:
+        """Note that this process makes progress."""
+        self._last_step = time.monotonic()
+        self._steps += 1
+        if self.notes.first_step_at is None:
+            self.note(first_step_at=time.time())
+
+    def note_act(self, act: str) -> None:
+        """See the function of this name. In other threads, as those that save, acts have no fixed order."""
+        if threading.current_thread() is threading.main_thread():
+            self._acts = self._acts.then(act)
+
+    def note_shared_steps(self, kind: str, steps: int) -> None:
+        """See the function of this name."""
+        first = self._begun[kind] + 1
+        self._begun[kind] = last = self._begun[kind] + steps
+        numbers = f"step {first}" if first == last else f"steps {first} to {last}"
+        self.note_act(f"{kind} {numbers}" + (f" of {self._call}" if self._call else ""))
+
+    @contextlib.contextmanager
+    def meeting(self, about: str, place: str) -> Generator[None]:
+        """See the function of this name. From one that comes about, acts are counted anew."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = self._acts
+        self.note_act(about)
+        try:
+            yield
+        except BaseException:
+            self._acts = before
+            raise
+        self._acts = CollectiveLog(place)
+        if self._last_step is not None:  # an exchange is progress
+            self._last_step = time.monotonic()
+        if self._call is None:
+            self._begun.clear()
+
+    def note_begun(self, training_steps: int) -> None:
+        """Note that so many more training steps have begun."""
+        self.note(steps=self.notes.steps + training_steps, step_at=time.time())
+
+    def note(self, **facts: Any) -> None:
+        """Note facts, and write them down for the launcher, if there is one."""
+        with self._notes_lock:
+            vars(self.notes).update(facts)
+            if self._notes_file is not None:
+                self.notes.write(self._notes_file)
+
+    def state_of(self, process: int) -> str | None:
+        """What a process has said last; None if nothing."""
+        seen = self._seen.get(process)
+        return None if seen is None else seen[0].state
+
+    def _explain(self) -> None:
+        """Wait until it is known who has died, which ends this process. Returns where all live."""
+        self._timeout_s, self._lost = min(self._timeout_s, _LOST_S), True
+        end = time.monotonic() + self._timeout_s + 2 * _BEAT_S
+        while time.monotonic() < end and not self._stopped.is_set():
+            time.sleep(_BEAT_S / 4)
+            self._look_at_service(time.monotonic())  # here: the thread may wait for an answer itself
+
+    def leave(self) -> None:
+        """Leave the job at the end of the program; the first process waits until the others have left.
+
+        After an error nothing is waited for. The coordination service outlives the first process by itself.
+        """
+        if self._stopped.is_set():
+            return
+        failed = self._mine.state == FAILED
+        if not failed:
+            self.note_act("the end of the program")
+            self._beat(LEFT)
+        end = time.monotonic() + self._shutdown_timeout_s
+        told_at = time.monotonic()
+        while self.process == 0 and not failed and (running := self._running()) and time.monotonic() < end:
+            time.sleep(_BEAT_S / 10)
+            if time.monotonic() - told_at >= _REPORT_EVERY_S:
+                told_at = time.monotonic()
+                others = ", ".join(map(str, running))
+                sys.stderr.write(f"keras_dist: process 0 has come to its end, and waits for process {others}\n")
+        self._stopped.set()
+        self._thread.join()
+        if failed:
+            self._kept = jax_runtime.abandon_job()
+        else:
+            jax_runtime.leave_job()
+
+    def _running(self) -> list[int]:
+        """Which of the others run."""
+        return [process for process, beat in self._read() if beat.state == RUNNING]
+
+    def _beat(self, state: str | None = None, why: str = "") -> None:
+        """Heartbeat: in another state, if one is given, else in the same."""
+        with self._lock:
+            said = (self._mine.state, self._mine.why) if state is None else (state, why)
+            self._mine = Heartbeat(self._mine.number + 1, *said, self._steps, self._acts)
+            self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
+
+    def _read(self) -> list[tuple[int, Heartbeat]]:
+        """The last beats of the others."""
+        found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
+        others = (process for process in range(self.processes) if process != self.process)
+        return [(process, Heartbeat.decode(found[str(process)])) for process in others if str(process) in found]
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_BEAT_S):
+            try:
+                self._beat()
+                beats = self._read()
+            except RuntimeError:
+                self._look_at_service(time.monotonic())
+                continue
+            self._answered = time.monotonic()
+            self._look_at_acts(beats, time.monotonic())
+            self._look(beats, time.monotonic())
+            self._look_at_steps(time.monotonic())
+
+    def _look_at_service(self, now: float) -> None:
+        if now - self._answered >= self._timeout_s:
+            has = "does not answer, or its coordination service does not"
+            self._end(0, has if self.process else "has lost its coordination service")
+
+    def _look(self, beats: list[tuple[int, Heartbeat]], now: float) -> None:
+        for process, beat in beats:
+            last, since = self._seen.get(process, (None, now))
+            if beat != last:
+                since = now
+                self._seen[process] = beat, since
+            if beat.state != FAILED:
+                self._failed_since.pop(process, None)
+            elif self._mine.state == FAILED:
+                self._failed_since[process] = math.inf
+            elif now - self._failed_since.setdefault(process, now) >= (0 if self._lost else _GRACE_S):
+                self._end(process, f"has failed: {beat.why}")
+            beats_on = beat.state == RUNNING or self._failed_since.get(process) == math.inf
+            if self._mine.state == RUNNING and beats_on and now - since >= self._timeout_s:
+                self._end(process, f"has died or hangs: silent for {now - since:.0f} s")
+            waits = self._lost or not jax_runtime.backend_started()  # which all must start together
+            if beat.state == LEFT and now - since >= _GRACE_S and waits:
+                self._end(process, "has ended its program before the others")
+
+    def _look_at_acts(self, beats: list[tuple[int, Heartbeat]], now: float) -> None:
+        for process, beat in beats:
+            found = None if FAILED in (self._mine.state, beat.state) else difference(self._mine.acts, beat.acts)
+            if found is None:
+                self._differs.pop(process, None)
+                continue
+            last, since = self._differs.get(process, (None, now))
+            self._differs[process] = found, since if last == found else now
+            if now - self._differs[process][1] < (0 if self._lost else _GRACE_S):  # one may be about to raise
+                continue
+            before, mine, others = found
+            (first, act), (second, other_act) = sorted([(self.process, mine), (process, others)])
+            differ = f"process {first} comes to {act}, and process {second} to {other_act}"
+            differ = f"after {before} {differ}" if before else differ
+            self._exit(self.process, differ, f"{differ}; {_SAME}", 1)  # started again, it would come there again
+
+    def _look_at_steps(self, now: float) -> None:
+        since, limit_s = self._last_step, self._limit_s
+        if limit_s is not None and since is not None and now - since > limit_s:
+            if self._awaited == _CONNECTION:
+                faulthandler.dump_traceback()
+                reason = f"the processes have not connected for their first collective within {limit_s:g} s"
+                self._exit(self.process, reason, f"{reason}; {_STRANGER}", EXIT_RESTART)
+            steps = {self.process: self._steps} | {process: beat.steps for process, (beat, _) in self._seen.items()}
+            last = min(steps, key=lambda process: (steps[process], process != self.process))  # others wait for it
+            hangs = f"no step for {now - since:.0f} s"
+            self._beat(FAILED, hangs)
+            faulthandler.dump_traceback()
+            self._end(last, f"hangs: {hangs}")
+
+    def _end(self, blamed: int, reason: str) -> NoReturn:
+        saved = self.notes.saved
+        who = "it" if blamed == self.process else f"process {blamed} of {self.processes}"
+        advice = "nothing is saved" if saved is None else f"saved: {saved}; start the job again"
+        self._exit(blamed, reason, f"{who} {reason}; {advice}", 1 if saved is None else EXIT_RESTART)
+
+    def _exit(self, blamed: int, reason: str, told: str, code: int) -> NoReturn:
+        self.note(blamed=blamed, reason=reason)
+        sys.stderr.write(f"keras_dist: process {self.process} ends, because {told}\n")
+        sys.stderr.flush()
+        sys.stdout.flush()
+        os._exit(code)

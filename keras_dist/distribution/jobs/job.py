@@ -1,0 +1,102 @@
+"""The processes of a job, and which of them this is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterable
+
+import jax
+from jax.experimental import multihost_utils
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# JAX's own types are unknown in part
+from keras_dist._support.types import Device
+from keras_dist._unstable import jax_runtime
+
+_preemption_points = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of this job and their devices, for people to read.
+
+    Attributes:
+        process_index: which process this is, from 0.
+        process_count: how many there are.
+        coordinator: `"host:port"` of the coordinator; None in a program of one process.
+        platform: `"cpu"`, `"gpu"` or `"tpu"`.
+        local_device_count: devices of this process.
+        device_count: devices of all processes.
+    """
+
+    process_index: int
+    process_count: int
+    coordinator: str | None
+    platform: str
+    local_device_count: int
+    device_count: int
+
+    def __str__(self) -> str:
+        where = "" if self.coordinator is None else f", coordinator {self.coordinator}"
+        devices = f"{self.local_device_count} of {self.device_count} {self.platform} devices"
+        return f"process {self.process_index} of {self.process_count}{where}, {devices}"
+
+
+def cluster() -> Cluster:
+    """Return the facts about this job. Starts JAX's backend, so call `initialize` first."""
+    return Cluster(
+        jax.process_index(),
+        jax.process_count(),
+        jax_runtime.coordinator_address(),
+        jax.default_backend(),
+        jax.local_device_count(),
+        jax.device_count(),
+    )
+
+
+def process_count() -> int:
+    """Return the number of processes in this job; 1 without `initialize`."""
+    return jax.process_count()
+
+
+def process_index() -> int:
+    """Return the index of this process in its job; 0 without `initialize`."""
+    return jax.process_index()
+
+
+def is_chief() -> bool:
+    """Whether this is the process that writes files and messages."""
+    return jax.process_index() == 0
+
+
+def print_message(text: str) -> None:
+    """Print a line, once for all processes."""
+    if is_chief():
+        sys.stdout.write(f"{text}\n")
+
+
+def process_of(device: Device) -> int:
+    """Return the index of the process that a device belongs to."""
+    return device.process_index
+
+
+def are_shared(devices: Iterable[Device]) -> bool:
+    """Whether there are several processes, and each of them has some of the devices."""
+    return process_count() > 1 and len({process_of(device) for device in devices}) == process_count()
+
+
+def has_preemption_points() -> bool:
+    """Whether JAX's preemption service is enabled, which it is by default."""
+    return process_count() > 1 and jax_runtime.has_preemption_service()
+
+
+def reached_preemption_point() -> bool:
+    """Whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
+
+    All processes must call it equally often; the preempted one continues until all can stop at the same step.
+
+    Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
+    """
+    return multihost_utils.reached_preemption_sync_point(next(_preemption_points))

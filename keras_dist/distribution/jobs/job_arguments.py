@@ -1,0 +1,183 @@
+"""`JobArguments`: which processes form a job, and which of them this is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from keras_dist._support.arguments import check_int, check_kind, check_optional
+from keras_dist.errors import ClusterError, shorten
+
+ADDRESSES_VARIABLE = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
+NUM_PROCESSES_VARIABLE = "KERAS_DISTRIBUTION_NUM_PROCESSES"
+PROCESS_ID_VARIABLE = "KERAS_DISTRIBUTION_PROCESS_ID"
+INITIALIZATION_TIMEOUT_VARIABLE = "KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S"
+HANG_TIMEOUT_VARIABLE = "KERAS_DISTRIBUTION_HANG_TIMEOUT_S"
+TF_CONFIG_VARIABLE = "TF_CONFIG"
+
+_TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:1234", "host2:2345"]}, "task": {"type": "worker", "index": 0}}'
+_LIMIT_CHARACTERS = 2**20  # of TF_CONFIG
+_MOST_PROCESSES = 10**6
+
+_REFUSED = {
+    "ps": (
+        "keras_dist has no parameter servers: all processes train, and hold shards of the variables themselves",
+        'list every process under "worker", and drop "ps"',
+    ),
+    "evaluator": (
+        "an evaluator is not part of a job: the others would wait for it in every step",
+        'drop "evaluator"; run model.evaluate on the checkpoints of the job in a program of its own',
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class JobArguments:
+    """The arguments of `initialize` after reading the environment; JAX detects what is None.
+
+    Attributes:
+        addresses: `"host:port"` of each process, or of the first alone.
+        num_processes: how many processes there are.
+        process_id: the index of this one.
+    """
+
+    addresses: tuple[str, ...]
+    num_processes: int | None
+    process_id: int | None
+
+    @property
+    def is_any_given(self) -> bool:
+        """Whether there is anything for JAX to complete."""
+        return self != JobArguments((), None, None)
+
+    @property
+    def coordinator(self) -> str | None:
+        """`"host:port"` of the first process."""
+        return self.addresses[0] if self.addresses else None
+
+    @property
+    def own_address(self) -> str | None:
+        """`"host:port"` of this process, where that of each is given."""
+        if self.process_id is None or len(self.addresses) != self.num_processes:
+            return None
+        return self.addresses[self.process_id]
+
+    @classmethod
+    def resolve(
+        cls,
+        job_addresses: str | None,
+        num_processes: int | None,
+        process_id: int | None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> JobArguments:
+        """Take each value from the argument, else from its `KERAS_DISTRIBUTION_*` variable, else from `TF_CONFIG`.
+
+        Raises:
+            ClusterError: a value is malformed, or two contradict each other.
+        """
+        if job_addresses is None:
+            job_addresses = environ.get(ADDRESSES_VARIABLE)
+        if num_processes is None:
+            num_processes = integer_variable(NUM_PROCESSES_VARIABLE, environ)
+        if process_id is None:
+            process_id = integer_variable(PROCESS_ID_VARIABLE, environ)
+        if None in (job_addresses, num_processes, process_id) and TF_CONFIG_VARIABLE in environ:
+            described = _tf_config(environ[TF_CONFIG_VARIABLE])
+            if described is not None:
+                workers, index = described
+                job_addresses = ",".join(workers) if job_addresses is None else job_addresses
+                num_processes = len(workers) if num_processes is None else num_processes
+                process_id = index if process_id is None else process_id
+        _check_process_id(num_processes, process_id)
+        return cls(_addresses(job_addresses, num_processes), num_processes, process_id)
+
+
+def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
+    """The integer in an environment variable; None where it is not set."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        given = f"{name}={text!r}"
+        fix = f"export {name}=2, or unset it and pass the argument to initialize()"
+        raise ClusterError(f"environment variable {name} must be an integer", given=given, fix=fix) from None
+
+
+def _check_process_id(num_processes: int | None, process_id: int | None) -> None:
+    for name, value, low in (("num_processes", num_processes, 1), ("process_id", process_id, None)):
+        check_optional(check_int, name, value, low, _MOST_PROCESSES, error=ClusterError)
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        given = f"process_id={process_id}, num_processes={num_processes}"
+        fix = "number the processes from 0"
+        raise ClusterError(f"process_id must be from 0 to {num_processes - 1}", given=given, fix=fix)
+
+
+def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[str, ...]:
+    """The addresses one by one."""
+    if job_addresses is None:
+        return ()
+    expected = 'a string of addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"'
+    check_kind("job_addresses", job_addresses, str, expected, fix='",".join(job_addresses)', error=ClusterError)
+    addresses = [address.strip() for address in job_addresses.split(",")]
+    if len(addresses) > 1 and num_processes is not None and num_processes != len(addresses):
+        raise ClusterError(
+            f"The provided job_addresses {addresses} has {len(addresses)} jobs, but num_processes is {num_processes}",
+            fix="list every process once, or only the coordinator's address",
+        )
+    host, _, port = addresses[0].rpartition(":")
+    if not (host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
+        given = f"{addresses[0]!r}"
+        fix = f'"{addresses[0].partition(":")[0] or "10.0.0.1"}:1234", with a free port of that machine'
+        raise ClusterError('initialize: the coordinator\'s address must be "host:port"', given=given, fix=fix)
+    return tuple(addresses)
+
+
+def _tf_config(text: str) -> tuple[list[str], int] | None:
+    """The workers' addresses in `TF_CONFIG`, the chief's first, and the index of this one; None without a cluster.
+
+    Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
+    """
+
+    def mistake(summary: str, given: Any, fix: str = "") -> ClusterError:
+        fix = fix or f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'"
+        return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), fix=fix)
+
+    try:
+        document = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise mistake("must be a JSON object", text)
+    document = cast(dict[str, Any], document)
+    cluster, task = cast(Any, document.get("cluster") or {}), document.get("task")
+    if not isinstance(cluster, dict):
+        raise mistake('"cluster" must be an object: a list of addresses for each type of task', cluster)
+    cluster = cast(dict[str, Any], cluster)
+    kind = cast(dict[str, Any], task).get("type") if isinstance(task, dict) else None
+    for refused, (reason, fix) in _REFUSED.items():
+        if kind == refused or cluster.get(refused):
+            raise mistake(f'"{refused}" is not supported: {reason}', document, fix)
+    if not cluster:
+        return None
+    if unknown := sorted({*map(str, cluster)} - {"chief", "worker", *_REFUSED}):
+        raise mistake(f'the type of a task must be "chief" or "worker", not {unknown[0]!r}', cluster)
+    addresses = {name: cluster.get(name, []) for name in ("chief", "worker")}
+    for name, listed in addresses.items():
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in cast(list[Any], listed)):
+            raise mistake(f'"{name}" must be a list of addresses, such as ["host1:1234", "host2:2345"]', listed)
+    if len(addresses["chief"]) > 1:
+        fix = "leave one address, or none: the first worker is chief"
+        raise mistake("there can be only one chief", addresses["chief"], fix)
+    if not isinstance(task, dict) or not isinstance(kind, str) or kind not in addresses:
+        raise mistake('"task" must name this process, as {"type": "worker", "index": 0}', task)
+    index = cast(dict[str, Any], task).get("index")
+    count = len(addresses[kind])
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        raise mistake(f'"index" of the {kind} must be an integer below {count}, the number of its addresses', task)
+    workers = [*addresses["chief"], *addresses["worker"]]
+    return workers, index if kind == "chief" else index + len(addresses["chief"])

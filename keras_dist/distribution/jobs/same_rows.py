@@ -1,0 +1,148 @@
+"""Whether the processes of a job hold the same rows, where they are meant to: else they train a mixture."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import google_crc32c
+import numpy as np
+
+from keras_dist._support.arguments import check_option
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.errors import ClusterError
+
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
+# google_crc32c has no types
+
+CheckData = Literal["sample", "full", False]
+
+_SAMPLED = 32  # rows
+_AT_ONCE = 4096  # rows that are read for one exchange of a full comparison
+
+_chosen: CheckData = "sample"
+
+Take = Callable[[np.ndarray], Sequence[np.ndarray]]
+"""Returns the arrays of the rows at these numbers."""
+
+
+def choose_check(check_data: CheckData) -> None:
+    """Choose how data are compared in this job; see `initialize`."""
+    global _chosen
+    _chosen = check_data
+
+
+def checked_option(check_data: Any) -> CheckData:
+    """Return `check_data`, if there is such a comparison."""
+    return check_option("check_data", check_data, ("sample", "full", False), error=ClusterError)
+
+
+class SameRows:
+    """Compares the rows of processes by their CRC-32C. All processes of the job must call its methods alike.
+
+    Args:
+        about: what is about to run, for errors.
+        groups: processes that must hold the same rows, by their indices.
+    """
+
+    def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
+        self._about, self._groups = about, groups
+        self._job = Rendezvous(f"a comparison of the {about}")
+        self._compared = 0
+        self._is_due, self._batch = True, 0
+
+    @classmethod
+    def where_meant(cls, about: str, groups: Sequence[Sequence[int]]) -> SameRows | None:
+        """Return a comparison; None where it is switched off, or all processes may hold different rows."""
+        return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
+
+    def compare(self, rows: int, take: Take) -> None:
+        """Compare rows that can be read by number: some of them, each time others, or all.
+
+        Raises:
+            ClusterError: in all processes alike, where a row differs.
+        """
+        if _chosen == "full":
+            for start in range(0, rows, _AT_ONCE):
+                self._compare(np.arange(start, min(start + _AT_ONCE, rows)), take, f" of {rows}")
+        else:
+            self._compare(self._sample(rows), take, f" of {rows}")
+
+    def compare_batch(self, rows: int, take: Take, form: str) -> None:
+        """Compare a batch, if one is due: the first of each epoch, or all.
+
+        Args:
+            rows: how many it has.
+            take: reads them.
+            form: describes its arrays, and is compared, too.
+        """
+        batch, self._batch = self._batch, self._batch + 1
+        if _chosen == "full" or self._is_due:
+            self._is_due = False
+            numbers = np.arange(rows) if _chosen == "full" else self._sample(rows)
+            self._compare(numbers, take, f" of batch {batch}", form)
+
+    def compare_call(self, rows: int, take: Take, form: str) -> None:
+        """Compare the batch of a call, if it is due: the first, second, fourth and so on, or all."""
+        self._is_due = not self._batch & (self._batch + 1)
+        self.compare_batch(rows, take, form)
+
+    def end_epoch(self) -> None:
+        """Compare the next batch; batches are counted anew."""
+        self._is_due, self._batch = True, 0
+
+    def _sample(self, rows: int) -> np.ndarray:
+        """Return the numbers of the first, the last and random rows, the same ones in all processes."""
+        self._compared += 1
+        if rows <= _SAMPLED:
+            return np.arange(rows)
+        drawn = np.random.default_rng([rows, self._compared]).integers(rows, size=_SAMPLED - 2)
+        return np.unique([0, *drawn, rows - 1])
+
+    def _compare(self, numbers: np.ndarray, take: Take, place: str, form: str = "") -> None:
+        own: list[str] = []
+
+        def digest() -> dict[str, Any]:
+            own.extend(_digests(take(numbers)))
+            return {"batch": form, "rows": google_crc32c.value("".join(own).encode())}
+
+        told = self._job.each(digest, dict)
+        given = self._difference([str(one.get("batch")) for one in told])
+        if given is not None:
+            raise self._error(f"batch: {given}")
+        if self._difference([str(one.get("rows")) for one in told]) is None:
+            return
+        rows = self._job.each(lambda: own, list)
+        each = ([f"CRC-32C {''.join(map(str, one[at : at + 1]))}" for one in rows] for at in range(len(numbers)))
+        differences = enumerate(map(self._difference, each))
+        first, given = next((found for found in differences if found[1] is not None), (0, "another digest"))
+        among = "" if _chosen == "full" else f", the first of {len(numbers)} that were compared"
+        raise self._error(f"row {numbers[first]}{place}{among}: {given}")
+
+    def _difference(self, values: Sequence[str]) -> str | None:
+        """Say which processes have which of these values, in the first group where they differ."""
+        for group in self._groups:
+            processes: dict[str, list[str]] = {}
+            for process in group:
+                processes.setdefault(values[process], []).append(str(process))
+            if len(processes) > 1:
+                return " but ".join(f"{value} in process {', '.join(alike)}" for value, alike in processes.items())
+        return None
+
+    def _error(self, given: str) -> ClusterError:
+        return ClusterError(
+            f"the processes of the job do not have the same data: {self._about}",
+            given=given,
+            fix="read, shuffle and augment alike in every process; where each must give different rows, make the "
+            "distribution with auto_shard_dataset=False; initialize(check_data=False) does not compare",
+        )
+
+
+def _digests(arrays: Sequence[np.ndarray]) -> list[str]:
+    """Return a CRC-32C of each row, over all arrays."""
+    flat = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays]
+    return [
+        f"{functools.reduce(lambda crc, rows: google_crc32c.extend(crc, rows[row].tobytes()), flat, 0):08x}"
+        for row in range(len(flat[0]))
+    ]

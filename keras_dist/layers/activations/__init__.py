@@ -1,0 +1,1 @@
+"""Activations with weights or arguments."""

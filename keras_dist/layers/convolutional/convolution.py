@@ -1,0 +1,352 @@
+"""`Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv1D`, `DepthwiseConv2D`, `SeparableConv1D`, `SeparableConv2D`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import activations
+from keras_dist._support.arguments import check_option, check_size, check_sizes
+from keras_dist.errors import ModelError
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.lora import LoraLayer
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import (
+    BiasArguments,
+    DepthwiseArguments,
+    Identifier,
+    KernelAndBiasArguments,
+    SeparableArguments,
+)
+from keras_dist.ops.convolving import convolve, of_each_channel
+from keras_dist.variables.variable import Variable
+
+
+class BaseConvolution(SpatialLayer):
+    """The base of all convolutions: a window that moves over the spatial dims, a bias, an activation.
+
+    The output of a convolution whose input is sharded over its batch or its spatial dims is sharded alike: XLA
+    exchanges the borders.
+
+    Args:
+        kernel_size: size of the window in each spatial dim; one integer stands for all of them.
+        strides: step of the window in each spatial dim; one integer stands for all of them.
+        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
+            ceil(size / stride) steps.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        **kwargs: the arguments of the weights, and those of `Layer`.
+
+    Attributes:
+        paddings: the options of `padding`.
+    """
+
+    paddings: tuple[str, ...] = ("valid", "same")
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int],
+        padding: str,
+        data_format: str | None,
+        dilation_rate: int | Sequence[int],
+        activation: Identifier,
+        use_bias: bool,
+        **kwargs: Unpack[BiasArguments],
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.kernel_size = check_sizes("kernel_size", kernel_size, self.rank, self.name)
+        self.strides = check_sizes("strides", strides, self.rank, self.name)
+        self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
+        self.padding = check_option("padding", padding, self.paddings, self.name)
+        self.identify("activation", activations.get, activation)
+        self.use_bias = use_bias
+
+    def channels_of(self, input_shape: tuple[int, ...]) -> int:
+        """Return the channels of inputs of this shape, and require them of all further inputs."""
+        axis = self._dims.channel_axis
+        self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
+        return input_shape[axis]
+
+    def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
+        """Create the weight `name` as the arguments `<argument>_initializer` and so on describe it."""
+        return self.add_weight(
+            shape,
+            getattr(self, f"{argument}_initializer"),
+            name=name,
+            regularizer=getattr(self, f"{argument}_regularizer"),
+            constraint=getattr(self, f"{argument}_constraint"),
+            layout=getattr(self, f"{argument}_layout"),
+        )
+
+    def convolve(self, inputs: jax.Array, kernel: jax.Array, groups: int = 1) -> jax.Array:
+        """Convolve the inputs in groups of channels with `kernel` (window, channels of a group, outputs)."""
+        outputs = convolve(self._dims, inputs, kernel, self.strides, self.padding, self.dilation_rate, groups)
+        return self.check_not_empty(outputs, inputs)
+
+    def convolve_each_channel(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Convolve each channel with its part of `kernel` (window, channels, outputs of a channel)."""
+        return self.convolve(inputs, of_each_channel(kernel), groups=kernel.shape[-2])
+
+    def activate(self, outputs: jax.Array) -> jax.Array:
+        """Add the bias, and apply the activation."""
+        if self.use_bias:
+            outputs = outputs + jnp.expand_dims(
+                self.bias[...], range(1, self._dims.rank + 1) if self._dims.channel_axis == 1 else ()
+            )
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def check_strides_or_dilation(self) -> None:
+        """Check that not both are above 1.
+
+        Raises:
+            ModelError: both are.
+        """
+        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+            given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
+            fix = "strides=1, then a pooling layer with pool_size=1 and these strides"
+            raise ModelError(f"layer {self.name!r} has strides and a dilation_rate", given=given, fix=fix)
+
+
+class Convolution(LoraLayer, BaseConvolution):
+    """The base of `Conv1D`, `Conv2D` and `Conv3D`. Arguments that are not listed are those of `BaseConvolution`.
+
+    Args:
+        filters: channels of the output.
+        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them. Only
+            one of `strides` and `dilation_rate` can be above 1.
+        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
+            ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
+            on later inputs.
+        groups: number of groups into which the channels are split; each has filters of its own.
+        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
+        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
+            `Layer`.
+    """
+
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        groups: int = 1,
+        activation: Identifier = None,
+        use_bias: bool = True,
+        *,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
+        **kwargs: Unpack[KernelAndBiasArguments],
+    ) -> None:
+        options = (strides, padding, data_format, dilation_rate, activation, use_bias)
+        BaseConvolution.__init__(self, kernel_size, *options, **kwargs)
+        self._describe_lora(lora_rank, lora_alpha)
+        self.filters = check_size("filters", filters, self.name)
+        self.groups = check_size("groups", groups, self.name)
+        self._check_groups("filters", self.filters)
+        self.check_strides_or_dilation()
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `kernel` (*kernel_size, channels // groups, filters) and `bias` (filters,)."""
+        channels = self.channels_of(input_shape)
+        self._check_groups("channels of the input", channels)
+        self.kernel = self._add_adapted((*self.kernel_size, channels // self.groups, self.filters))
+        if self.use_bias:
+            self.bias = self.add_weight((self.filters,), name="bias")
+        self._add_factors()
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, in which `filters` stands for the channels of the inputs."""
+        return self.activate(self.convolve(inputs, self._adapted_value(), self.groups))
+
+    def _check_groups(self, what: str, size: int) -> None:
+        if size % self.groups:
+            given = f"groups={self.groups}, {size} {what}"
+            fix = f"one of {[n for n in range(1, size + 1) if size % n == 0]}, or another number of filters or channels"
+            raise ModelError(f"`groups` of layer {self.name!r} must divide the {what}", given=given, fix=fix)
+
+
+class Conv1D(Convolution):
+    """Convolution of inputs (batch, steps, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Conv1D(8, 3, padding="causal", dilation_rate=2)(jnp.ones((2, 10, 4))).shape
+        (2, 10, 8)
+    """
+
+    rank = 1
+    paddings = ("valid", "same", "causal")
+
+
+class Conv2D(Convolution):
+    """Convolution of inputs (batch, height, width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(jnp.ones((2, 28, 28, 1))).shape
+        (2, 14, 14, 8)
+    """
+
+    rank = 2
+
+
+class Conv3D(Convolution):
+    """Convolution of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class DepthwiseConvolution(BaseConvolution):
+    """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately.
+
+    Arguments that are not listed are those of `BaseConvolution`.
+
+    Args:
+        depth_multiplier: number of channels of the output for each one of the input.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
+            depth_multiplier,), and the arguments of `Layer`.
+    """
+
+    weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        depth_multiplier: int = 1,
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        activation: Identifier = None,
+        use_bias: bool = True,
+        **kwargs: Unpack[DepthwiseArguments],
+    ) -> None:
+        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
+        self.depth_multiplier = check_size("depth_multiplier", depth_multiplier, self.name)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `kernel` (*kernel_size, channels, depth_multiplier) and `bias` (channels * depth_multiplier,)."""
+        channels = self.channels_of(input_shape)
+        self.kernel = self.add_kernel((*self.kernel_size, channels, self.depth_multiplier), "kernel", "depthwise")
+        if self.use_bias:
+            self.bias = self.add_weight((channels * self.depth_multiplier,), name="bias")
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, with `depth_multiplier` channels for each one of the inputs."""
+        return self.activate(self.convolve_each_channel(inputs, self.kernel[...]))
+
+
+class DepthwiseConv1D(DepthwiseConvolution):
+    """Depthwise convolution of inputs (batch, steps, channels)."""
+
+    rank = 1
+
+
+class DepthwiseConv2D(DepthwiseConvolution):
+    """Depthwise convolution of inputs (batch, height, width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.DepthwiseConv2D(3, depth_multiplier=2)(jnp.ones((2, 28, 28, 4))).shape
+        (2, 26, 26, 8)
+    """
+
+    rank = 2
+
+
+class SeparableConvolution(BaseConvolution):
+    """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel separately, then mix channels.
+
+    Arguments that are not listed are those of `BaseConvolution`.
+
+    Args:
+        filters: channels of the output.
+        depth_multiplier: number of channels for each one of the input, before they are mixed.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
+            the arguments of `Layer`.
+    """
+
+    weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        depth_multiplier: int = 1,
+        activation: Identifier = None,
+        use_bias: bool = True,
+        **kwargs: Unpack[SeparableArguments],
+    ) -> None:
+        super().__init__(kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias, **kwargs)
+        self.filters = check_size("filters", filters, self.name)
+        self.depth_multiplier = check_size("depth_multiplier", depth_multiplier, self.name)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create the weights.
+
+        `depthwise_kernel` (*kernel_size, channels, depth_multiplier), `pointwise_kernel` (1, ..., channels *
+        depth_multiplier, filters) and `bias` (filters,).
+        """
+        channels = self.channels_of(input_shape)
+        self.depthwise_kernel = self.add_kernel(
+            (*self.kernel_size, channels, self.depth_multiplier), "depthwise_kernel", "depthwise"
+        )
+        self.pointwise_kernel = self.add_kernel(
+            (*(1,) * self.rank, channels * self.depth_multiplier, self.filters), "pointwise_kernel", "pointwise"
+        )
+        if self.use_bias:
+            self.bias = self.add_weight((self.filters,), name="bias")
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the output, in which `filters` stands for the channels of the inputs."""
+        channels = self.convolve_each_channel(inputs, self.depthwise_kernel[...])
+        ones = (1,) * self.rank
+        return self.activate(convolve(self._dims, channels, self.pointwise_kernel[...], ones, "valid", ones))
+
+
+class SeparableConv1D(SeparableConvolution):
+    """Separable convolution of inputs (batch, steps, channels)."""
+
+    rank = 1
+
+
+class SeparableConv2D(SeparableConvolution):
+    """Separable convolution of inputs (batch, height, width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.SeparableConv2D(8, 3)(jnp.ones((2, 28, 28, 4))).shape
+        (2, 26, 26, 8)
+    """
+
+    rank = 2
+
+
+Convolution1D = Conv1D
+Convolution2D = Conv2D
+Convolution3D = Conv3D
+SeparableConvolution1D = SeparableConv1D
+SeparableConvolution2D = SeparableConv2D

@@ -1,0 +1,248 @@
+"""`JaxLayer` and `FlaxLayer`: functions of JAX, and modules of Linen, as layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx, traverse_util
+
+from keras_dist import random
+from keras_dist._support import tree_paths
+from keras_dist._support.array_operators import Operators, value_of
+from keras_dist._support.types import PyTree
+from keras_dist.errors import ModelError, shorten, with_type
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.output_shapes import is_shape
+from keras_dist.random.seeds import key_of
+
+
+class JaxLayer(Layer):
+    """A function of JAX with its parameters, and perhaps a state, as a layer.
+
+    Paths of weights are those in the parameters: `params/Dense_0/kernel`, `state/batch_stats/mean`.
+
+    Args:
+        call_fn: returns the outputs; with a parameter `state` also the state afterwards. Its parameters are some of
+            `params`, `state`, `rng` (a key in training, else None), `inputs` (one array, or a structure of them) and
+            `training`, by these names.
+        init_fn: returns the first `params`; `(params, state)`, if `call_fn` takes a `state`. Its parameters are some of
+            `rng`, `inputs` (ones) and `training`.
+        params: the first parameters, in place of `init_fn`: any pytree of arrays; also `params` of another such layer.
+        state: the first state, a pytree of arrays.
+        seed: fixes the keys.
+        native_serialization_platforms: unused.
+        **kwargs: see `Layer`.
+
+    Raises:
+        ModelError: a function has other parameters, or there is nothing to begin with.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> def first(rng, inputs):
+        ...     return {"kernel": jax.random.normal(rng, (inputs.shape[-1], 3))}
+        >>> layer = layers.JaxLayer(lambda params, inputs: inputs @ params["kernel"], first)
+        >>> layer(jnp.ones((2, 4))).shape, [weight.path for weight in layer.weights]
+        ((2, 3), ['params/kernel'])
+    """
+
+    def __init__(
+        self,
+        call_fn: Callable[..., Any],
+        init_fn: Callable[..., Any] | None = None,
+        params: PyTree = None,
+        state: PyTree = None,
+        seed: int | None = None,
+        native_serialization_platforms: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        del native_serialization_platforms
+        super().__init__(**kwargs)
+        self.call_fn, self.init_fn = call_fn, init_fn
+        self._called_with = self._parameters("call_fn", call_fn, ("params", "state", "rng", "inputs", "training"))
+        self._begun_with = self._parameters("init_fn", init_fn, ("rng", "inputs", "training")) if init_fn else ()
+        has_weights = "params" in self._called_with or "state" in self._called_with
+        if has_weights and init_fn is None and params is None and state is None:
+            summary = f"layer {self.name!r} has no first parameters: neither `init_fn` nor `params` nor `state`"
+            fix = "init_fn=lambda rng, inputs: ..., or params=..."
+            raise ModelError(summary, given=f"call_fn of {', '.join(self._called_with)}", fix=fix)
+        params, state = (
+            jax.tree.map(value_of, given, is_leaf=lambda leaf: isinstance(leaf, Operators)) for given in (params, state)
+        )
+        # a function hides the arrays, which are values to begin with, no weights
+        self._given = None if params is None and state is None else lambda: (params, state)
+        if "rng" in self._called_with:
+            self.seed_generator = random.SeedGenerator(seed)
+
+    def build(self, input_shape: PyTree) -> None:
+        """Create a weight for each array of the first parameters and of the first state."""
+        params, state = self._first_values(input_shape) if self._given is None else self._given()
+        for name, values, trainable in (("params", params, True), ("state", state, False)):
+            flat, treedef = jax.tree.flatten_with_path(values)
+            parts = [_names(path) for path, _ in flat]
+            weights = [self._weight(name, path, value, trainable) for path, (_, value) in zip(parts, flat, strict=True)]
+            setattr(self, name, _with_lists(traverse_util.unflatten_dict(dict(zip(parts, weights, strict=True)))))
+            setattr(self, f"_{name}_tree", (treedef, tuple(parts)))
+
+    def call(self, inputs: PyTree, training: bool | None = False) -> PyTree:
+        """Return what `call_fn` returns, without the state."""
+        given: dict[str, Any] = {"inputs": inputs, "training": training}
+        for name in ("params", "state"):
+            if name in self._called_with:
+                treedef, _ = getattr(self, f"_{name}_tree")
+                given[name] = treedef.unflatten([weight[...] for weight in self._listed_weights(name)])
+        if "rng" in self._called_with:
+            given["rng"] = self.call_keys(bool(training))
+        outputs = self.call_fn(*[given[name] for name in self._called_with])
+        if "state" not in self._called_with:
+            return outputs
+        outputs, state = outputs
+        values, treedef = jax.tree.flatten(state)
+        if treedef != self._state_tree[0]:
+            summary = f"`call_fn` of layer {self.name!r} returned a state of another structure"
+            fix = "return (outputs, state) with the state as it came, except for the values"
+            raise ModelError(summary, given=str(treedef), expected=str(self._state_tree[0]), fix=fix)
+        for weight, value in zip(self._listed_weights("state"), values, strict=True):
+            weight.assign(value)
+        return outputs
+
+    def init_keys(self) -> PyTree:
+        """Return the `rng` of `init_fn`."""
+        return random.next_key()
+
+    def call_keys(self, training: bool) -> PyTree:
+        """Return the `rng` of `call_fn`."""
+        return key_of(self.seed_generator) if training else None
+
+    def _first_values(self, input_shape: PyTree) -> tuple[PyTree, PyTree]:
+        if self.init_fn is None:
+            return None, None
+        inputs = jax.tree.map(
+            lambda shape: jnp.ones([1, *(size or 1 for size in shape[1:])], self.compute_dtype),
+            input_shape,
+            is_leaf=is_shape,
+        )
+        given = {"rng": self.init_keys, "inputs": lambda: inputs, "training": lambda: True}
+        found = self.init_fn(*[given[name]() for name in self._begun_with])
+        return found if "state" in self._called_with else (found, None)
+
+    def _weight(self, name: str, path: tree_paths.Parts, value: Any, trainable: bool) -> Any:
+        label = "/".join((name, *map(str, path)))
+        if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
+            fix = "keep other values in the function"
+            raise ModelError(f"{label!r} of layer {self.name!r} is not an array", given=shorten(value), fix=fix)
+        value = jnp.asarray(value)
+        dtype = None if jnp.issubdtype(value.dtype, jnp.floating) else value.dtype
+        return self.add_weight(
+            value.shape,
+            lambda shape, dtype, key=None: value.astype(dtype),
+            dtype=dtype,
+            trainable=trainable,
+            name=str(path[-1]),
+        )
+
+    def _listed_weights(self, name: str) -> list[Any]:
+        _, parts = getattr(self, f"_{name}_tree")
+        found = []
+        for path in parts:
+            part = getattr(self, name)
+            for step in path:
+                part = part[step if isinstance(part, nnx.List) else str(step)]
+            found.append(part)
+        return found
+
+    def _parameters(self, argument: str, function: Any, known: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(inspect.signature(function).parameters) if callable(function) else ()
+        if "inputs" not in names or not set(names) <= set(known):
+            summary = f"`{argument}` of layer {self.name!r} must take `inputs`, and may take {', '.join(known)}"
+            fix = f"{argument}=lambda {', '.join(known)}: ..."
+            raise ModelError(summary, given=f"{shorten(function)} of {', '.join(names) or 'no parameters'}", fix=fix)
+        return names
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """Return the arguments without values, which are weights."""
+        given = super()._config_arguments()
+        return {name: value for name, value in given.items() if name not in ("params", "state", "variables")}
+
+
+class FlaxLayer(JaxLayer):
+    """A module of Linen as a layer. Its collections but `params` are a state; modules of NNX are layers themselves.
+
+    Args:
+        module: a `flax.linen.Module`, called as `module(inputs)`, or `module(inputs, training=...)` if it takes that.
+        method: a method of the module, or a function of it, in place of `__call__`.
+        variables: its first variables, as `module.init` returns them; by default it is called.
+        **kwargs: `seed`, and the arguments of `Layer`.
+
+    Raises:
+        ModelError: `module` is not a module of Linen.
+
+    Example:
+        >>> import flax.linen, jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layer = layers.FlaxLayer(flax.linen.Dense(3))
+        >>> layer(jnp.ones((2, 4))).shape, [weight.path for weight in layer.weights]
+        ((2, 3), ['params/params/bias', 'params/params/kernel'])
+    """
+
+    def __init__(
+        self,
+        module: linen.Module,
+        method: Any = None,
+        variables: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(module, linen.Module):
+            fix = "a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)"
+            raise ModelError("FlaxLayer: `module` must be a module of Linen", given=with_type(module), fix=fix)
+        called = module.__call__ if method is None else getattr(module, method) if isinstance(method, str) else method
+        takes_training = "training" in inspect.signature(called).parameters
+
+        def options(training: bool | None) -> dict[str, Any]:
+            return {"method": method} | ({"training": bool(training)} if takes_training else {})
+
+        def call_fn(params: PyTree, state: PyTree, rng: PyTree, inputs: PyTree, training: bool | None) -> Any:
+            known = {**(params or {}), **(state or {})}
+            mutable = linen.DenyList(["params"])
+            return module.apply(known, inputs, rngs=rng, mutable=mutable, **options(training))
+
+        def init_fn(rng: PyTree, inputs: PyTree) -> tuple[PyTree, PyTree]:
+            return _in_two(module.init(rng, inputs, **options(True)))
+
+        params, state = (None, None) if variables is None else _in_two(variables)
+        kwargs = {"name": None, **kwargs}
+        super().__init__(call_fn, init_fn, params, state, **kwargs)
+
+    def init_keys(self) -> PyTree:
+        """Return keys of the streams `params` and `dropout`."""
+        return {"params": random.next_key(), "dropout": random.next_key()}
+
+    def call_keys(self, training: bool) -> PyTree:
+        """Return a key of the stream `dropout`, in training."""
+        return {"dropout": key_of(self.seed_generator)} if training else {}
+
+
+def _in_two(variables: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
+    """Return the parameters and the other collections."""
+    params = {name: values for name, values in variables.items() if name == "params"}
+    return params, {name: values for name, values in variables.items() if name != "params"}
+
+
+def _names(path: tuple[Any, ...]) -> tree_paths.Parts:
+    """Return the way to an array as names of attributes, and places in lists."""
+    parts = tree_paths.parts_of(path)
+    return tuple(part if isinstance(part, int) else str(part).replace("/", ".") for part in parts) or ("value",)
+
+
+def _with_lists(weights: Any) -> Any:
+    """Return nested dicts with lists in place of those whose keys are 0, 1 and so on."""
+    if not isinstance(weights, dict):
+        return weights
+    parts = {name: _with_lists(part) for name, part in weights.items()}
+    is_list = bool(parts) and [*parts] == [*range(len(parts))]
+    return [*parts.values()] if is_list else {str(name): part for name, part in parts.items()}

@@ -1,0 +1,108 @@
+"""`Lambda`: a function as a layer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from flax import nnx
+
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.layer import Layer
+from keras_dist.saving import custom_object_scope, get_registered_object
+from keras_dist.saving.serialization import is_lambda, lambda_refused
+
+
+class Lambda(Layer):
+    """A function as a layer.
+
+    Args:
+        function: of the inputs. Its parameters `mask` and `training` are filled in. It has no weights: layers that it
+            calls must be known to the model in another way.
+        output_shape: as in Keras; not used, since the shape follows from the function.
+        mask: the mask of the output: an array, or a function of the inputs and their mask; None for none.
+        arguments: further arguments of the function, by name.
+        **kwargs: see `Layer`.
+
+    Raises:
+        ModelError: `function` is not a function, or `arguments` is not a dict.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Lambda(lambda x, n: jnp.sum(x, axis=1) / n, arguments={"n": 2})(layers.Input((8, 3))).shape
+        (None, 3)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        output_shape: PyTree = None,
+        mask: ArrayLike | Callable[..., PyTree] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        del output_shape
+        plain = callable(function) and not isinstance(function, nnx.Module)
+        if not plain or not isinstance(arguments, Mapping | None):
+            summary = f"layer {self.name!r} takes a function, and a dict of its further arguments or None"
+            fix = 'for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda'
+            raise ModelError(summary, given=f"function={shorten(function)}, arguments={shorten(arguments)}", fix=fix)
+        self.function = function
+        # partials and functions hide their arrays: they are not state of the layer
+        self._bound = functools.partial(function, **(arguments or {}))
+        self.mask = mask if mask is None or callable(mask) else lambda inputs, previous_mask: mask
+        self.supports_masking = mask is not None
+        self._filled_in = tuple(name for name in ("mask", "training") if name in _parameters(function))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Further arguments of the function, by name."""
+        return dict(self._bound.keywords)
+
+    def call(self, inputs: PyTree, mask: PyTree = None, training: bool | None = None) -> PyTree:
+        """Return the output of the function."""
+        known = {"mask": mask, "training": training}
+        return self._bound(inputs, **{name: known[name] for name in self._filled_in})
+
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
+        """Return what `mask` is or returns."""
+        return None if self.mask is None else self.mask(inputs, mask)
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool | None = None
+    ) -> Self:
+        """Make a layer from a config that `get_config` returned.
+
+        Args:
+            config: plain values.
+            custom_objects: functions by name, beside the registered ones. A function that was a lambda is found by the
+                name of the layer.
+            safe_mode: as in Keras; not used, since code in a config never runs.
+
+        Raises:
+            ConfigError: a function is not known, or is a lambda.
+        """
+        del safe_mode
+        with custom_object_scope(custom_objects):
+            function = config.get("function")
+            if is_lambda(function) or isinstance(function, list):  # Keras 2 writes code as a list
+                name = config.get("name")
+                function = get_registered_object(name) if isinstance(name, str) else None
+                if function is None:
+                    way = f"custom_objects={{{name!r}: function}} gives the function of this layer; or "
+                    raise lambda_refused(f"the function of the layer {name!r}", way)
+                config = {**config, "function": function}
+            return super().from_config(config)
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # of some that are not written in Python
+        return {}

@@ -1,0 +1,183 @@
+"""`Wrapper`, the base of layers around one other; `TimeDistributed`, `SpectralNormalization`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from keras_dist._support.arguments import check_size
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import variable_role
+from keras_dist.errors import ModelError, with_type
+from keras_dist.initializers import TruncatedNormal
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
+from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.layers.weights import walk
+
+_LARGEST_FACTOR = 1e7
+"""The largest factor that `SpectralNormalization` normalizes vectors by."""
+
+
+class Wrapper(Layer):
+    """The base of layers around one other layer. Subclasses define `call`.
+
+    Paths of its weights contain the name of the wrapped layer: `wrapper/dense/kernel`.
+
+    Args:
+        layer: the wrapped layer.
+        **kwargs: see `Layer`.
+
+    Attributes:
+        layer: the wrapped layer.
+    """
+
+    def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(layer, Layer):
+            check_is_ours(f"`layer` of layer {self.name!r}", layer)
+            given = f"layer={with_type(layer)}"
+            fix = "make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer"
+            raise ModelError(f"`layer` of layer {self.name!r} must be a layer", given=given, fix=fix)
+        self._members = {layer.name: layer}
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create the weights of the wrapped layer, which is given the same inputs."""
+        if not self.layer.built and input_shape is not None:
+            self.layer.build(input_shape)
+
+    @property
+    def layer(self) -> Layer:
+        """The wrapped layer."""
+        (layer,) = self._members.values()
+        return layer
+
+
+class TimeDistributed(Wrapper):
+    """Apply a layer to each position of a sequence, with the same weights.
+
+    All positions are computed at once. A layer that draws random numbers or keeps statistics is called on one position
+    after the other, as in Keras. Paths of weights contain the name of the layer: `dense/kernel`.
+
+    Args:
+        layer: any layer.
+        **kwargs: see `Layer`.
+
+    Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
+    """
+
+    def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(layer, **kwargs)
+        self.input_spec = InputSpec(min_ndim=3)
+        self.supports_masking = True
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create the weights of the layer, for inputs without the dim of time."""
+        build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[2:]), self.compute_dtype))
+
+    def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> PyTree:
+        """Return the outputs (batch, time, ...).
+
+        Args:
+            inputs: (batch, time, ...).
+            training: as of the layer.
+            mask: which positions count (batch, time), or more dims; passed on to a layer that takes masks.
+
+        Raises:
+            ModelError: the mask does not fit.
+        """
+        if mask is not None and mask.shape[:2] != inputs.shape[:2]:
+            summary = f"the mask of layer {self.name!r} must begin with {inputs.shape[:2]}, as its input"
+            given = f"a mask of shape {mask.shape} for an input of shape {inputs.shape}"
+            raise ModelError(summary, given=given, fix="reshape the mask, or leave it out")
+        mask = mask if "mask" in inspect.signature(self.layer.call).parameters else None
+
+        def step(inputs: jax.Array, mask: jax.Array | None) -> PyTree:
+            return call_inside(self.layer, training, inputs, **({} if mask is None else {"mask": mask}))
+
+        if all(variable_role(variable) == "parameter" for _, variable in walk(self.layer)):
+            axes = (1, None if mask is None else 1)
+            outputs, losses = jax.vmap(step, in_axes=axes, out_axes=(1, 0))(inputs, mask)
+        else:
+            times = range(inputs.shape[1])
+            steps = [step(inputs[:, time], None if mask is None else mask[:, time]) for time in times]
+            outputs = jax.tree.map(lambda *arrays: jnp.stack(arrays, 1), *[outputs for outputs, _ in steps])
+            losses = [loss for _, losses in steps for loss in losses]
+        add_losses(self, losses)
+        return outputs
+
+
+class SpectralNormalization(Wrapper):
+    """Divide the kernel of a layer by its largest singular value, as estimated by the power method.
+
+    Adds the weight `vector_u` (1, last dim of the kernel), which training moves. Paths of the layer's own weights
+    contain its name: `dense/kernel`.
+
+    Args:
+        layer: a layer with a weight `kernel` or `embeddings`.
+        power_iterations: steps of the power method in each step of training.
+        **kwargs: see `Layer`.
+
+    Differs from Keras: the kernel is divided in each call, outside of training too, and stays as the optimizer left it.
+    Keras overwrites it in training, which `fit` on JAX forgets. `vector_u` is the first of `weights`.
+
+    Source: `keras.layers.SpectralNormalization`; arXiv:1802.05957.
+    """
+
+    def __init__(self, layer: Layer, power_iterations: int = 1, **kwargs: Unpack[LayerArguments]) -> None:
+        super().__init__(layer, **kwargs)
+        self.power_iterations = check_size("power_iterations", power_iterations, self.name)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create the weights of the layer, and `vector_u`.
+
+        Raises:
+            ModelError: the layer has no kernel.
+        """
+        build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[1:]), self.compute_dtype))
+        kernel = self._kernel()
+        self.vector_u = self.add_weight(
+            (1, kernel.shape[-1]),
+            TruncatedNormal(stddev=0.02),
+            kernel.dtype,
+            trainable=False,
+            autocast=False,
+            name="vector_u",
+        )
+        self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
+
+    def call(self, inputs: jax.Array, training: bool | None = False) -> jax.Array:
+        """Return the output of the layer with the divided kernel."""
+        variable = self._kernel()
+        kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
+        matrix, right = kernel.reshape(-1, kernel.shape[-1]), self.vector_u[...]
+        for _ in range(self.power_iterations if training else 1):
+            left = _normalized(right @ matrix.T)
+            right = _normalized(left @ matrix)
+        left, right = jax.lax.stop_gradient((left, right))
+        is_zero = jnp.all(kernel == 0)
+        if training:
+            self.vector_u[...] = jnp.where(is_zero, self.vector_u[...], right)
+        largest = (left @ matrix @ right.T)[0, 0]
+        variable[...] = kernel / jnp.where(is_zero, 1, largest)
+        try:
+            return self.layer(inputs, training=training)
+        finally:
+            variable[...] = kernel
+
+    def _kernel(self) -> nnx.Variable:
+        for name in ("kernel", "embeddings"):
+            if isinstance(variable := vars(self.layer).get(name), nnx.Variable):
+                return variable
+        fix = "for example SpectralNormalization(Dense(10))"
+        raise ModelError(f"`layer` of layer {self.name!r} has no kernel", given=repr(self.layer), fix=fix)
+
+
+def _normalized(vector: jax.Array) -> jax.Array:
+    return vector * jnp.minimum(jax.lax.rsqrt(jnp.sum(jnp.square(vector))), _LARGEST_FACTOR)

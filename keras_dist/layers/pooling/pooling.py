@@ -1,0 +1,324 @@
+"""Pooling over windows, over all of a channel (`Global...`), and to a given number of windows (`Adaptive...`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.types import PyTree
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import pooling
+
+
+class Pooling(SpatialLayer):
+    """The base of the layers that reduce windows of each channel to one number.
+
+    Args:
+        pool_size: size of the window in each spatial dim; one integer stands for all of them.
+        strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
+        padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
+            the output has ceil(size / stride) steps.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        name: as of `Layer`.
+        **kwargs: as of `Layer`.
+
+    Attributes:
+        pool_mode: `"max"` or `"average"`.
+    """
+
+    pool_mode: str
+
+    def __init__(
+        self,
+        pool_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(data_format, name=name, **kwargs)
+        self.pool_size = check_sizes("pool_size", pool_size, self.rank, self.name)
+        self.strides = self.pool_size if strides is None else check_sizes("strides", strides, self.rank, self.name)
+        self.padding = check_option("padding", padding, ("valid", "same"), self.name)
+
+    def _pooled(self, inputs: jax.Array, pool: Callable[..., jax.Array]) -> jax.Array:
+        outputs = pool(self._dims, inputs, self.pool_size, self.strides, self.padding)
+        return self.check_not_empty(outputs, inputs)
+
+
+class MaxPooling(Pooling):
+    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`."""
+
+    pool_mode = "max"
+
+    def __init__(
+        self,
+        pool_size: int | Sequence[int] = 2,
+        strides: int | Sequence[int] | None = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(pool_size, strides, padding, data_format, name, **kwargs)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the largest value of each window."""
+        return self._pooled(inputs, pooling.largest)
+
+
+class AveragePooling(Pooling):
+    """The base of `AveragePooling1D`, `AveragePooling2D` and `AveragePooling3D`; the arguments are those of `Pooling`.
+
+    Steps beyond the borders, as `padding="same"` has them, do not count.
+    """
+
+    pool_mode = "average"
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the mean of each window, floating."""
+        if not jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = inputs.astype(self.compute_dtype)
+        return self._pooled(inputs, pooling.means)
+
+
+class GlobalPooling(SpatialLayer):
+    """The base of the layers that reduce each channel to one number.
+
+    Args:
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        keepdims: whether the spatial dims stay, as 1.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self, data_format: str | None = None, keepdims: bool = False, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.keepdims = keepdims
+
+
+class GlobalMaxPooling(GlobalPooling):
+    """The base of `GlobalMaxPooling1D`, `GlobalMaxPooling2D` and `GlobalMaxPooling3D`."""
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the largest value of each channel, (batch, channels)."""
+        return jnp.max(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+
+
+class GlobalAveragePooling(GlobalPooling):
+    """The base of `GlobalAveragePooling2D` and `GlobalAveragePooling3D`."""
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the mean of each channel, (batch, channels)."""
+        return jnp.mean(inputs, axis=self.spatial_axes, keepdims=self.keepdims)
+
+
+class AdaptivePooling(SpatialLayer):
+    """The base of the layers that reduce each channel to a given number of windows, whatever the size of the input.
+
+    Args:
+        output_size: number n of windows in each spatial dim; one integer stands for all of them. Over a dim of s steps,
+            window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+
+    Attributes:
+        reduction: what reduces the steps of a window to one number; see `ops.pooling.adaptive`.
+    """
+
+    reduction: Callable[[jax.Array, np.ndarray, int], jax.Array]
+
+    def __init__(
+        self, output_size: int | Sequence[int], data_format: str | None = None, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.output_size = check_sizes("output_size", output_size, self.rank, self.name)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return one number for each window, `output_size` of them."""
+        return pooling.adaptive(self._dims, inputs, self.output_size, self.reduction)
+
+
+class AdaptiveMaxPooling(AdaptivePooling):
+    """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
+
+    reduction = staticmethod(pooling.largest_of_steps)
+
+
+class AdaptiveAveragePooling(AdaptivePooling):
+    """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
+
+    reduction = staticmethod(pooling.mean_of_steps)
+
+
+class MaxPooling1D(MaxPooling):
+    """Max pooling: the largest value of each window of inputs (batch, steps, channels)."""
+
+    rank = 1
+
+
+class AveragePooling1D(AveragePooling):
+    """Average pooling: the mean of each window of inputs (batch, steps, channels)."""
+
+    rank = 1
+
+
+class MaxPooling2D(MaxPooling):
+    """Max pooling: the largest value of each window of inputs (batch, height, width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.MaxPooling2D()(jnp.ones((2, 28, 28, 4))).shape
+        (2, 14, 14, 4)
+    """
+
+    rank = 2
+
+
+class AveragePooling2D(AveragePooling):
+    """Average pooling: the mean of each window of inputs (batch, height, width, channels)."""
+
+    rank = 2
+
+
+class MaxPooling3D(MaxPooling):
+    """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class AveragePooling3D(AveragePooling):
+    """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class GlobalMaxPooling1D(GlobalMaxPooling):
+    """Global max pooling: the largest value of each channel of inputs (batch, steps, channels)."""
+
+    rank = 1
+
+
+class GlobalAveragePooling1D(GlobalPooling):
+    """The mean of each channel over the steps that are not masked: (batch, steps, channels) -> (batch, channels).
+
+    Differs from Keras: where all steps are masked the mean is 0, not NaN.
+    """
+
+    rank = 1
+    supports_masking = True
+
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Return the mean of each channel, (batch, channels).
+
+        Args:
+            inputs: (batch, steps, channels), or (batch, channels, steps).
+            mask: true for the steps that count, (batch, steps).
+        """
+        axis = self.spatial_axes
+        if mask is None:
+            return jnp.mean(inputs, axis=axis, keepdims=self.keepdims)
+        counts = jnp.expand_dims(mask, self._dims.channel_axis).astype(bool)
+        total = jnp.sum(inputs, axis=axis, keepdims=self.keepdims, where=counts)
+        return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
+
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> None:
+        """Return None: there are no steps any more."""
+        return None
+
+
+class GlobalMaxPooling2D(GlobalMaxPooling):
+    """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels)."""
+
+    rank = 2
+
+
+class GlobalAveragePooling2D(GlobalAveragePooling):
+    """Global average pooling: the mean of each channel of inputs (batch, height, width, channels).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.GlobalAveragePooling2D(keepdims=True)(jnp.ones((2, 7, 7, 4))).shape
+        (2, 1, 1, 4)
+    """
+
+    rank = 2
+
+
+class GlobalMaxPooling3D(GlobalMaxPooling):
+    """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class GlobalAveragePooling3D(GlobalAveragePooling):
+    """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3
+
+
+class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
+    """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima."""
+
+    rank = 1
+
+
+class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
+    """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means."""
+
+    rank = 1
+
+
+class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
+    """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima."""
+
+    rank = 2
+
+
+class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
+    """Adaptive average pooling of inputs (batch, height, width, channels): `output_size` means.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.AdaptiveAveragePooling2D((7, 5))(jnp.ones((2, 20, 30, 4))).shape
+        (2, 7, 5, 4)
+    """
+
+    rank = 2
+
+
+class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
+    """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima."""
+
+    rank = 3
+
+
+class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
+    """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means."""
+
+    rank = 3
+
+
+MaxPool1D = MaxPooling1D
+MaxPool2D = MaxPooling2D
+MaxPool3D = MaxPooling3D
+AvgPool1D = AveragePooling1D
+AvgPool2D = AveragePooling2D
+AvgPool3D = AveragePooling3D
+GlobalMaxPool1D = GlobalMaxPooling1D
+GlobalMaxPool2D = GlobalMaxPooling2D
+GlobalMaxPool3D = GlobalMaxPooling3D
+GlobalAvgPool1D = GlobalAveragePooling1D
+GlobalAvgPool2D = GlobalAveragePooling2D
+GlobalAvgPool3D = GlobalAveragePooling3D

@@ -1,0 +1,1 @@
+"""Layers for images, text, audio and features, which nothing else in keras_dist uses."""

@@ -1,0 +1,233 @@
+"""The bases of layers for images: `ImageLayer`, `RandomImageLayer`, and how their arguments are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import random
+from keras_dist._support.arguments import argument_error, is_number
+from keras_dist._support.types import PyTree
+from keras_dist.config.settings import check_data_format
+from keras_dist.errors import ModelError
+from keras_dist.layers.layer import Layer
+from keras_dist.ops.image_filters import filtered
+from keras_dist.ops.image_transforms import height_and_width, image_axes
+
+Factor = float | Sequence[float]
+"""Two limits, or a number that stands for both."""
+
+
+class ImageLayer(Layer):
+    """The base of layers that transform images. Subclasses define `transform_images`.
+
+    Inputs are a batch of images, one image, or a dict of `"images"`, `"labels"`, and `"segmentation_masks"`, which are
+    transformed as their images, and may lack the dim of channels.
+
+    Args:
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
+
+    Attributes:
+        moves_pixels: whether segmentation masks are transformed as their images; else they stay as they are.
+    """
+
+    moves_pixels: ClassVar[bool] = True
+
+    def __init__(self, *, data_format: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.data_format = check_data_format(data_format, self.name)
+
+    def call(self, data: PyTree, training: bool = True) -> PyTree:
+        """Return the images, in training transformed."""
+        given = self._arrays(data)
+        is_one, masks = given["images"].ndim == 3, given.get("segmentation_masks")
+        is_flat = masks is not None and masks.ndim < given["images"].ndim
+        if masks is not None and is_flat:
+            given["segmentation_masks"] = jnp.expand_dims(masks, self._channels)
+        parts = {name: part[None] if is_one else part for name, part in given.items()}
+        transformation = self.get_random_transformation(parts["images"], training=training)
+        transforms = {
+            "images": self.transform_images,
+            "labels": self.transform_labels,
+            "segmentation_masks": self.transform_segmentation_masks,
+        }
+        outputs = {name: transforms[name](part, transformation, training=training) for name, part in parts.items()}
+        if is_flat:
+            outputs["segmentation_masks"] = jnp.squeeze(outputs["segmentation_masks"], self._channels)
+        if is_one:
+            outputs = {name: part[0] for name, part in outputs.items()}
+        return outputs if isinstance(data, Mapping) else outputs["images"]
+
+    def _arrays(self, data: PyTree) -> dict[str, jax.Array]:
+        """Return images, and what belongs to them, as arrays."""
+        parts = data if isinstance(data, Mapping) else {"images": data}
+        unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
+        images = parts.get("images")
+        if unknown or images is None or jnp.ndim(images) not in (3, 4):
+            summary = f"layer {self.name!r} takes images of rank 3 or 4, or a dict of images, labels and masks"
+            given = f"a dict of {sorted(parts)}" if unknown or images is None else f"shape {jnp.shape(images)}"
+            fix = "keys are images, labels, segmentation_masks; transform bounding boxes where the data are read"
+            raise ModelError(summary, given=given, fix=fix)
+        arrays = {name: jnp.asarray(part) for name, part in parts.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if jnp.ndim(images) == 4 and len({shape[:1] for shape in shapes.values()}) > 1:
+            given = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+            fix = "batch images and what belongs to them together"
+            raise ModelError(f"layer {self.name!r} gets batches of different sizes", given=given, fix=fix)
+        return arrays
+
+    def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
+        """Return what `transform_images` needs to know: the same for images, labels and masks.
+
+        Args:
+            data: a batch of images, or one.
+            training: whether the layer acts.
+            seed: see `random.uniform`; by default the layer's own generator.
+        """
+        return None
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return a batch of images after a transformation of `get_random_transformation`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define transform_images(self, images, ...)")
+
+    def transform_labels(self, labels: PyTree, transformation: Any = None, training: bool = True) -> PyTree:
+        """Return the labels, which stay as they are."""
+        return labels
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return masks after the transformation of their images."""
+        if not self.moves_pixels:
+            return segmentation_masks
+        return self.transform_images(segmentation_masks, transformation, training)
+
+    def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Return images whose channels are filtered by `kernel` (height, width), with zeros around them."""
+        channels_last = jnp.moveaxis(images, self._channels, -1)
+        return jnp.moveaxis(filtered(channels_last, kernel, "SAME"), -1, self._channels)
+
+    def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
+        """Check that images have one of these numbers of channels."""
+        if images.shape[self._channels] not in counts:
+            given = f"images of shape {images.shape} with data_format={self.data_format!r}"
+            fix = "pass red, green and blue alone, as images[..., :3], or a gray channel three times"
+            raise ModelError(f"layer {self.name!r} takes images of red, green and blue", given=given, fix=fix)
+
+    def _size(self, images: jax.Array) -> tuple[int, int]:
+        return height_and_width(images, self.data_format)
+
+    @property
+    def _axes(self) -> tuple[int, int]:
+        return image_axes(self.data_format)
+
+    @property
+    def _channels(self) -> int:
+        """The dim of channels, counted from the end."""
+        return -1 if self.data_format == "channels_last" else -3
+
+
+class RandomImageLayer(ImageLayer):
+    """The base of layers that transform images by random numbers, in training; otherwise they return their inputs.
+
+    The numbers of an image depend on the seed and its place in the global batch, on no mesh. Subclasses define
+    `_draw(images, seed)` and `_transform(images, transformation, interpolation)`, both for a batch.
+
+    Args:
+        seed: fixes the numbers; by default they follow from the model's seed.
+    """
+
+    interpolation = "bilinear"
+
+    def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.generator = random.SeedGenerator(seed)
+
+    def get_random_transformation(self, data: PyTree, training: bool = True, seed: Any = None) -> Any:
+        """Return what is drawn for images, for `transform_images`; None where the layer does not act.
+
+        Args:
+            data: a batch of images, one, or a dict with them.
+            training: whether the layer acts.
+            seed: see `random.uniform`; by default the layer's own generator.
+        """
+        if not training:
+            return None
+        images = data["images"] if isinstance(data, Mapping) else data
+        return self._draw(images[None] if images.ndim == 3 else images, self.generator if seed is None else seed)
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return the images in the layer's element type, in training transformed."""
+        images = jnp.asarray(images, self.compute_dtype)
+        if not training or transformation is None:
+            return images
+        return self._each(images, transformation, self.interpolation).astype(self.compute_dtype)
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return masks after the transformation of their images, whose classes are not mixed."""
+        if not training or transformation is None or not self.moves_pixels:
+            return segmentation_masks
+        return self._each(segmentation_masks, transformation, "nearest")
+
+    def _each(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        """Transform a batch of images; or one, as code gives it that calls `transform_images` itself."""
+        if jnp.ndim(images) == 3:
+            return self._transform(images[None], transformation, interpolation)[0]
+        return self._transform(images, transformation, interpolation)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        raise NotImplementedError
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        raise NotImplementedError
+
+    def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
+        """Draw numbers for each image, (images, *sizes)."""
+        return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
+
+    def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
+        """Draw which images change, (images,), each with a probability between two limits."""
+        probability = self._uniform(images, probabilities, seed)
+        return self._uniform(images, (0.0, 1.0), seed) < probability
+
+
+def check_range(
+    argument: str,
+    value: Any,
+    bounds: tuple[float, float],
+    layer: str,
+    *,
+    open_below: bool = False,
+) -> tuple[float, float]:
+    """Return `value` as two numbers, the lesser one first; a number stands for itself and its negative.
+
+    Args:
+        argument: the name of the argument.
+        value: what was given.
+        bounds: the least and the largest number.
+        layer: the name of the layer.
+        open_below: whether the least number is excluded itself.
+    """
+    low, high = bounds
+    pair = tuple(value) if isinstance(value, list | tuple) else (value,)
+    fits = all(is_number(each) and low <= each <= high and not (open_below and each == low) for each in pair)
+    if fits and len(pair) == 2:
+        return float(min(pair)), float(max(pair))
+    if fits and len(pair) == 1:
+        return float(max(-abs(pair[0]), low)), float(abs(pair[0]))
+    expected = f"a number, or two, {'above' if open_below else 'of at least'} {low} and at most {high}"
+    raise argument_error(argument, value, expected, wrong="is not a range of factors", layer=layer, example=0.2)
+
+
+def check_value_range(value: Any, layer: str) -> tuple[float, float]:
+    """Return the least and the largest value of pixels."""
+    if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
+        return float(min(value)), float(max(value))
+    raise argument_error("value_range", value, "two different numbers", layer=layer, example=(0, 255))

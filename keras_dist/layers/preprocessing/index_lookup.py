@@ -1,0 +1,401 @@
+"""`IndexLookup`: the base of layers that look up the places of tokens in a vocabulary."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from keras_dist._support.arguments import (
+    argument_error,
+    check_int,
+    check_option,
+    check_optional,
+)
+from keras_dist._support.types import ArrayLike
+from keras_dist.errors import ConfigError, DataError, ModelError, shorten
+from keras_dist.layers.preprocessing.fingerprints import bins_of
+from keras_dist.layers.preprocessing.host_layer import (
+    OUTPUT_MODES,
+    HostLayer,
+    as_rows,
+    batches_of,
+    check_dense,
+    check_output_mode,
+    check_salt,
+    encoded,
+    encoded_like,
+    objects,
+)
+from keras_dist.layers.preprocessing.vocabulary import (
+    Token,
+    VocabularyTable,
+    as_token,
+    check_tokens,
+    lines_of,
+    tokens_of,
+)
+from keras_dist.saving.drafts import writing_to
+from keras_dist.symbolic.tensors import KerasTensor
+
+_LEFT_OUT = 2**62
+"""The index of tokens that vectors leave out."""
+
+_VOCABULARY = "vocabulary.txt"
+"""Keras's name for the file of a layer that holds what it has learned."""
+
+
+class IndexLookup(HostLayer):
+    """The base of the layers that look up the index of tokens in a vocabulary.
+
+    Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        mask_token: the token of index 0, for masks; None for none.
+        oov_token: what stands for unknown tokens in the vocabulary.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        sparse: False; arrays are dense.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        name: see `Layer`.
+        has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
+        vocabulary_size: how many tokens a file is to bring; None for any.
+        **kwargs: see `Layer`.
+    """
+
+    kind: str
+    """`"string"` or `"int64"`."""
+    encoding = "utf-8"
+
+    def __init__(
+        self,
+        max_tokens: int | None,
+        num_oov_indices: int,
+        mask_token: Any,
+        oov_token: Any,
+        vocabulary: Any,
+        idf_weights: Any,
+        invert: bool,
+        output_mode: str,
+        sparse: bool,
+        pad_to_max_tokens: bool,
+        oov_method: str = "floormod",
+        salt: Any = None,
+        vocabulary_size: int | None = None,
+        has_input_vocabulary: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_tokens = check_optional(check_int, "max_tokens", max_tokens, 2, layer=self.name, example=20000)
+        self.num_oov_indices = check_int("num_oov_indices", num_oov_indices, 0, layer=self.name)
+        self.mask_token, self.oov_token = mask_token, oov_token
+        self.invert = bool(invert)
+        self.output_mode = check_output_mode(output_mode, OUTPUT_MODES, self.name)
+        self.sparse = check_dense(sparse, False, self.name)
+        self.pad_to_max_tokens = bool(pad_to_max_tokens)
+        self.oov_method = check_option("oov_method", oov_method, ("floormod", "farmhash"), self.name)
+        self.salt = check_salt(salt, self.name)
+        self._table = VocabularyTable()
+        self._table.expected = vocabulary_size
+        self._check_together(idf_weights, vocabulary)
+        if vocabulary is not None:
+            self.set_vocabulary(vocabulary, idf_weights)
+        self._table.is_given = vocabulary is not None if has_input_vocabulary is None else bool(has_input_vocabulary)
+
+    def transform(self, inputs: Any) -> np.ndarray:
+        """Return the indices of tokens, or vectors; with `invert` the tokens of indices."""
+        rows = self._rows(inputs)
+        if self.invert:
+            words = self.get_vocabulary()
+            known = [words[index] if 0 <= index < len(words) else self.oov_token for index in rows.flat]
+            return objects(known, rows.shape) if self.kind == "string" else np.array(known).reshape(rows.shape)
+        return self.encode(self.indices(rows.ravel().tolist()).reshape(rows.shape))
+
+    def indices(self, tokens: Sequence[Token]) -> np.ndarray:
+        """Return the index of each of some tokens.
+
+        Raises:
+            DataError: a token is not in the vocabulary, and unknown tokens have no index.
+        """
+        table, start = self._table, self._oov_start
+        default = start if self.num_oov_indices == 1 else -1
+        places = table.places
+        found = np.array([places.get(token, default) for token in tokens], "int64")
+        if self.mask_token is not None:
+            masked = np.array([token == self.mask_token for token in tokens], bool)
+            found[masked] = 0 if self.output_mode == "int" else _LEFT_OUT
+        unknown = np.flatnonzero(found < 0)
+        if not unknown.size:
+            return found
+        words = [tokens[index] for index in unknown.tolist()]
+        if self.num_oov_indices == 0:
+            given = f"{shorten(sorted(set(map(str, words))))}"
+            fix = "num_oov_indices=1 gives unknown tokens an index, or adapt the layer to such data"
+            raise DataError(f"layer {self.name!r} does not know all tokens", given=given, fix=fix)
+        if self.kind == "int64" and self.oov_method == "floormod":
+            bins = np.array(words, "int64") % self.num_oov_indices
+        else:
+            bins = bins_of(map(str, words), self.num_oov_indices, self.salt)
+        found[unknown] = bins + start
+        return found
+
+    def encode(self, indices: np.ndarray) -> np.ndarray:
+        """Return indices as the output mode wants them."""
+        if self.output_mode == "int":
+            return indices.astype("int32")
+        vectors = encoded(indices, "count" if self.output_mode == "tf_idf" else self.output_mode, self._depth())
+        return vectors * self._weights() if self.output_mode == "tf_idf" else vectors
+
+    def output_like(self, inputs: KerasTensor) -> KerasTensor:
+        """Return a symbolic tensor like the output."""
+        if self.invert:
+            return KerasTensor(inputs.shape, self.kind)
+        return encoded_like(inputs, self.output_mode, self._depth() if self.output_mode != "int" else 0, "int32")
+
+    def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
+        """Return the vocabulary: the token of each index.
+
+        Args:
+            include_special_tokens: whether to include the tokens for masked and unknown ones.
+        """
+        return [*(self._special if include_special_tokens else ()), *self._table.tokens]
+
+    def vocabulary_size(self) -> int:
+        """Return the number of tokens, special ones included."""
+        return len(self._table.tokens) + len(self._special)
+
+    def set_vocabulary(self, vocabulary: Any, idf_weights: ArrayLike | None = None) -> None:
+        """Set the vocabulary.
+
+        Args:
+            vocabulary: tokens in order, with all special ones in front or with none; or a file with one in each line.
+            idf_weights: with `"tf_idf"`, the inverse document frequency of each.
+
+        Raises:
+            ModelError: it is empty, too large, or holds a token twice or at a wrong place.
+        """
+        self._check_weights(idf_weights)
+        special = self._special
+        if isinstance(vocabulary, str | pathlib.Path):
+            vocabulary = self._tokens_of_file(vocabulary)
+        given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
+        given = [as_token(token, self.encoding) for token in given]
+        with_special = len(special) > 0 and given[: len(special)] == special
+        tokens = given[len(special) :] if with_special else given
+        reserved = [self.mask_token] * (self.mask_token is not None)
+        reserved += [self.oov_token] * (self.invert and self.oov_token is not None)
+        check_tokens(given, tokens, special, reserved, self.kind, self.max_tokens, self.name)
+        weights = None
+        if idf_weights is not None:
+            weights = np.asarray(idf_weights, "float32")
+            if weights.shape != (len(given),):
+                raise argument_error("idf_weights", idf_weights, f"{len(given)} numbers", layer=self.name)
+            if not with_special:
+                weights = np.concatenate([np.full(len(special), weights.mean(), "float32"), weights])
+        self._take(tokens, weights)
+        self._table.is_given = True
+
+    def adapt(self, data: Any, steps: int | None = None) -> None:
+        """Learn the vocabulary: the tokens of data, the most frequent first.
+
+        Args:
+            data: an array or a list, or an iterable of batches.
+            steps: how many batches are read; by default all.
+
+        Raises:
+            ModelError: the layer was given a vocabulary.
+        """
+        self.reset_state()
+        for batch in batches_of(data, steps):
+            rows = self._rows(batch)
+            self.update_state(rows[:, None] if rows.ndim == 1 and batch is data else rows)
+        self.finalize_state()
+
+    def update_state(self, data: Any) -> None:
+        """Count the tokens of a batch; a batch of one dim is one document."""
+        rows = self._rows(data)
+        rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), math.prod(rows.shape[1:]))
+        self.count(rows.tolist())
+
+    def count(self, documents: Iterable[Sequence[Token]]) -> None:
+        """Count the tokens of documents."""
+        table = self._table
+        if table.is_given:
+            summary = f"layer {self.name!r} cannot adapt: its vocabulary was given"
+            raise ModelError(summary, given="a vocabulary, and adapt(data)", fix="make the layer without a vocabulary")
+        for document in documents:
+            table.counts.update(document)
+            if self.output_mode == "tf_idf":
+                table.documents.update(set(document))
+                table.size += 1
+
+    def finalize_state(self) -> None:
+        """Make the vocabulary of what was counted."""
+        table = self._table
+        if table.is_given or not table.counts:
+            return
+        for token in (self.mask_token, self.oov_token):
+            table.counts.pop(token, None)
+        special = len(self._special)
+        tokens = table.learned(None if self.max_tokens is None else self.max_tokens - special)
+        weights = table.inverse_frequencies(tokens, special) if self.output_mode == "tf_idf" else None
+        self._take(tokens, weights)
+        table.forget()
+
+    def reset_state(self) -> None:
+        """Forget what was counted."""
+        self._table.forget()
+
+    def save_assets(self, dir_path: str) -> None:
+        """Write a vocabulary that was learned to `vocabulary.txt` in a folder; one that was given is in the config."""
+        if self._table.tokens and not self._table.is_given:
+            lines = "\n".join(map(str, self.get_vocabulary()))
+            path = pathlib.Path(dir_path) / _VOCABULARY
+            with writing_to(path):
+                path.write_bytes(lines.encode("utf-8", "surrogateescape"))
+
+    def load_assets(self, dir_path: str) -> None:
+        """Take over the vocabulary in a folder, unless the config held one.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        table, path = self._table, pathlib.Path(dir_path) / _VOCABULARY
+        if table.tokens or not path.exists():
+            return
+        lines = lines_of(path, self.name)
+        while lines and not lines[-1]:  # as in Keras
+            lines.pop()
+        self.set_vocabulary(tokens_of(lines, self.kind, path, self.name), table.weights)
+        table.is_given = False
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Put the inverse document frequencies into `store`, if there are any."""
+        if self.output_mode == "tf_idf" and self._table.weights is not None:
+            store["idf_weights"] = self._table.weights
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Take over the inverse document frequencies in `store`; see `load_assets`."""
+        if "idf_weights" in store and not self._table.tokens:
+            self._table.weights = np.asarray(store["idf_weights"], "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, with the vocabulary as it is now."""
+        config = super().get_config()
+        table = self._table
+        if table.tokens:
+            is_weighted = table.weights is not None
+            config["vocabulary"] = self.get_vocabulary() if is_weighted else list(table.tokens)
+            config["idf_weights"] = table.weights.tolist() if table.weights is not None else None
+            config["has_input_vocabulary"] = table.is_given
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Make a layer with the arguments and the vocabulary that `get_config` gave.
+
+        Raises:
+            ConfigError: the config names a file: what it says may come from anywhere.
+        """
+        cls.check_config(config)
+        return super().from_config(config)
+
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any]) -> None:
+        """Check that the vocabulary of a config is not a file."""
+        if isinstance(config.get("vocabulary"), str):
+            given = f"vocabulary={shorten(config['vocabulary'])}"
+            fix = "leave the file out, and call set_vocabulary(path)"
+            raise ConfigError(f"a config of {cls.__name__} names a file", given=given, fix=fix)
+
+    def _rows(self, inputs: Any) -> np.ndarray:
+        rows = as_rows(inputs, self.name, self.encoding)
+        wanted = "int64" if self.invert else self.kind
+        if wanted == "string" and rows.dtype == object:
+            return rows
+        if wanted == "int64" and rows.dtype.kind in "biuf":
+            return rows.astype("int64")
+        if rows.size == 0:
+            return rows
+        given = f"an array of {'text' if rows.dtype == object else rows.dtype}"
+        fix = f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them"
+        raise DataError(f"layer {self.name!r} gets another kind of tokens than it looks up", given=given, fix=fix)
+
+    @property
+    def _oov_start(self) -> int:
+        return int(self.mask_token is not None and self.output_mode == "int")
+
+    @property
+    def _special(self) -> list[Any]:
+        return [self.mask_token] * self._oov_start + [self.oov_token] * self.num_oov_indices
+
+    def _depth(self) -> int:
+        if self.pad_to_max_tokens and self.max_tokens is not None:
+            return self.max_tokens
+        if not self._table.tokens and self._table.expected is not None:
+            return self._table.expected
+        if not self._table.tokens:
+            summary = f"layer {self.name!r} has no vocabulary yet, so that the length of its vectors is unknown"
+            given = f'output_mode="{self.output_mode}", and neither a vocabulary nor adapt(data)'
+            fix = "layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True"
+            raise ModelError(summary, given=given, fix=fix)
+        return self.vocabulary_size()
+
+    def _weights(self) -> np.ndarray:
+        weights, depth = self._table.weights, self._depth()
+        if weights is None:
+            raise self._needs_weights()
+        return np.pad(weights, (0, depth - len(weights)))
+
+    def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
+        """Take over a vocabulary."""
+        table, start = self._table, len(self._special)
+        is_fixed = bool(self._runtime.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
+        before = len(table.tokens) or (table.expected or start) - start
+        if is_fixed and len(tokens) != before:
+            summary = f"the vocabulary of layer {self.name!r} must keep its size: models are built with it"
+            given = f"{len(tokens) + start} tokens in place of {before + start}"
+            fix = "adapt the layer before it is part of a model, or use pad_to_max_tokens=True"
+            raise ModelError(summary, given=given, fix=fix)
+        table.tokens, table.weights = tokens, weights
+        table.places = {token: index for index, token in enumerate(tokens, start)}
+
+    def _tokens_of_file(self, path: str | pathlib.Path) -> list[Any]:
+        if self.output_mode == "tf_idf":
+            raise argument_error("vocabulary", path, "tokens with idf_weights: a file has none", layer=self.name)
+        return tokens_of(lines_of(path, self.name), self.kind, path, self.name)
+
+    def _check_together(self, idf_weights: Any, vocabulary: Any) -> None:
+        wrong = {
+            "pad_to_max_tokens=True without max_tokens": self.pad_to_max_tokens and self.max_tokens is None,
+            f'invert=True with output_mode="{self.output_mode}"': self.invert and self.output_mode != "int",
+            f'idf_weights with output_mode="{self.output_mode}"': idf_weights is not None
+            and self.output_mode != "tf_idf",
+            'output_mode="tf_idf" with a vocabulary and without idf_weights': self.output_mode == "tf_idf"
+            and vocabulary is not None
+            and idf_weights is None
+            and not isinstance(vocabulary, str | pathlib.Path),
+            'salt with oov_method="floormod", which does not hash': self.salt is not None
+            and self.kind == "int64"
+            and self.oov_method == "floormod",
+        }
+        for given, is_so in wrong.items():
+            if is_so:
+                fix = "leave one of them out, or give the other, too"
+                raise ModelError(f"arguments of layer {self.name!r} do not fit together", given=given, fix=fix)
+
+    def _check_weights(self, idf_weights: Any) -> None:
+        if self.output_mode == "tf_idf" and idf_weights is None:
+            raise self._needs_weights()
+        if self.output_mode != "tf_idf" and idf_weights is not None:
+            expected = f'None with output_mode="{self.output_mode}"'
+            raise argument_error("idf_weights", idf_weights, expected, layer=self.name)
+
+    def _needs_weights(self) -> ModelError:
+        given = 'output_mode="tf_idf" without idf_weights'
+        fix = "layer.adapt(data), or set_vocabulary(tokens, idf_weights)"
+        return ModelError(f"layer {self.name!r} has no inverse document frequencies", given=given, fix=fix)

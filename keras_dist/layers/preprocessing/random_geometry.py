@@ -1,0 +1,275 @@
+"""`RandomFlip`, `RandomRotation`, `RandomZoom`, `RandomTranslation`, `RandomShear`, `RandomCrop`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import random
+from keras_dist._support.arguments import (
+    check_number,
+    check_option,
+    check_optional,
+    check_size,
+)
+from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range
+from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_transforms
+
+
+class RandomFlip(RandomImageLayer):
+    """Flip each image in training, or leave it, with equal probability.
+
+    Args:
+        mode: `"horizontal"` for left and right, `"vertical"`, or `"horizontal_and_vertical"`, which does both or none.
+
+    Source: `keras.layers.RandomFlip`; with one seed, both flip the same images, as do the other random layers.
+    """
+
+    def __init__(
+        self,
+        mode: str = "horizontal_and_vertical",
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **kwargs)
+        self.mode = check_option("mode", mode, ("horizontal", "vertical", "horizontal_and_vertical"), self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return which images are flipped, `{"flips": (images, 1, 1, 1)}`."""
+        return {"flips": self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) <= 0.5}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        names = ("vertical", "horizontal")
+        axes = tuple(axis for axis, name in zip(self._axes, names, strict=True) if name in self.mode)
+        return jnp.where(transformation["flips"], jnp.flip(images, axes), images)
+
+
+class AffineLayer(RandomImageLayer):
+    """The base of layers that move pixels by affine transforms. Subclasses define `_matrices`.
+
+    Args:
+        fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
+            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_value: the value around an image for `fill_mode="constant"`.
+    """
+
+    def __init__(
+        self,
+        fill_mode: str,
+        interpolation: str,
+        seed: int | None,
+        fill_value: float,
+        data_format: str | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, **kwargs)
+        self.fill_mode = check_option("fill_mode", fill_mode, ("reflect", "wrap", "constant", "nearest"), self.name)
+        self.interpolation = check_option(
+            "interpolation", interpolation, image_transforms.AFFINE_INTERPOLATIONS, self.name
+        )
+        self.fill_value = check_number("fill_value", fill_value, layer=self.name)
+
+    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
+        raise NotImplementedError
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        return self._moved(images, self._matrices(images, transformation), interpolation)
+
+    def _moved(self, images: jax.Array, matrices: jax.Array, interpolation: str) -> jax.Array:
+        options = (interpolation, self.fill_mode, self.fill_value, self.data_format)
+        return image_transforms.affine_transform(images, matrices, *options)
+
+
+class RandomRotation(AffineLayer):
+    """Rotate each image by a random angle in training.
+
+    Args:
+        factor: the least and the largest angle as parts of a full turn, counted counter-clockwise; a number stands
+            for its negative and itself.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_dist import layers
+        >>> image = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")[..., None]
+        >>> layers.RandomRotation((0.25, 0.25))(image)[..., 0].round(4).tolist()
+        [[2.0, 4.0], [1.0, 3.0]]
+    """
+
+    def __init__(
+        self,
+        factor: Factor,
+        fill_mode: str = "reflect",
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        fill_value: float = 0.0,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
+        self.factor = check_range("factor", factor, (-1, 1), self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the angles [degrees], `{"angle": (images,)}`."""
+        low, high = self.factor
+        return {"angle": self._uniform(images, (low * 360.0, high * 360.0), seed)}
+
+    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
+        return image_transforms.rotation(transformation["angle"] * (math.pi / 180.0), *self._size(images))
+
+
+class RandomZoom(AffineLayer):
+    """Zoom into or out of each image in training, about its centre.
+
+    Args:
+        height_factor: the least and the largest factor for the height: 0.2 shows 20 % more of it, -0.2 20 % less; a
+            number stands for its negative and itself.
+        width_factor: the same for the width; by default the factor of the height, so that the ratio stays.
+    """
+
+    def __init__(
+        self,
+        height_factor: Factor,
+        width_factor: Factor | None = None,
+        fill_mode: str = "reflect",
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        fill_value: float = 0.0,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
+        options: dict[str, Any] = {"bounds": (-1, 1), "layer": self.name, "open_below": True}
+        self.height_factor = check_range("height_factor", height_factor, **options)
+        self.width_factor = check_optional(check_range, "width_factor", width_factor, **options)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the factors, `{"height_zoom": (images, 1), "width_zoom": (images, 1)}`."""
+        low, high = self.height_factor
+        height = width = self._uniform(images, (1.0 + low, 1.0 + high), seed, 1)
+        if self.width_factor is not None:
+            low, high = self.width_factor
+            width = self._uniform(images, (1.0 + low, 1.0 + high), seed, 1)
+        return {"height_zoom": height, "width_zoom": width}
+
+    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
+        width, height = transformation["width_zoom"][:, 0], transformation["height_zoom"][:, 0]
+        return image_transforms.zoom(width, height, *self._size(images))
+
+
+class RandomTranslation(AffineLayer):
+    """Move each image in training.
+
+    Args:
+        height_factor: how far down at least and at most, as parts of the height; a number stands for its negative and
+            itself.
+        width_factor: how far to the right, as parts of the width.
+    """
+
+    def __init__(
+        self,
+        height_factor: Factor,
+        width_factor: Factor,
+        fill_mode: str = "reflect",
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        fill_value: float = 0.0,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
+        self.height_factor = check_range("height_factor", height_factor, (-1, 1), self.name)
+        self.width_factor = check_range("width_factor", width_factor, (-1, 1), self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the ways to the right and down [pixels], `{"translations": (images, 2)}`."""
+        height, width = self._size(images)
+        down = self._uniform(images, self.height_factor, seed, 1) * height
+        right = self._uniform(images, self.width_factor, seed, 1) * width
+        return {"translations": jnp.concatenate([right, down], axis=1)}
+
+    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
+        return image_transforms.translation(*jnp.moveaxis(transformation["translations"], 1, 0))
+
+
+class RandomShear(AffineLayer):
+    """Shear each image in training.
+
+    Args:
+        x_factor: how far a row is moved to the side at least and at most, as parts of its distance from the first one;
+            a number stands for its negative and itself. The direction is random.
+        y_factor: the same for columns.
+    """
+
+    def __init__(
+        self,
+        x_factor: Factor = 0.0,
+        y_factor: Factor = 0.0,
+        interpolation: str = "bilinear",
+        fill_mode: str = "reflect",
+        fill_value: float = 0.0,
+        data_format: str | None = None,
+        seed: int | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(fill_mode, interpolation, seed, fill_value, data_format, **kwargs)
+        self.x_factor = check_range("x_factor", x_factor, (-1, 1), self.name)
+        self.y_factor = check_range("y_factor", y_factor, (-1, 1), self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the factors of x and y, `{"shear_factor": (images, 2)}`."""
+        sign = jnp.where(self._uniform(images, (0.0, 1.0), seed, 1) > 0.5, -1.0, 1.0)
+        y, x = (self._uniform(images, limits, seed, 1) for limits in (self.y_factor, self.x_factor))
+        return {"shear_factor": jnp.concatenate([x, y], axis=1) * sign}
+
+    def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
+        return image_transforms.shear(*jnp.moveaxis(transformation["shear_factor"], 1, 0))
+
+
+class RandomCrop(RandomImageLayer):
+    """Cut a part out of images in training, at a random place that is the same for a whole batch.
+
+    Images that are not larger in both dims give their largest centered part of that ratio, resized. When the layer
+    does not train, images stay as they are.
+
+    Args:
+        height: of the part [pixels].
+        width: of the part [pixels].
+        name: see `Layer`.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        seed: int | None = None,
+        data_format: str | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed, data_format=data_format, name=name, **kwargs)
+        self.height = check_size("height", height, self.name)
+        self.width = check_size("width", width, self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return where the part begins: top and left."""
+        height, width = self._size(images)
+        if not (height > self.height and width > self.width):
+            return image_transforms.largest_like(height, width, (self.height, self.width))[:2]
+        larger = (height - self.height + 1, width - self.width + 1)
+        return tuple(random.uniform((), 0.0, float(high), seed=seed).astype("int32") for high in larger)
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        sizes = zip(self._size(images), transformation, (self.height, self.width), strict=True)
+        # a start that is traced was drawn, so that the part fits
+        parts = [min(new, old - start) if isinstance(start, int) else new for old, start, new in sizes]
+        top, left = transformation
+        images = image_transforms.crop(images, top, left, parts[0], parts[1], self.data_format)
+        if parts == [self.height, self.width]:
+            return images
+        return image_transforms.resize(images, (self.height, self.width), data_format=self.data_format)

@@ -1,0 +1,113 @@
+"""`Resizing` and `CenterCrop`."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import jax
+
+from keras_dist._support.arguments import check_number, check_option, check_size
+from keras_dist.errors import ModelError
+from keras_dist.layers.preprocessing.image_layer import ImageLayer
+from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_transforms
+
+
+class Resizing(ImageLayer):
+    """Images of another size; integers stay integers.
+
+    Args:
+        height: the new height [pixels].
+        width: the new width [pixels].
+        interpolation: `"bilinear"`, `"nearest"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
+        crop_to_aspect_ratio: whether only the largest centered part of the new ratio is taken.
+        pad_to_aspect_ratio: whether images are padded to the new ratio before.
+        fill_mode: `"constant"`.
+        fill_value: what they are padded with.
+        antialias: whether pixels that become one are averaged.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.Resizing(8, 6)(jnp.ones((2, 16, 20, 3))).shape
+        (2, 8, 6, 3)
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        interpolation: str = "bilinear",
+        crop_to_aspect_ratio: bool = False,
+        pad_to_aspect_ratio: bool = False,
+        fill_mode: str = "constant",
+        fill_value: float = 0.0,
+        antialias: bool = False,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(data_format=data_format, **kwargs)
+        self.height = check_size("height", height, self.name)
+        self.width = check_size("width", width, self.name)
+        options = image_transforms.RESIZE_INTERPOLATIONS
+        self.interpolation = check_option("interpolation", interpolation, options, self.name)
+        self.crop_to_aspect_ratio, self.pad_to_aspect_ratio = bool(crop_to_aspect_ratio), bool(pad_to_aspect_ratio)
+        self.fill_mode = check_option("fill_mode", fill_mode, ("constant",), self.name)
+        self.fill_value = check_number("fill_value", fill_value, layer=self.name)
+        self.antialias = bool(antialias)
+        if crop_to_aspect_ratio and pad_to_aspect_ratio:
+            given = "crop_to_aspect_ratio=True, pad_to_aspect_ratio=True"
+            raise ModelError(f"layer {self.name!r} cannot both crop and pad", given=given, fix="leave one of them out")
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return a batch of images in the new size."""
+        return self._resized(images, self.interpolation)
+
+    def transform_segmentation_masks(
+        self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
+    ) -> jax.Array:
+        """Return masks in the new size, whose classes are not mixed."""
+        return self._resized(segmentation_masks, "nearest")
+
+    def _resized(self, images: jax.Array, interpolation: str) -> jax.Array:
+        return image_transforms.resize(
+            images,
+            (self.height, self.width),
+            interpolation,
+            self.antialias,
+            self.crop_to_aspect_ratio,
+            self.pad_to_aspect_ratio,
+            self.fill_value,
+            self.data_format,
+            keeps_dtype=True,
+        )
+
+
+class CenterCrop(ImageLayer):
+    """The part in the middle of images; where they are smaller than it, their largest part of its ratio, resized.
+
+    Args:
+        height: of the part [pixels].
+        width: of the part [pixels].
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self, height: int, width: int, data_format: str | None = None, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format=data_format, **kwargs)
+        self.height = check_size("height", height, self.name)
+        self.width = check_size("width", width, self.name)
+
+    def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
+        """Return the middle of a batch of images."""
+        images = images.astype(self.compute_dtype)
+        height, width = self._size(images)
+        if height >= self.height and width >= self.width:
+            top, left = (height - self.height) // 2, (width - self.width) // 2
+            return image_transforms.crop(images, top, left, self.height, self.width, self.data_format)
+        size = (self.height, self.width)
+        return image_transforms.resize(images, size, crop_to_aspect_ratio=True, data_format=self.data_format)

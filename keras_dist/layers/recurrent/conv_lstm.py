@@ -1,0 +1,225 @@
+"""`ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: long short-term memories whose products are convolutions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import activations
+from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.types import Shape
+from keras_dist.config.settings import check_data_format
+from keras_dist.errors import ModelError
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.recurrent.lstm import lstm_states, with_open_forget_gate
+from keras_dist.layers.recurrent.recurrent_cell import (
+    Noise,
+    RecurrentArguments,
+    RecurrentCell,
+    Step,
+)
+from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
+from keras_dist.layers.weight_arguments import Identifier
+
+
+class ConvLSTMCell(RecurrentCell):
+    """One step of a `ConvLSTM`; arguments as there. The states are the output and the memory, images like the output.
+
+    Attributes:
+        rank: the number of spatial dims.
+    """
+
+    gates, states = 4, 2
+    implementation = 1  # what is dropped is drawn for each gate apart
+    rank: int
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        activation: Identifier = "tanh",
+        recurrent_activation: Identifier = "sigmoid",
+        use_bias: bool = True,
+        *,
+        unit_forget_bias: bool = True,
+        **kwargs: Unpack[RecurrentArguments],
+    ) -> None:
+        super().__init__(filters, activation, use_bias, **kwargs)
+        self.kernel_size = check_sizes("kernel_size", kernel_size, self.rank, self.name)
+        self.strides = check_sizes("strides", strides, self.rank, self.name)
+        self.padding = check_option("padding", padding, ("valid", "same"), self.name)
+        self.data_format = check_data_format(data_format, self.name)
+        self.channel_axis = -1 if self.data_format == "channels_last" else 1
+        self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
+        self.identify("recurrent_activation", activations.get, recurrent_activation)
+        self.unit_forget_bias = unit_forget_bias
+        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+            given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
+            fix = "strides=1, or dilation_rate=1"
+            raise ModelError(f"layer {self.name!r} has strides and a dilation_rate", given=given, fix=fix)
+
+    @property
+    def filters(self) -> int:
+        """The channels of the output."""
+        return self.units
+
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        of_inputs, of_states = noise
+        strides, padding, dilation = self.strides, self.padding.upper(), self.dilation_rate
+        columns = self._project(inputs, self.kernel[...], of_inputs, strides, padding, dilation)
+        columns = columns + self._project(states[0], self.recurrent_kernel[...], of_states)
+        if self.use_bias:
+            spatial = () if self.channel_axis == -1 else range(1, self.rank + 1)
+            columns = columns + jnp.expand_dims(self.bias[...], tuple(spatial))
+        return lstm_states(self, columns, states[1])
+
+    def state_shape(self, input_shape: Shape) -> tuple[int, ...]:
+        """Return the shape of the states for inputs of this shape."""
+        spatial: Any = input_shape[1:-1] if self.channel_axis == -1 else input_shape[2:]  # build knows their sizes
+        sizes: list[int] = []
+        for size, window, stride, rate in zip(spatial, self.kernel_size, self.strides, self.dilation_rate, strict=True):
+            steps = size if self.padding == "same" else size - rate * (window - 1)
+            sizes.append(-(-steps // stride))
+        if min(sizes) < 1:
+            given = f"images of sizes {tuple(spatial)}, kernel_size={self.kernel_size}"
+            fix = 'padding="same", or a smaller kernel'
+            raise ModelError(f"nothing is left of the input of layer {self.name!r}", given=given, fix=fix)
+        batch = input_shape[0] or 1
+        return (batch, *sizes, self.filters) if self.channel_axis == -1 else (batch, self.filters, *sizes)
+
+    def initial_states(self, input_shape: Shape) -> list[jax.Array]:
+        """Return zeros for both states."""
+        return [jnp.zeros(self.state_shape(input_shape), self.compute_dtype)] * 2
+
+    def _first_bias(self) -> Identifier:
+        return with_open_forget_gate(self.bias_initializer, self.units) if self.unit_forget_bias else None
+
+    def _project(
+        self,
+        inputs: jax.Array,
+        kernel: jax.Array,
+        noise: Sequence[jax.Array],
+        strides: Sequence[int] | None = None,
+        padding: str = "SAME",
+        dilation: Sequence[int] | None = None,
+    ) -> jax.Array:
+        """Convolve; with `noise`, each gate other inputs."""
+        spatial = "DHW"[-self.rank :]
+        data = f"N{spatial}C" if self.channel_axis == -1 else f"NC{spatial}"
+        parts = [(inputs, kernel)]
+        if noise:
+            parts = [(inputs * one, part) for one, part in zip(noise, jnp.split(kernel, self.gates, -1), strict=True)]
+        found = [
+            jax.lax.conv_general_dilated(
+                values.astype(part.dtype),
+                part,
+                strides or (1,) * self.rank,
+                padding,
+                rhs_dilation=dilation,
+                dimension_numbers=(data, f"{spatial}IO", data),
+            )
+            for values, part in parts
+        ]
+        return jnp.concatenate(found, self.channel_axis) if noise else found[0]
+
+
+class ConvLSTM(RecurrentLayer):
+    """The base of `ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: `ConvLSTMCell` in `RNN`.
+
+    Paths of weights are `conv_lstm_cell/kernel` and so on.
+
+    Args:
+        filters: channels of the output.
+        kernel_size: the window of the convolutions, in each spatial dim; one integer stands for all of them.
+        strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
+        padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
+        data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
+            `"channels_first"` for inputs (batch, time, channels, spatial dims).
+        dilation_rate: distance of the inputs in a window; only one of `strides` and it can be above 1.
+        activation: a name or a function, for new values; None for none.
+        recurrent_activation: a name or a function, for gates; None for none.
+        use_bias: whether a bias is added.
+        **kwargs: `unit_forget_bias` (whether the bias of the forget gate begins with ones), `dropout`,
+            `recurrent_dropout`, `seed`; the initializer, regularizer, constraint and layout of the weights; then the
+            arguments of `RNN`, such as `return_sequences`.
+    """
+
+    cell_class = ConvLSTMCell
+    cell_name = "conv_lstm_cell"
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = 1,
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = 1,
+        activation: Identifier = "tanh",
+        recurrent_activation: Identifier = "sigmoid",
+        use_bias: bool = True,
+        **kwargs: Unpack[RecurrentLayerArguments],
+    ) -> None:
+        sizes = (filters, kernel_size, strides, padding, data_format, dilation_rate)
+        super().__init__(*sizes, activation, recurrent_activation, use_bias, **kwargs)
+        self.input_spec = InputSpec(ndim=self.cell.rank + 3)
+
+    filters = property(operator.attrgetter("cell.filters"), doc="The channels of the output.")
+    kernel_size = property(operator.attrgetter("cell.kernel_size"), doc="The window of the convolutions.")
+
+    def get_initial_state(self, batch_size: int) -> list[jax.Array]:
+        """Return zeros for both states, of the shape that the layer was built for."""
+        shapes = self.get_build_config()
+        if shapes is None:
+            raise self._not_built("get_initial_state")
+        shape = shapes.get("input_shape") or shapes["shapes_dict"]["sequences_shape"]
+        return self.cell.initial_states((batch_size, *shape[2:]))
+
+    def states_before(self, sequences_shape: Shape) -> list[jax.Array]:
+        """Return the states that a call on sequences of this shape begins with."""
+        return self.cell.initial_states((sequences_shape[0], *sequences_shape[2:]))
+
+    def _config_arguments(self) -> dict[str, Any]:
+        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        return super()._config_arguments() | {"data_format": self.data_format}
+
+
+class _ConvLSTMCell1D(ConvLSTMCell):
+    rank = 1
+
+
+class _ConvLSTMCell2D(ConvLSTMCell):
+    rank = 2
+
+
+class _ConvLSTMCell3D(ConvLSTMCell):
+    rank = 3
+
+
+class ConvLSTM1D(ConvLSTM):
+    """The long short-term memory over sequences (batch, time, size, channels), with convolutions for products."""
+
+    cell_class = _ConvLSTMCell1D
+
+
+class ConvLSTM2D(ConvLSTM):
+    """The long short-term memory over films (batch, time, height, width, channels), with convolutions for products.
+
+    Shi et al. 2015, arXiv:1506.04214, without its peepholes.
+    """
+
+    cell_class = _ConvLSTMCell2D
+
+
+class ConvLSTM3D(ConvLSTM):
+    """The long short-term memory over sequences of volumes, with convolutions for products."""
+
+    cell_class = _ConvLSTMCell3D

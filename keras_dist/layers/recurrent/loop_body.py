@@ -1,0 +1,47 @@
+"""Calls of layers in the body of a loop, which `jax.lax.scan` and `jax.vmap` trace separately."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import TraceError
+from keras_dist.errors import ModelError
+from keras_dist.variables import call_context
+
+if TYPE_CHECKING:
+    from keras_dist.layers.layer import Layer
+
+
+def build_before(layer: Layer, *inputs: PyTree) -> None:
+    """Create the weights of a layer and of its sublayers, by a call that counts for nothing, before the loop begins."""
+    with call_context.entered(False, anew=True):
+        layer(*inputs)
+
+
+def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
+    """Call a layer inside of a loop; return its output and the losses it added, which the loop must return.
+
+    Raises:
+        ModelError: the layer draws random numbers or sets a statistic.
+    """
+    with call_context.entered(training, anew=True) as context:
+        context.is_computed_again = True  # with the whole loop, if at all
+        try:
+            outputs = layer(*args, **kwargs)
+        except (TraceError, ModelError) as error:
+            if not isinstance(error.__cause__ or error, TraceError):
+                raise
+            summary = f"layer {layer.name!r} changes a variable inside of a loop over time"
+            fix = "give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`"
+            raise ModelError(summary, given=str(error).splitlines()[0], fix=fix) from error
+    layer.forget_losses()  # they are of one step, and known outside as what the loop returns
+    return outputs, context.losses
+
+
+def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
+    """Add the losses that a loop in the call of a layer returned to the losses of the layer."""
+    layer.add_loss([jnp.sum(loss) for loss in losses])

@@ -1,0 +1,213 @@
+"""`RecurrentCell` and `GatedCell`: the bases of `SimpleRNNCell`, `GRUCell` and `LSTMCell`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist import activations, random
+from keras_dist._support.arguments import check_fraction, check_option, check_size
+from keras_dist.errors import ModelError
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments, Layout
+
+Noise = tuple[list[jax.Array], list[jax.Array]]
+"""Factors of the inputs and of the states: none, one array, or one for each gate."""
+
+Step = tuple[jax.Array, list[jax.Array]]
+"""The output at a position, and the states after it."""
+
+
+class RecurrentArguments(KernelAndBiasArguments, total=False):
+    """The keyword arguments of every `RecurrentCell`."""
+
+    dropout: float
+    recurrent_dropout: float
+    seed: int | None
+    recurrent_initializer: Identifier
+    recurrent_regularizer: Identifier
+    recurrent_constraint: Identifier
+    recurrent_kernel_layout: Layout
+
+
+class RecurrentCell(Layer):
+    """One step of a recurrent layer, with `gates` kernels side by side.
+
+    Attributes:
+        gates: number of kernels.
+        states: number of states.
+        kernel_size: window of the kernels, if they are convolved.
+        channel_axis: dim of the features in inputs and states.
+        state_size: size of its state, or sizes of its states.
+        output_size: size of its output.
+
+    Args:
+        units: size of the output.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        dropout: fraction of the inputs that is dropped in training, the same in all steps.
+        recurrent_dropout: fraction of the states that is dropped in training, the same in all steps.
+        seed: fixes what is dropped.
+        recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, gates * units).
+        recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
+        recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
+        recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
+    """
+
+    gates = states = 1
+    implementation = 2
+    kernel_size: tuple[int, ...] = ()
+    channel_axis = -1
+    weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
+
+    def __init__(
+        self,
+        units: int,
+        activation: Identifier,
+        use_bias: bool,
+        *,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        recurrent_initializer: Identifier = "orthogonal",
+        recurrent_regularizer: Identifier = None,
+        recurrent_constraint: Identifier = None,
+        recurrent_kernel_layout: Layout = None,
+        **kwargs: Unpack[KernelAndBiasArguments],
+    ) -> None:
+        super().__init__(**kwargs)
+        self.units = check_size("units", units, self.name)
+        self.identify("activation", activations.get, activation)
+        self.use_bias = use_bias
+        self.describe_weight("recurrent", recurrent_initializer, recurrent_regularizer, recurrent_constraint)
+        self.recurrent_kernel_layout = recurrent_kernel_layout
+        self.dropout = check_fraction("dropout", dropout, self.name)
+        self.recurrent_dropout = check_fraction("recurrent_dropout", recurrent_dropout, self.name)
+        self.seed = seed
+        if self.dropout or self.recurrent_dropout:
+            self.seed_generator = random.SeedGenerator(seed)
+
+    @property
+    def state_size(self) -> int | list[int]:
+        """Size of its state, or sizes of its states."""
+        return self.units if self.states == 1 else [self.units] * self.states
+
+    @property
+    def output_size(self) -> int:
+        """Size of its output."""
+        return self.units
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Create `kernel` (*kernel_size, features, gates * units), `recurrent_kernel` and `bias`."""
+        columns = self.gates * self.units
+        features = input_shape[self.channel_axis]
+        self.kernel = self.add_weight((*self.kernel_size, features, columns), name="kernel")
+        self.recurrent_kernel = self.add_weight(
+            (*self.kernel_size, self.units, columns),
+            self.recurrent_initializer,
+            regularizer=self.recurrent_regularizer,
+            constraint=self.recurrent_constraint,
+            name="recurrent_kernel",
+            layout=self.recurrent_kernel_layout,
+        )
+        if self.use_bias:
+            self.bias = self.add_weight(self._bias_shape(), self._first_bias(), name="bias")
+
+    def call(
+        self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
+    ) -> Step:
+        """Return the output for one position of a sequence, and the new states.
+
+        Args:
+            inputs: (batch, features); with convolutions (batch, spatial dims, channels).
+            states: the states after the position before; the first is the output there.
+            training: whether inputs and states are dropped.
+            noise: the result of `draw_noise`; by default it is drawn.
+        """
+        if not training:
+            noise = ([], [])
+        return self._step(inputs, states, self.draw_noise(inputs.shape) if noise is None else noise)
+
+    def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
+        """Return the output and the new states, given the factors of inputs and states."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither call nor _step")
+
+    def get_initial_state(self, batch_size: int | None = None) -> list[jax.Array]:
+        """Return zeros (batch, units) for each state."""
+        sizes = self.state_size if isinstance(self.state_size, list) else [self.state_size]
+        return [jnp.zeros((batch_size or 1, size), self.compute_dtype) for size in sizes]
+
+    def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
+        """Return the factors of inputs and states in all steps of one call in training."""
+        count = self.gates if self.implementation < 2 or self.recurrent_dropout else 1
+        rates = ((self.dropout, input_shape), (self.recurrent_dropout, self.state_shape(input_shape)))
+        of_inputs, of_states = ([self._draw(*one) for _ in range(count if one[0] else 0)] for one in rates)
+        return of_inputs, of_states
+
+    def state_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of each state for inputs of this shape."""
+        return (input_shape[0], self.units)
+
+    def _draw(self, rate: float, shape: tuple[int, ...]) -> jax.Array:
+        return random.dropout(jnp.ones(shape, self.compute_dtype), rate, seed=self.seed_generator)
+
+    def _bias_shape(self) -> tuple[int, ...]:
+        return (self.gates * self.units,)
+
+    def _first_bias(self) -> Identifier:
+        """Return an initializer for `bias`; None for the given one."""
+        return None
+
+
+class GatedArguments(RecurrentArguments, total=False):
+    """The keyword arguments of every `GatedCell`."""
+
+    implementation: int
+
+
+class GatedCell(RecurrentCell):
+    """The base of `GRUCell` and `LSTMCell`.
+
+    Args:
+        units: size of the output.
+        activation: a name or a function, for new values; None for none.
+        recurrent_activation: a name or a function, for gates; None for none.
+        use_bias: whether a bias is added.
+        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
+        **kwargs: the arguments of `RecurrentCell`.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: Identifier = "tanh",
+        recurrent_activation: Identifier = "sigmoid",
+        use_bias: bool = True,
+        *,
+        implementation: int = 2,
+        **kwargs: Unpack[RecurrentArguments],
+    ) -> None:
+        super().__init__(units, activation, use_bias, **kwargs)
+        self.identify("recurrent_activation", activations.get, recurrent_activation)
+        self.implementation = check_option("implementation", implementation, (0, 1, 2), self.name)
+
+
+def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) -> jax.Array:
+    """Return `(inputs * noise) @ kernel`; noise is one array for all columns, or one for each part of them."""
+    if not noise:
+        return jnp.matmul(inputs, kernel)
+    parts = jnp.split(kernel, len(noise), axis=1)
+    return jnp.concatenate([jnp.matmul(inputs * one, part) for one, part in zip(noise, parts, strict=True)], axis=1)
+
+
+def check_no_cudnn(value: Any, layer: str) -> Any:
+    """Return `value`, if it does not insist on cuDNN."""
+    if check_option("use_cudnn", value, ("auto", True, False), layer) is True:
+        summary = f"`use_cudnn` of layer {layer!r} asks for a kernel that is not used here"
+        raise ModelError(summary, given="use_cudnn=True", fix="leave it out: XLA compiles the loop for every device")
+    return value

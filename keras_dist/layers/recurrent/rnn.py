@@ -1,0 +1,344 @@
+"""`RNN`: any cell as a layer over sequences; `StackedRNNCells`; `RecurrentLayer`: the base of `GRU` and the like."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._support.types import PyTree, Shape
+from keras_dist.errors import ModelError, shorten, with_type
+from keras_dist.layers.input_spec import InputSpec
+from keras_dist.layers.layer import Layer
+from keras_dist.layers.other_frameworks import check_is_ours
+from keras_dist.layers.recurrent import rnn_state
+from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
+from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
+from keras_dist.layers.recurrent.rnn_state import check_batch, create_states
+from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
+from keras_dist.saving.object_registry import snake_case
+
+
+class StackedRNNCells(Layer):
+    """Several cells as one: each takes the output of the previous one.
+
+    Paths of weights contain the names of the cells; equal names are numbered: `lstm_cell/kernel`,
+    `lstm_cell_1/kernel`.
+
+    Args:
+        cells: the cells, as `RNN` takes them.
+        **kwargs: see `Layer`.
+    """
+
+    def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(cells, list | tuple) or not cells:
+            given = f"cells={shorten(cells)}"
+            fix = "for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])"
+            raise ModelError(f"`cells` of layer {self.name!r} must be a list of cells", given=given, fix=fix)
+        members: dict[str, Layer] = {}
+        for cell in cells:
+            name, count = check_cell(cell, self.name).name, 0
+            while name in members:
+                count += 1
+                name = f"{cell.name}_{count}"
+            members[name] = cell
+        self._members = members
+        self._names = tuple(members)
+
+    @property
+    def cells(self) -> list[Layer]:
+        """The cells."""
+        return [self._members[name] for name in self._names]
+
+    @property
+    def state_size(self) -> list[PyTree]:
+        """The size of the state, or sizes of the states, of each cell."""
+        return [cell.state_size for cell in self.cells]
+
+    @property
+    def output_size(self) -> int:
+        """Size of the output of the last cell."""
+        return output_size(self.cells[-1])
+
+    def get_initial_state(self, batch_size: int) -> list[PyTree]:
+        """Return the initial states of each cell."""
+        return [first_states(cell, batch_size) for cell in self.cells]
+
+    def draw_noise(self, input_shape: tuple[int, ...]) -> list[PyTree]:
+        """Return the `noise` of each cell for one call in training; None for cells without any."""
+        drawn: list[PyTree] = []
+        for cell in self.cells:
+            drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
+            input_shape = (input_shape[0], output_size(cell))
+        return drawn
+
+    def call(
+        self, inputs: jax.Array, states: PyTree, training: bool | None = False, noise: PyTree = None
+    ) -> tuple[jax.Array, list[PyTree]]:
+        """Return the output of the last cell, and the new states of all."""
+        found: list[PyTree] = []
+        for cell, own, drawn in zip(self.cells, states, noise or [None] * len(self.cells), strict=True):
+            options = {} if drawn is None else {"noise": drawn}
+            inputs, new = cell(inputs, own if isinstance(own, list | tuple) else [own], training=training, **options)
+            found.append(new)
+        return inputs, found
+
+
+class RNN(Layer):
+    """Call a cell on one position of a sequence after the other.
+
+    A cell is a layer with an attribute `state_size`, an integer or a list of them, and `call(inputs, states)`, which
+    returns the output of the step and the new states. It may have `output_size` (by default the size of its first
+    state) and `get_initial_state(batch_size)` (by default zeros). It must not draw random numbers or set statistics in
+    its call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns,
+    in training, as the argument `noise` of each step.
+
+    Paths of weights contain the name of the cell: `lstm_cell/kernel`.
+
+    Args:
+        cell: a cell, or a list of cells, each of which gets the output of the one before.
+        return_sequences: whether to return the outputs of all steps, not of the last one alone.
+        return_state: whether to return the last states, too.
+        go_backwards: whether to begin with the last position; the outputs come in the order of the steps.
+        stateful: whether each batch, of training and of evaluation, begins with the last states of the batch before.
+            They are weights that are not trained, `rnn_state`, so that all batches must have as many rows as the first.
+        unroll: whether the compiled program repeats the step instead of looping; the numbers are the same.
+        zero_output_for_mask: whether outputs of masked positions are zeros, not repetitions of the last one.
+        **kwargs: see `Layer`.
+
+    Differs from Keras: with `stateful=True`, `fit`, `evaluate` and `predict` keep the states, too; on JAX Keras forgets
+    them there. They are in `weights`.
+    """
+
+    def __init__(
+        self,
+        cell: Layer | Sequence[Layer],
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        zero_output_for_mask: bool = False,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(**kwargs)
+        is_list = isinstance(cell, list | tuple)
+        cell = StackedRNNCells(cell, dtype=self.dtype_policy) if is_list else check_cell(cell, self.name)
+        self._members = {cell.name: cell}
+        self._cell_name = cell.name
+        self.return_sequences = return_sequences
+        self.return_state = return_state
+        self.go_backwards = go_backwards
+        self.stateful = bool(stateful)
+        self.unroll = unroll
+        self.zero_output_for_mask = zero_output_for_mask
+        self.input_spec = InputSpec(min_ndim=3)
+        self.supports_masking = True
+
+    @property
+    def cell(self) -> Layer:
+        """The cell."""
+        return self._members[self._cell_name]
+
+    @property
+    def state_size(self) -> list[PyTree]:
+        """Sizes of the states."""
+        size = self.cell.state_size
+        return list(size) if isinstance(size, list | tuple) else [size]
+
+    def build(self, sequences_shape: Shape, initial_state_shape: PyTree = None) -> None:
+        """Create the weights of the cell."""
+        batch = sequences_shape[0] or 1
+        step = jnp.zeros((batch, *sequences_shape[2:]), self.compute_dtype)
+        states = self.states_before((batch, *sequences_shape[1:]))
+        build_before(self.cell, step, states)
+        if self.stateful:
+            self.rnn_states = create_states(self, states, sequences_shape)
+
+    @property
+    def states(self) -> list[Any] | None:
+        """The states that are kept, as weights; None without `stateful=True`, and before the layer is built."""
+        return self.rnn_states if self.stateful and self.built else None
+
+    def reset_state(self) -> None:
+        """Let the next batch begin with zeros."""
+        rnn_state.reset(self.states)
+
+    def reset_states(self) -> None:
+        """Alias of `reset_state`."""
+        self.reset_state()
+
+    def get_initial_state(self, batch_size: int) -> list[PyTree]:
+        """Return the initial states: (batch, size) each."""
+        states = first_states(self.cell, batch_size)
+        return list(states) if isinstance(states, list | tuple) else [states]
+
+    def states_before(self, sequences_shape: Shape) -> list[PyTree]:
+        """Return the states that a call on sequences of this shape begins with."""
+        return self.get_initial_state(sequences_shape[0] or 1)
+
+    def call(
+        self,
+        sequences: jax.Array,
+        initial_state: PyTree = None,
+        mask: jax.Array | None = None,
+        training: bool | None = False,
+    ) -> PyTree:
+        """Return the output of the last step, or of all.
+
+        Args:
+            sequences: (batch, time, features).
+            initial_state: the states to begin with, (batch, size) each; by default zeros.
+            mask: which positions count (batch, time); at the others states stay as they are.
+            training: whether the cell drops inputs and states.
+
+        Returns:
+            (batch, units), with `return_sequences` (batch, time, units); with `return_state` a tuple of it
+            and the states, (batch, size) each.
+        """
+        if initial_state is None:
+            initial_state = self.states_before(sequences.shape)
+            if self.stateful:
+                check_batch(self, sequences, self.rnn_states)
+                kept = [state[...] for state in self.rnn_states]
+                initial_state = jax.tree.unflatten(jax.tree.structure(initial_state), kept)
+        states = self._as_states(initial_state)
+        options = {}
+        if training and hasattr(self.cell, "draw_noise"):
+            options["noise"] = self.cell.draw_noise((sequences.shape[0], *sequences.shape[2:]))
+
+        def step(states: list[PyTree], position: PyTree) -> PyTree:
+            inputs, kept = position
+            (outputs, found), losses = call_inside(self.cell, training, inputs, states, **options)
+            found = jax.tree.unflatten(jax.tree.structure(states), jax.tree.leaves(found))
+            found = jax.tree.map(lambda new, old: new.astype(old.dtype), found, states)
+            if kept is not None:
+                before = jnp.zeros_like(outputs) if self.zero_output_for_mask else self._output_in(states)
+                outputs = _where(kept, outputs, before)
+                found = jax.tree.map(lambda new, old: _where(kept, new, old), found, states)
+            return found, (outputs, losses)
+
+        steps = (jnp.swapaxes(sequences, 0, 1), None if mask is None else _of_steps(mask))
+        states, (outputs, losses) = jax.lax.scan(
+            step, states, steps, reverse=self.go_backwards, unroll=True if self.unroll else 1
+        )
+        add_losses(self, losses)
+        outputs, states = jax.tree.map(lambda array: array.astype(self.compute_dtype), (outputs, states))
+        if self.stateful:
+            for kept, state in zip(self.rnn_states, jax.tree.leaves(states), strict=True):
+                kept.assign(jax.lax.stop_gradient(state))
+        outputs = outputs[::-1] if self.go_backwards else outputs
+        outputs = jnp.swapaxes(outputs, 0, 1) if self.return_sequences else outputs[-1]
+        return (outputs, *states) if self.return_state else outputs
+
+    def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
+        """Return the mask of the input for the outputs of all steps; states have none."""
+        mask = mask if self.return_sequences else None
+        return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
+
+    def _as_states(self, states: PyTree) -> list[PyTree]:
+        """Return the states as the loop carries them."""
+        states = list(states) if isinstance(states, list | tuple) else [states]
+        sizes = jax.tree.leaves(self.state_size)
+        if len(jax.tree.leaves(states)) != len(sizes):
+            summary = f"`initial_state` of layer {self.name!r} must be {len(sizes)} states of sizes {sizes}"
+            given = f"states of shapes {[jnp.shape(state) for state in jax.tree.leaves(states)]}"
+            fix = "pass what get_initial_state(batch_size) or a call with return_state=True gives"
+            raise ModelError(summary, given=given, fix=fix)
+        return jax.tree.map(lambda state: jnp.asarray(state, self.cell.compute_dtype), states)
+
+    def _output_in(self, states: list[PyTree]) -> PyTree:
+        """Return the state that is the output of the previous step."""
+        return jax.tree.leaves(states[-1])[0] if isinstance(self.cell, StackedRNNCells) else states[0]
+
+
+class SequenceArguments(TypedDict, total=False):
+    """The keyword arguments of `RNN` beside the arguments of every layer."""
+
+    return_sequences: bool
+    return_state: bool
+    go_backwards: bool
+    stateful: bool
+    unroll: bool
+    zero_output_for_mask: bool
+
+
+class RecurrentLayerArguments(RecurrentArguments, SequenceArguments, total=False):
+    """The keyword arguments of every `RecurrentLayer`."""
+
+
+class RecurrentLayer(RNN):
+    """The base of layers that make their cell themselves.
+
+    The arguments of the cell are arguments of the constructor, and attributes, of the layer.
+
+    Args:
+        *args: the positional arguments of the cell.
+        **kwargs: further arguments of the cell, and the arguments of `RNN`.
+
+    Attributes:
+        cell_class: the class of the cell.
+        cell_name: the name of the cell; by default the name of its class.
+    """
+
+    cell_class: ClassVar[type[RecurrentCell]]
+    cell_name: ClassVar[str | None] = None
+    _cell_arguments: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the arguments of the cell in the signature, and as attributes."""
+        super().__init_subclass__(**kwargs)
+        if "cell_class" in vars(cls):
+            arguments = keyword_defaults(cls.cell_class.__init__)
+            if "__init__" in vars(cls):
+                show_keywords(cls.__init__, arguments)
+            cls._cell_arguments = tuple(name for name in arguments if name != "activity_regularizer")
+            for name in ("units", *cls._cell_arguments):
+                setattr(cls, name, property(operator.attrgetter(f"cell.{name}"), doc=f"`{name}` of the cell."))
+
+    def __init__(self, *args: Any, **kwargs: Unpack[RecurrentLayerArguments]) -> None:
+        options: dict[str, Any] = dict(kwargs)
+        of_cell: dict[str, Any] = {name: options.pop(name) for name in self._cell_arguments if name in options}
+        of_both: dict[str, Any] = {name: options[name] for name in ("dtype", "trainable") if name in options}
+        cell_class: type[Layer] = self.cell_class
+        cell = cell_class(*args, name=self.cell_name or snake_case(cell_class.__name__), **of_cell, **of_both)
+        super().__init__(cell, **options)
+        self.input_spec = InputSpec(ndim=3)
+
+
+def check_cell(cell: Any, layer: str) -> Layer:
+    """Return `cell`, if it can be called as the step of a recurrent layer."""
+    if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
+        check_is_ours(f"`cell` of layer {layer!r}", cell)
+        summary = f"`cell` of layer {layer!r} must be a Layer with `state_size` and call(inputs, states)"
+        fix = "for example RNN(LSTMCell(32)); self.state_size = units in the __init__ of a cell of your own"
+        raise ModelError(summary, given=with_type(cell), fix=fix)
+    return cell
+
+
+def first_states(cell: Layer, batch_size: int) -> PyTree:
+    """Return the initial states of a cell: the result of its `get_initial_state`, else zeros."""
+    if hasattr(cell, "get_initial_state"):
+        return cell.get_initial_state(batch_size=batch_size)
+    zeros = [jnp.zeros((batch_size, size), cell.compute_dtype) for size in jax.tree.leaves(cell.state_size)]
+    return zeros if isinstance(cell.state_size, list | tuple) else zeros[0]
+
+
+def output_size(cell: Layer) -> int:
+    """Return the size of the output of a cell; by default the size of its first state."""
+    size = getattr(cell, "output_size", None)
+    return jax.tree.leaves(cell.state_size)[0] if size is None else size
+
+
+def _of_steps(mask: jax.Array) -> jax.Array:
+    """Return a mask (batch, time) or (batch, time, features) as (time, batch): whether anything counts."""
+    mask = jnp.asarray(mask, bool)
+    return jnp.swapaxes(mask if mask.ndim == 2 else jnp.any(mask, axis=tuple(range(2, mask.ndim))), 0, 1)
+
+
+def _where(kept: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    return jnp.where(kept.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -1,0 +1,1 @@
+"""Dropout, noise and activity regularization."""

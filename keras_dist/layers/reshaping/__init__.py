@@ -1,0 +1,1 @@
+"""Reshaping, padding, cropping and upsampling."""

@@ -1,0 +1,91 @@
+"""`UpSampling1D`, `UpSampling2D`, `UpSampling3D`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist._support.arguments import check_option, check_size, check_sizes
+from keras_dist.layers.spatial_layer import SpatialLayer
+from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops import image_transforms
+
+
+class UpSampling(SpatialLayer):
+    """The base of the layers that repeat each step.
+
+    Args:
+        size: number of repetitions in each spatial dim; one integer stands for all of them.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: as of `Layer`.
+    """
+
+    def __init__(
+        self, size: int | Sequence[int] = 2, data_format: str | None = None, **kwargs: Unpack[LayerArguments]
+    ) -> None:
+        super().__init__(data_format, **kwargs)
+        self.size = check_sizes("size", size, self.rank, self.name)
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Repeat each step of the inputs."""
+        for axis, times in zip(self.spatial_axes, self.size, strict=True):
+            inputs = jnp.repeat(inputs, times, axis=axis)
+        return inputs
+
+
+class UpSampling1D(UpSampling):
+    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer."""
+
+    rank = 1
+
+    def __init__(self, size: int = 2, **kwargs: Any) -> None:
+        super().__init__(size, **kwargs)
+        check_size("size", size, self.name)
+
+
+class UpSampling2D(UpSampling):
+    """Larger images: (batch, height, width, channels) -> (batch, height * size[0], width * size[1], channels).
+
+    Args:
+        size: how many times larger, in height and width; one integer stands for both.
+        data_format: `"channels_last"` for inputs (batch, height, width, channels), the default, or `"channels_first"`
+            for inputs (batch, channels, height, width).
+        interpolation: `"nearest"`, which repeats the pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
+        **kwargs: as of `Layer`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import layers
+        >>> layers.UpSampling2D((2, 3), interpolation="bilinear")(jnp.ones((2, 14, 14, 4))).shape
+        (2, 28, 42, 4)
+    """
+
+    rank = 2
+
+    def __init__(
+        self,
+        size: int | Sequence[int] = 2,
+        data_format: str | None = None,
+        interpolation: str = "nearest",
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(size, data_format, **kwargs)
+        self.interpolation = check_option(
+            "interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS, self.name
+        )
+
+    def call(self, inputs: jax.Array) -> jax.Array:
+        """Return the larger images."""
+        if self.interpolation == "nearest":
+            return super().call(inputs)
+        height, width = (inputs.shape[axis] * times for axis, times in zip(self.spatial_axes, self.size, strict=True))
+        return image_transforms.resize(inputs, (height, width), self.interpolation, data_format=self.data_format)
+
+
+class UpSampling3D(UpSampling):
+    """Each step repeated, of inputs (batch, depth, height, width, channels)."""
+
+    rank = 3

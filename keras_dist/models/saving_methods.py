@@ -1,0 +1,482 @@
+"""`Saveable`: a model as a config, in files, as a program, and copied."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, SupportsIndex
+
+from keras_dist._support.arguments import check_flag
+from keras_dist._support.types import PyTree
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.models.build_configs import build_as, written_build
+from keras_dist.models.config import (
+    check_described,
+    graph_config,
+    is_of_graph,
+    one_config,
+    with_graph,
+    written_argument,
+)
+from keras_dist.models.exporting import FORMAT, export
+from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
+from keras_dist.models.lora_weights import merged_weights
+from keras_dist.models.save_formats import save_in_form
+from keras_dist.models.saving import copied, documents_of, reduced, restore, retried, snapshot
+from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
+from keras_dist.models.trainer import Trainer
+from keras_dist.models.weight_names import NameMap, Transforms
+from keras_dist.models.weights_files import (
+    LoadReport,
+    check_fits_form,
+    check_no_rules,
+    checked_size,
+    load_weights,
+    path_of_keras,
+    save_weights,
+)
+from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+
+
+class Saveable(Trainer):
+    """The methods of `Model` that save, load, export and copy."""
+
+    def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:
+        """Return the values of all variables, as nested dicts by the names in their paths.
+
+        Args:
+            value_format: `"backend_tensor"` for arrays of JAX, `"numpy_array"` for arrays on the host.
+
+        Returns:
+            A dict with `"trainable_variables"`, `"non_trainable_variables"`, `"optimizer_variables"` and
+            `"metrics_variables"`.
+
+        Raises:
+            ModelError: two variables of a kind have the same path, or `value_format` is none of these.
+        """
+        return state_tree_of(self, value_format)
+
+    def set_state_tree(self, state_tree: Mapping[str, Any]) -> None:
+        """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
+
+        Args:
+            state_tree: kinds of variables, and below them values by paths; what it leaves out stays as it is, and
+                paths that the model does not have count for nothing.
+
+        Raises:
+            ModelError: it names another kind.
+        """
+        set_state_tree_of(self, state_tree)
+
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        max_shard_size: float | None = None,
+        objects_to_skip: Sequence[Any] | None = None,
+    ) -> None:
+        """Save the weights in a safetensors file under their paths, or in several files if they are large.
+
+        An existing file stays whole until the new one is complete. In a job of several processes all must call: the
+        first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
+        state are not saved. Each weight has a checksum in the header of its file, which `load_weights` compares; in a
+        `.weights.h5` and in a `.keras` file it is an attribute of the array, which Keras ignores.
+
+        Of a layer with LoRA the file has the sum of the frozen weight and the product, as in Keras, and no factors;
+        models with and without LoRA can load it. A folder of orbax has all three.
+
+        Args:
+            filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
+                folder, to which each process writes what its devices hold, so that no weight is gathered. Or one that
+                ends in `.weights.h5`, which Keras reads, with the state of the optimizer if Keras has such a one;
+                that needs the extra `h5`.
+            overwrite: whether a file that exists is replaced.
+            max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
+                Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
+                names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
+                A weight that is larger has a file of its own. The host holds the weights of one file at a time.
+                None for a single file; orbax has files of its own. With `.weights.h5`, or `.weights.json`, they are
+                Keras's, `model_00000.weights.h5` and so on, and `model.weights.json`, which is not there while those of
+                an earlier save are replaced: Keras fixes their names.
+            objects_to_skip: layers whose weights are left out of a `.weights.h5`.
+
+        Raises:
+            ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
+                element type that the format does not know, `max_shard_size` is no size, or the weights do not
+                exist yet.
+            CheckpointError: the path is to be a folder, and is a file or a folder of other things.
+            OSError: a file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> from safetensors.numpy import load_file
+            >>> folder = pathlib.Path(tempfile.mkdtemp())
+            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")])
+            >>> model.save_weights(folder / "model.safetensors")
+            >>> {name: value.shape for name, value in sorted(load_file(folder / "model.safetensors").items())}
+            {'d1/bias': (2,), 'd1/kernel': (3, 2)}
+            >>> print(model.load_weights(folder / "model.safetensors"))
+            2 loaded: d1/kernel, d1/bias
+            >>> model.save_weights(folder / "large.safetensors", max_shard_size=20 / 1024**3)
+            >>> for path in sorted(folder.glob("large*")):
+            ...     print(path.name)
+            large-00001-of-00002.safetensors
+            large-00002-of-00002.safetensors
+            large.safetensors.index.json
+
+        Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger.
+
+        Source: `keras.Model.save_weights`.
+        """
+        path, session = path_of_keras("save_weights", filepath), self._with_weights()
+        check_fits_form(path, filepath, False, objects_to_skip)
+        if path is None:
+            save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged_weights(self, session))
+        else:
+            save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
+
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        skip_mismatch: bool = False,
+        *,
+        strict: bool = True,
+        name_map: NameMap | None = None,
+        transform: Transforms | None = None,
+        by_name: bool = False,
+        objects_to_skip: Sequence[Any] | None = None,
+    ) -> LoadReport:
+        r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
+
+        Layouts and element types stay those of the model; so the file may come from another mesh. Only
+        what the devices of this process hold is copied, after checksums are compared; files of other programs have
+        none, and the first warning of a process says so. In a job of several processes all must call.
+
+        Args:
+            filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
+                there is no such file the index beside it is read. Or a folder of Hugging Face, with
+                `model.safetensors`, or with `model.safetensors.index.json` and the files that it names; links are
+                followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
+                `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
+                part. Or a file of Keras: `.weights.h5`, `.weights.json` with its files, `.keras` or a folder of what is
+                in one, or `.h5` of Keras 2; where the model has taken a step, its optimizer takes over the state of the
+                file's, as in Keras.
+            skip_mismatch: True is the same as `strict=False`, as in Keras.
+            strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
+                used. Else what fits is set, and a warning tells what was left out.
+            name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
+                names, in which `\1` stands for the first group. A list of names is joined along the dim which gives
+                the weight's shape, or stacked along a new first one. Other weights go by their paths.
+            transform: a dict from such regular expressions to functions, called with each array of the file that the
+                weight is made of, before they are joined. What a function gives as a view of the array (transposed,
+                reshaped, split, sliced) is read in part; a function that computes has the whole array on the host, is
+                called twice, and one array after the other.
+            by_name: whether layers of an `.h5` in the form of Keras 2 go by their names, and not by their order.
+            objects_to_skip: layers that are left alone, of a `.weights.h5`.
+
+        Returns:
+            What was set, and what was not.
+
+        Raises:
+            ModelError: the file is none of these, is damaged, its names or shapes are not those of the model, or an
+                element type of the model cannot hold a number; of an index, a file is missing, elsewhere, of another
+                save, or lacks a weight; `name_map` or `transform` cannot be used. No weight is set then.
+            CheckpointError: the folder is damaged, or holds no weights.
+            FileNotFoundError: there is no such file.
+
+        Example:
+            >>> import pathlib, tempfile, warnings
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+            >>> kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1")]).save_weights(path)
+            >>> other = kd.Sequential([kd.Input((3,)), kd.layers.Dense(2, name="d1"), kd.layers.Dense(5, name="d2")])
+            >>> with warnings.catch_warnings(action="ignore"):
+            ...     print(other.load_weights(path, strict=False))
+            2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
+
+            Hugging Face's names: here each kernel is the other way round, and query, key and value are one kernel.
+
+            >>> import numpy as np
+            >>> from safetensors.numpy import save_file
+            >>> names = [f"layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
+            >>> save_file({name: np.ones((2, 3), np.float32) for name in names}, path)
+            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(6, use_bias=False, name="qkv_0")])
+            >>> with warnings.catch_warnings(action="ignore"):  # it has no checksums
+            ...     report = model.load_weights(
+            ...         path,
+            ...         name_map={r"qkv_(\d+)/kernel": [rf"layers.\1.self_attn.{kind}_proj.weight" for kind in "qkv"]},
+            ...         transform={r".*/kernel": lambda kernel: kernel.T},
+            ...     )
+            >>> print(report)
+            1 loaded: qkv_0/kernel
+
+            The other way round, one array for three kernels, each takes its part:
+            `transform={"q/kernel": lambda qkv: qkv[:256].T, "k/kernel": lambda qkv: qkv[256:512].T, ...}`.
+
+        Differs from Keras: `name_map` and `transform`.
+
+        Source: `keras.Model.load_weights`.
+        """
+        strict = strict and not skip_mismatch
+        path, session = path_of_keras("load_weights", filepath), self._with_weights()
+        check_fits_form(path, filepath, by_name, objects_to_skip)
+        if path is None:
+            options = (strict, name_map, transform, merged_weights(self, session))
+            return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
+        check_no_rules(path, name_map, transform)
+        return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the model without its weights as plain values that JSON can represent.
+
+        Of a functional model these are its layers and calls, as in Keras; of others the arguments of the
+        constructor. Explicit layouts are lists of axes. Subclasses must be registered to be read again; one whose
+        constructor takes more than plain values overrides `get_config` and `from_config`.
+
+        Raises:
+            ConfigError: a layer or an argument cannot be written down.
+
+        Example:
+            >>> import keras_dist as kd
+            >>> from keras_dist import layers
+            >>> inputs = kd.Input((8,), name="x")
+            >>> model = kd.Model(inputs, layers.Dense(3, name="d1")(inputs))
+            >>> again = kd.Model.from_config(model.get_config())
+            >>> [weight.path for weight in again.weights]
+            ['d1/kernel', 'd1/bias']
+
+        Source: `keras.Model.get_config`.
+        """
+        if not is_of_graph(self):
+            check_described(self)
+            return super().get_config()
+        return graph_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """Make a model from what `get_config` returned, with new weights on the current distribution.
+
+        Args:
+            config: plain values.
+            custom_objects: classes and functions by name, beside the registered ones.
+
+        Raises:
+            ConfigError: the config is damaged, or names a class or function that is not registered.
+
+        Source: `keras.Model.from_config`.
+        """
+        with custom_object_scope(custom_objects), one_config():
+            return super().from_config(with_graph(cls, config))
+
+    def to_json(self, **kwargs: Any) -> str:
+        """Return the model without its weights as JSON, which `models.model_from_json` reads.
+
+        Args:
+            **kwargs: as of `json.dumps`.
+
+        Raises:
+            ConfigError: a layer or an argument cannot be written down.
+
+        Source: `keras.Model.to_json`.
+        """
+        return json.dumps(serialize_keras_object(self), **kwargs)
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
+
+        Source: `keras.Layer.get_build_config`.
+        """
+        return written_build(self)
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Create the weights for inputs that `get_build_config` has described.
+
+        Source: `keras.Layer.build_from_config`.
+        """
+        build_as(self, config)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
+
+        Raises:
+            ConfigError: one of them is no name, no object of keras_dist, and not registered.
+
+        Differs from Keras: what cannot be read again is an error here, and not only when it is read.
+
+        Source: `keras.Model.get_compile_config`.
+        """
+        arguments = {} if self._choices is None else self._choices.arguments
+        return {name: written_argument(name, value) for name, value in arguments.items()}
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile the model with what `get_compile_config` returned.
+
+        Raises:
+            ConfigError: the config names a class or function that is not registered.
+
+        Source: `keras.Model.compile_from_config`.
+        """
+        if config:
+            self.compile(**deserialize_keras_object(config))
+
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        zipped: bool | None = None,
+        *,
+        include_optimizer: bool = True,
+        save_format: str | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+
+        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
+        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
+        given to `load_model` again.
+
+        A path that ends in `.keras` makes a file instead, which Keras reads too, with the state of the optimizer if
+        Keras has that optimizer. What only keras_dist has, such as layouts and random streams, is kept in parts of the
+        file that Keras ignores. The first process writes it, one array after the other. It needs the extra `h5`. A path
+        that ends in `.h5` or `.hdf5` makes a file in the legacy format of Keras 2, of functional models and Sequential
+        models with known inputs; it warns that layouts, dtype policies and random streams are not saved.
+
+        Args:
+            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
+                `.keras`, or `.h5`.
+            overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
+                save fails.
+            zipped: False for a folder with the files that a `.keras` file has in it, which Keras reads, too; the path
+                must not end in `.keras`.
+            include_optimizer: whether an `.h5` file keeps how the model was compiled, and the state of its optimizer.
+            save_format: ignored with a warning: the path determines the format.
+            **unknown: none.
+
+        Raises:
+            ConfigError: a layer or an argument of a constructor cannot be written down.
+            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
+            ModelError: the weights do not exist yet, the path ends in anything else, or there is no such argument.
+            OSError: it cannot be written.
+
+        Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
+        be written down is left out, with a warning.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits"
+            >>> model = kd.Sequential([kd.Input((64,)), kd.layers.Dense(10, name="d1")])
+            >>> model.save(path)
+            >>> [weight.path for weight in kd.models.load_model(path).weights]
+            ['d1/kernel', 'd1/bias']
+
+        Source: `keras.Model.save`.
+        """
+        save_in_form(self, filepath, overwrite, zipped, include_optimizer, save_format, unknown)
+
+    def snapshot(self, *, with_config: bool = False) -> Snapshot:
+        """Return everything that is needed to continue training: weights, statistics, slots and random streams.
+
+        While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
+        `CheckpointManager` writes it. The next step deletes its arrays.
+
+        Args:
+            with_config: whether it also holds what the model is, so that `load_model` makes the model of it.
+
+        Raises:
+            ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
+                between which two batches it is.
+        """
+        session = self._with_weights()
+        documents = documents_of(self) if check_flag("with_config", with_config) else {}
+        return snapshot(session, session.trainer.progress, documents)
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
+
+        Raises:
+            ModelError: the weights do not exist yet.
+        """
+        with self._with_weights().cell.lock:
+            yield
+
+    def restore(self, stored: Stored, continue_training: bool = False) -> None:
+        """Restore a state that `snapshot` returned, on the mesh of this model.
+
+        Args:
+            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
+            continue_training: whether the `fit` that is about to begin goes on where that one was; callbacks ask for it
+                in `on_train_begin`.
+
+        Raises:
+            CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
+                model stays as it is. Or arrays cannot be read, though all files are as they were written: if that
+                shows late, some arrays of a large model are deleted already: restore it again.
+            ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
+                it is.
+        """
+        restore(self.name, self._with_weights(), stored, continue_training)
+
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        format: str = FORMAT,
+        verbose: bool | None = None,
+        input_signature: PyTree = None,
+        *,
+        batch_size: int | None = None,
+        platforms: str | Sequence[str] | None = None,
+    ) -> None:
+        """Export what `predict` computes as a program that runs without this model's code, with the weights beside it.
+
+        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
+        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
+        Batches may be of any size, as may other dims that the model knows no size of. `kd.export` tells what is in the
+        folder, and `kd.export.load` calls it.
+
+        Args:
+            filepath: a folder; nothing may be there yet, and the folder around it must exist.
+            format: `"jax_export"`, a program of StableHLO.
+            verbose: whether to print where it was written.
+            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
+                else with `shape` and `dtype`, in the structure of the inputs; a list of one is the same as that one. By
+                default those that the model was built for; models of `from_nnx` need it.
+            batch_size: the size of all batches; None for any.
+            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
+                alone, with a warning.
+
+        Raises:
+            ModelError: something is at the path, the weights do not exist yet, it is not known what the model takes, an
+                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
+                `batch_size`.
+            OSError: a file cannot be written.
+
+        Differs from Keras: the format, and that nothing is replaced.
+
+        Source: `keras.Model.export`; `jax.export`.
+        """
+        export(self, filepath, format, verbose, input_signature, batch_size, platforms)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Return how to make the model again with its state, on the distribution that is current then.
+
+        Raises:
+            ConfigError: it cannot be written down.
+            ModelError: there are several processes.
+
+        Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
+        """
+        del protocol
+        return reduced(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy of the model on the same distribution."""
+        del memo
+        return copied(self)
+
+    def __copy__(self) -> Self:
+        return copied(self)
