@@ -1,1 +1,1 @@
-"""What every package may use: checks of arguments, paths, patterns, tables of text, variables that are lent."""
+"""Shared by every package: checks of arguments, tree paths, patterns, text tables, lendable variables."""

@@ -1,4 +1,4 @@
-"""What Flax keeps in modules and variables: roles, sharding metadata, order of attributes, buffers."""
+"""Access to private parts of Flax: variable roles, sharding metadata, attribute order, traced buffers."""
 
 from __future__ import annotations
 
