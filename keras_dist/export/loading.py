@@ -114,7 +114,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
         raise damaged(folder, f"{PROGRAM!r}, for jax {jax.__version__}: {type(error).__name__}: {error}") from error
     reader = TensorReader("export.load", folder / WEIGHTS)
     _check_signature(folder, manifest, program, reader)
-    return ExportedProgram(manifest, program, reader.read(list(reader.shapes)))
+    return ExportedProgram(manifest, program, reader.read_checked(list(reader.shapes)))
 
 
 def _check_signature(folder: pathlib.Path, manifest: Manifest, program: Any, reader: TensorReader) -> None:

@@ -8,7 +8,7 @@ from keras_dist.models.cloning import clone_model
 from keras_dist.models.loading import load_model, model_from_json, save_model
 from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
-from keras_dist.models.weights_files import LoadReport
+from keras_dist.storage.load_report import LoadReport
 
 __all__ = [
     "LoadReport",

@@ -15,9 +15,9 @@ from keras_dist._support.lending import Lendable
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.naming import is_below, with_keras_paths
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import split_module
+from keras_dist.training.naming import is_below, with_keras_paths
 from keras_dist.variables import call_context
 
 

@@ -11,8 +11,8 @@ from flax import nnx
 from keras_dist._support.types import PyTree
 from keras_dist.layers import Layer
 from keras_dist.models.adding_weights import add_weights
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.naming import layers_below
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.naming import layers_below
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:

@@ -30,9 +30,9 @@ from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.models.automatic_layout import find_layout
-from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.step_methods import steps_of
 from keras_dist.optimizers.loss_scale import with_loss_scale
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig, StepOptions
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.loop import Mode

@@ -11,9 +11,9 @@ from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in
 from keras_dist.models.functional import replaced
-from keras_dist.models.naming import named_layers
 from keras_dist.models.saving_methods import Saveable
 from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.naming import named_layers
 
 
 class Layered(Saveable):

@@ -15,7 +15,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import LayoutError
-from keras_dist.models.naming import layers_below
+from keras_dist.training.naming import layers_below
 
 
 def distribution_of_layers(model: nnx.Module) -> Distribution | None:

@@ -32,19 +32,24 @@ from keras_dist.layers.shape_tracing import fresh_copy
 from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.built_model import BuiltModel, describe
 from keras_dist.models.infer_mesh import distribution_of_layers
 from keras_dist.models.modules import ModuleSource
-from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
 from keras_dist.models.placing import distribution_now, initial_state, place_of, told_of_one_device
 from keras_dist.models.runtime import ModelRuntime
-from keras_dist.models.trainable_flags import TrainableFlags
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.built_model import BuiltModel, describe
 from keras_dist.training.graph import ModuleGraph, trace_factory
+from keras_dist.training.naming import (
+    depth_checked,
+    layers_below,
+    named_layers,
+    with_keras_paths,
+)
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 
 if TYPE_CHECKING:

@@ -15,26 +15,21 @@ from flax import nnx
 from keras_dist.checkpoint import Stored
 from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.errors import CheckpointError, ConfigError, ModelError, shorten
-from keras_dist.interop.keras_archives import is_keras_folder
-from keras_dist.interop.keras_configs import from_keras
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.initialization import weights_checked
-from keras_dist.models.keras_files import archive_path, config_read, load_keras, made_of
-from keras_dist.models.legacy_files import legacy_path, load_legacy
 from keras_dist.models.model import Model
-from keras_dist.models.saving import (
-    COMPILE,
-    CONFIG,
-    POLICY,
-    check_shapes,
-    model_path,
-    noted_of,
-    restore,
-    retried,
-)
-from keras_dist.models.weights_files import LoadReport, files_of_others
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
+from keras_dist.storage.array_store import retried
+from keras_dist.storage.keras_archives import is_keras_folder
+from keras_dist.storage.keras_configs import from_keras
+from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
+from keras_dist.storage.legacy_files import load_legacy
+from keras_dist.storage.load_report import LoadReport
+from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY, check_shapes, noted_of, restore
+from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
+from keras_dist.storage.weights_files import files_of_others
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable
 from keras_dist.training.step import ModuleCall
 
@@ -84,17 +79,33 @@ def load_model(
     file = path or legacy
     if file is not None and factory is not None:
         raise _needs_no_factory(file)
-    with scope:
+    with scope, custom_object_scope(custom_objects):
         if path is not None:
-            return retried(lambda: load_keras(path, custom_objects, compile, Model))
+            return retried(lambda: load_keras(path, _made, compile))
         if legacy is not None:
-            return load_legacy(legacy, custom_objects, compile, Model)
+            return load_legacy(legacy, _made, compile)
         _check_is_folder(filepath)
-        folder = model_path("load_model", filepath)
+        folder = model_folder("load_model", filepath)
         _check_holds_model(folder)
         make = None if factory is None else functools.partial(Model.from_nnx, factory, call, trainable=trainable)
-        with custom_object_scope(custom_objects):
-            return retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
+        return retried(lambda: _load_stored(Stored.of_job(folder), compile, make))
+
+
+def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
+    """Return the model of a description, compiled as described, and what was built for it."""
+    with under_policy(description.policy), weights_checked(check):
+        model = _of_config(description.config)
+        session = model._with_weights()
+        if description.compiled:
+            model.compile_from_config(description.compiled)
+    return model, session
+
+
+def _of_config(config: Any) -> Model:
+    model = deserialize_keras_object(config, {"Functional": Model})
+    if not isinstance(model, Model):
+        raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
+    return model
 
 
 def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | None = None) -> Model:
@@ -113,7 +124,7 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
             stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
             config = stored.document(CONFIG)
             with _reading(stored, CONFIG):
-                model = made_of(config, Model)
+                model = _of_config(config)
                 model._with_weights()
         is_compiled = compile and bool(compiled)
         if is_compiled:

@@ -25,10 +25,10 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.distribution_methods import Placed
 from keras_dist.models.functional import connect
 from keras_dist.models.modules import ModuleSource
-from keras_dist.models.naming import depth_checked, named_layers
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
+from keras_dist.training.naming import depth_checked, named_layers
 from keras_dist.training.step import ModuleCall
 from keras_dist.variables import call_context
 

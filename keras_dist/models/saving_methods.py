@@ -20,24 +20,22 @@ from keras_dist.models.config import (
     with_graph,
     written_argument,
 )
+from keras_dist.models.copying import copied, reduced
+from keras_dist.models.describing import described, documents_of
 from keras_dist.models.exporting import FORMAT, export
-from keras_dist.models.keras_weights import load_h5_weights, save_h5_weights
-from keras_dist.models.lora_weights import merged_weights
-from keras_dist.models.save_formats import save_in_form
-from keras_dist.models.saving import copied, documents_of, reduced, restore, retried, snapshot
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
-from keras_dist.models.weight_names import NameMap, Transforms
-from keras_dist.models.weights_files import (
-    LoadReport,
-    check_fits_form,
-    check_no_rules,
-    checked_size,
-    load_weights,
-    path_of_keras,
-    save_weights,
-)
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.storage.array_store import retried
+from keras_dist.storage.keras_files import save_keras
+from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
+from keras_dist.storage.legacy_files import save_legacy
+from keras_dist.storage.load_report import LoadReport
+from keras_dist.storage.lora_weights import merged_weights
+from keras_dist.storage.model_state import restore, save_folder, snapshot
+from keras_dist.storage.save_formats import check_fits_form, checked_size, format_of_model, path_of_keras
+from keras_dist.storage.weight_names import NameMap, Transforms
+from keras_dist.storage.weights_files import check_no_rules, load_weights, save_weights
 
 
 class Saveable(Trainer):
@@ -375,7 +373,16 @@ class Saveable(Trainer):
 
         Source: `keras.Model.save`.
         """
-        save_in_form(self, filepath, overwrite, zipped, include_optimizer, save_format, unknown)
+        form, path = format_of_model(filepath, zipped, save_format, unknown)
+        if form == "folder":
+            session = self._with_weights()
+            save_folder(session, documents_of(self), path, overwrite)
+            return
+        description, session = described(self), self._with_weights()
+        if form == "h5":
+            save_legacy(self, session, description, path, overwrite, include_optimizer)
+        else:
+            save_keras(self, session, description, path, overwrite, form == "keras")
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
         """Return everything that is needed to continue training: weights, statistics, slots and random streams.

@@ -15,13 +15,13 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.core.nnx_layer import as_layer
 from keras_dist.layers.preprocessing.host_layer import as_rows
-from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
-from keras_dist.models.naming import name_members
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.naming import name_members
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,10 +22,10 @@ from keras_dist.distribution.render import add_totals, layout_table, render_axes
 from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.naming import by_prefix, layers_below, named_layers
 from keras_dist.symbolic.tensors import Operation, infer
 from keras_dist.training.activations import named_submodules
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.naming import by_prefix, layers_below, named_layers
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model

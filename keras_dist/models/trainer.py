@@ -14,11 +14,11 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
 from keras_dist.models import fitting
-from keras_dist.models.built_model import BuiltModel, not_compiled
 from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.models.step_methods import KerasSteps
+from keras_dist.training.built_model import BuiltModel, not_compiled
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
 from keras_dist.training.optimization import DEFAULT

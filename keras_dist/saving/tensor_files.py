@@ -154,10 +154,14 @@ class TensorReader:
             self._check_same(entry)
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
-    def read(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Check and return the arrays of these names."""
+    def read(self, name: str, index: Any = ()) -> np.ndarray:
+        """Return a copy of a part of an array, which is not checked."""
+        return np.array(self.view(name)[index])
+
+    def read_checked(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Check and return whole arrays."""
         self.check(names)
-        return {name: np.array(self.view(name)) for name in names}
+        return {name: self.read(name) for name in names}
 
     def _check_same(self, entry: _Entry) -> None:
         """Check that a file is still the one whose header was read."""

@@ -8,7 +8,7 @@ import pytest
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
-from keras_dist.models import built_module
+from keras_dist.training import built_module
 from tests.layouts import ALL, on
 from tests.models.forms import FORMS, Subclassed, functional, sequential
 from tests.networks import FEATURES, LOSS, blobs

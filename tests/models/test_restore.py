@@ -11,8 +11,8 @@ import pytest
 import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError, ModelError
-from keras_dist.models import saving
-from keras_dist.models.saving import join_arrays, names_of, split_arrays
+from keras_dist.storage import model_state
+from keras_dist.storage.model_state import join_arrays, names_of, split_arrays
 from tests.layouts import on
 from tests.soak import ROUNDS, crossed
 
@@ -196,7 +196,7 @@ def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, target
         return read(wanted)
 
     if is_large:
-        monkeypatch.setattr(saving, "_PART_BYTES", 0)
+        monkeypatch.setattr(model_state, "_PART_BYTES", 0)
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read"):
         patch.setattr(stored, "arrays", fails)
         model.restore(stored)
@@ -212,7 +212,7 @@ def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, target
 
 
 def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets, monkeypatch):
-    monkeypatch.setattr(saving, "_PART_BYTES", 0)
+    monkeypatch.setattr(model_state, "_PART_BYTES", 0)
     directory, _, _ = saved["data=2,model=4"]
     model = targets["data=4,model=2"]
     cell = model._with_weights().cell

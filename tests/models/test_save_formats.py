@@ -21,10 +21,10 @@ def dense():
     [
         ("m.png", {}, "models are not saved in files that end in '.png'"),
         ("m.keras.bak", {}, "end in '.bak'"),
-        ("m", {"save_format": "keras"}, "the path says the form"),
+        ("m", {"save_format": "keras"}, "the path determines the format"),
         ("m.keras", {"shards": 2}, "there are no arguments 'shards'"),
-        ("m.keras", {"zipped": False}, "should not be called a file"),
-        ("m", {"zipped": True}, "`zipped` is not what the path says"),
+        ("m.keras", {"zipped": False}, "must not have the name of a file"),
+        ("m", {"zipped": True}, "`zipped` does not match the path"),
     ],
 )
 def test_what_no_form_is_meant_by(tmp_path, save, name, options, message):
@@ -36,7 +36,7 @@ def test_what_no_form_is_meant_by(tmp_path, save, name, options, message):
 
 @pytest.mark.parametrize("path", [3, None, "", "."])
 def test_what_is_no_path_of_unzipped_files(path):
-    with pytest.raises(ModelError, match=r"must be the path of a folder|has a name") as caught:
+    with pytest.raises(ModelError, match=r"must be the path of a folder|must have a name") as caught:
         dense().save(path, zipped=False)
     assert caught.value.given and caught.value.fix
 
@@ -52,7 +52,7 @@ def test_no_file_is_written_over_a_folder(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["m\0.keras", "m\0.h5", "m\0.weights.h5"])
-@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
 def test_null_characters_in_paths(tmp_path, name):
     model = dense()
     with pytest.raises(KerasDistError, match="no file can be written at") as caught:
@@ -68,7 +68,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, name):
     assert caught.value.filename == str(path)
 
 
-@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
 @pytest.mark.parametrize("name", ["m.keras", "m.h5"])
 def test_files_of_keras_need_no_factory(tmp_path, name):
     dense().save(tmp_path / name)
@@ -96,7 +96,7 @@ def test_folders_may_have_points_in_their_names(tmp_path):
     for name in ("run.2", "lr-0.01"):
         dense().save(tmp_path / name)
         assert (tmp_path / name).is_dir()
-    with pytest.warns(UserWarning, match="`save_format='keras'` says nothing"):
+    with pytest.warns(UserWarning, match="`save_format='keras'` is ignored"):
         dense().save(tmp_path / "m.keras", save_format="keras")
 
 

@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.models.weight_names import Parts, origins_of
 from keras_dist.saving.tensor_files import TensorReader
+from keras_dist.storage.weight_names import Parts, origins_of
 
 KINDS = ("query", "key", "value")
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.models import weights_files
+from keras_dist.storage import array_store
 from tests.models.weights import model_on, weights_of
 
 
@@ -257,7 +257,7 @@ def test_an_index_has_the_checksums_too(model, path):
 
 
 def test_files_without_checksums_load_and_say_so_once(model, path, monkeypatch):
-    monkeypatch.setattr(weights_files, "_told_unchecked", [])
+    monkeypatch.setattr(array_store, "_warned", [])
     save_file(weights_of(model), path)
     with pytest.warns(UserWarning, match="has no checksums") as caught:
         for _ in range(2):

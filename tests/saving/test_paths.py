@@ -140,7 +140,7 @@ def test_errors_of_the_system_name_the_path(error, kind):
         ("d.h5", lambda model, path: model.save(path)),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
 def test_a_folder_in_the_place_of_a_file_is_named(name, save, model, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(KerasDistError, match=f"no file can be written at '.*{name}'") as caught:
@@ -153,7 +153,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(name, save, model, tmp_path):
 
 @pytest.mark.parametrize("place", ["file", "file/x"])
 @pytest.mark.parametrize("name", ["m.keras", "m.h5", "m.weights.h5", "m.safetensors", "program"])
-@pytest.mark.filterwarnings("ignore:.*form of Keras 2")
+@pytest.mark.filterwarnings("ignore:.*format of Keras 2")
 def test_a_file_in_the_place_of_a_folder_is_named(place, name, model, tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / place / name
@@ -248,7 +248,7 @@ def checkpoint():
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.filterwarnings("ignore:save. .*form of Keras 2")
+@pytest.mark.filterwarnings("ignore:save. .*format of Keras 2")
 def test_a_read_only_folder_is_named_everywhere(model, name):
     with pytest.raises(WriteError) as error:
         WRITERS[name](model)

@@ -18,8 +18,8 @@ from typing import Any
 from keras_dist.checkpoint.manifest import NAME as MANIFEST
 from keras_dist.checkpoint.manifest import damage_of, is_manifest_in
 from keras_dist.errors import KerasDistError, ModelError, cause
-from keras_dist.interop.h5_files import H5Reader
 from keras_dist.saving.regular_files import identity_of, open_regular, overwritten, read_regular
+from keras_dist.storage.h5_files import H5Reader
 
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from keras_dist.interop.keras_operations import is_operation, operation_from_keras, operation_to_keras
+from keras_dist.storage.keras_operations import is_operation, operation_from_keras, operation_to_keras
 
 _HOUSE = "keras_dist"
 

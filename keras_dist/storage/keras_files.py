@@ -1,8 +1,9 @@
-"""Whole models in files of Keras: `model.save("m.keras")`, and `load_model`, of what Keras wrote, too."""
+"""Whole models in files of Keras: `model.save("m.keras")`, and `load_model`, also of what Keras wrote."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -10,12 +11,11 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keras_dist._unstable import jax_internals
 from keras_dist.checkpoint.folder import Draft
 from keras_dist.checkpoint.snapshot import is_count
-from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import (
@@ -31,122 +31,103 @@ from keras_dist.errors import (
     cause,
     shorten,
 )
-from keras_dist.interop.h5_files import H5Reader, H5Writer
-from keras_dist.interop.keras_archives import (
-    KERAS_SUFFIX,
-    OWN,
-    WEIGHTS,
-    KerasArchive,
-    KerasFolder,
-    texts_of,
-    write_archive,
-)
-from keras_dist.interop.keras_configs import compile_to_keras, from_keras, to_keras
-from keras_dist.mixed_precision import under_policy
-from keras_dist.models.config import check_described
-from keras_dist.models.initialization import weights_checked
-from keras_dist.models.keras_weights import (
+from keras_dist.storage.h5_files import H5Reader
+from keras_dist.storage.keras_archives import OWN, WEIGHTS, KerasArchive, KerasFolder, texts_of, write_archive
+from keras_dist.storage.keras_configs import compile_to_keras, from_keras, to_keras
+from keras_dist.storage.keras_weights import (
     contents_of,
+    drafted,
+    fetches,
     own_arrays,
     set_contents,
     set_optimizer,
     set_own,
     stored_optimizer,
-    write_arrays,
 )
-from keras_dist.models.saving import OVERWRITE, check_file_path, check_free, written_compile, written_model
-from keras_dist.saving import custom_object_scope, deserialize_keras_object
-from keras_dist.saving.buckets import folder_path, in_bucket
-from keras_dist.saving.drafts import draft_of, writing_to
-
-if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
-
+from keras_dist.storage.save_formats import check_file_path, check_free
+from keras_dist.training.built_model import BuiltModel
 
 _FEW_BYTES, _MOST_WIDENED = 2**28, 8
-"""What may be created of weights that a file does not hold, and how many times as wide as there they may be."""
+"""Weights that a file does not hold may take so many bytes, and be so many times as wide as in the file."""
 
 
-def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
-    """The path of a file of Keras that holds a whole model; None for others, and for a folder of that name."""
-    if not isinstance(filepath, str | os.PathLike) or not str(os.fspath(filepath)).endswith(KERAS_SUFFIX):
-        return None
-    path = folder_path(os.fspath(filepath))
-    return None if in_bucket(path) else path
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A model in files, except for its arrays.
+
+    Attributes:
+        config: the model, as `serialize_keras_object` writes it.
+        compiled: the arguments of `compile`; empty for a model that is not compiled.
+        policy: the dtype policy under which its code creates layers.
+    """
+
+    config: Any
+    compiled: dict[str, Any]
+    policy: str | dict[str, Any] | None
 
 
-def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: bool = True) -> None:
-    """Write a model to a file that Keras reads, or to a folder of what is in such a file; see `Model.save`."""
+Check = Callable[[Sequence[VariableSpec]], None]
+"""Is called with the weights of a model before they are created."""
+
+MakeModel = Callable[[Description, Check], tuple[Any, BuiltModel]]
+"""Returns the described model with new weights, and what was built for it."""
+
+
+def save_keras(
+    model: Any, session: BuiltModel, description: Description, path: pathlib.Path, overwrite: bool, zipped: bool
+) -> None:
+    """Write a model to a file that Keras reads, or to a folder with the contents of one; see `Model.save`."""
     job = Rendezvous("a save")
     if zipped:
         check_file_path("save", path, overwrite, CheckpointError)
     elif not overwrite:
-        job.first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
-    check_described(model)
-    session = model._with_weights()
-    written, compiled = written_model(model), written_compile(model)
-    own = {"config": written, "compile": compiled, "policy": model.dtype_policy.identifier}
+        job.first(lambda: check_free("save", path, CheckpointError))
+    own = {"config": description.config, "compile": description.compiled, "policy": description.policy}
     own |= {"seed": session.seed, "fits": session.fits}
-    config = _config_of_keras(written, compiled)
+    config = _config_of_keras(description.config, description.compiled)
     contents = contents_of(model, session)
     slots = [*contents.written(), *stored_optimizer(session)]
-    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
-        drafts: list[pathlib.Path] = []
 
-        def write() -> None:
-            with contextlib.ExitStack() as file:
-                writer = None
-                if is_chief():
-                    drafts.append(opened.enter_context(draft_of(path)))
-                    writer = file.enter_context(H5Writer("save", drafts[0] / "arrays", path))
-                write_arrays("save", session, slots, own_arrays(session, contents, slots), writer)
-
-        def arrange(folder: pathlib.Path) -> None:
-            assets = folder / "assets"
-            for name, layer in contents.with_assets.items():
-                if hasattr(layer, "save_assets"):
-                    (assets / name).mkdir(parents=True, exist_ok=True)
-                    layer.save_assets(str(assets / name))
-            if not zipped:
-                os.replace(drafts[0] / "arrays", folder / WEIGHTS)
-                for name, text in texts_of(config, own).items():
-                    (folder / name).write_text(text, "utf-8")
-                return
-            write_archive(folder / "archive", config, own, folder / "arrays", assets)
-            os.replace(folder / "archive", path)
-
-        job.each(write)
+    def arrange(folder: pathlib.Path) -> None:
+        assets = folder / "assets"
+        for name, layer in contents.with_assets.items():
+            if hasattr(layer, "save_assets"):
+                (assets / name).mkdir(parents=True, exist_ok=True)
+                layer.save_assets(str(assets / name))
         if zipped:
-            job.first(lambda: arrange(drafts[0]))
+            write_archive(folder / "archive", config, own, drafts[0], assets)
+            os.replace(folder / "archive", path)
             return
-        draft = Draft(path, job)
-        opened.callback(draft.abandon)
-        job.first(lambda: arrange(draft.folder))
-        draft.commit()
+        os.replace(drafts[0], folder / WEIGHTS)
+        for name, text in texts_of(config, own).items():
+            (folder / name).write_text(text, "utf-8")
+
+    arrays = functools.partial(fetches, session, slots, own_arrays(session, contents, slots))
+    with drafted("save", path, session, [arrays]) as drafts:
+        if zipped:
+            job.first(lambda: arrange(drafts[0].parent))
+            return
+        with contextlib.ExitStack() as stack:
+            draft = Draft(path, job)
+            stack.callback(draft.abandon)
+            job.first(lambda: arrange(draft.folder))
+            draft.commit()
 
 
-def load_keras(
-    path: pathlib.Path,
-    custom_objects: Mapping[str, Any] | None,
-    compile: bool,
-    model_class: type,
-) -> Any:
+def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
     """Make the model in a file of Keras, on the current distribution; see `load_model`."""
-    with _opened(path) as archive, custom_object_scope(custom_objects):
+    with _opened(path) as archive:
         own, reader = archive.own, archive.arrays()
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
         config = own["config"] if is_own else archive.config
         compiled = own["compile"] if is_own else config.get("compile_config") if isinstance(config, dict) else None
+        policy = own["policy"] if isinstance(own.get("policy"), str | dict) else None
         with reading(path):
             if is_own:
                 _check_one_config(path, own, archive.config)
-            config, compiled = from_keras(config), from_keras(compiled)
-        policy = own["policy"] if isinstance(own.get("policy"), str | dict) else None
-        with reading(path), under_policy(policy), weights_checked(functools.partial(check_bytes, reader)):
-            model = made_of(config, model_class)
-            session = model._with_weights()
-            if compile and compiled:
-                model.compile_from_config(compiled)
+            written = from_keras(compiled) if compile and compiled else {}
+            description = Description(from_keras(config), written, policy)
+            model, session = make(description, functools.partial(check_bytes, reader))
         with session.cell.lock:
             contents = contents_of(model, session, reader.shapes)
             set_contents(model.name, session, contents, reader, strict=True)
@@ -203,14 +184,6 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         given = f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}"
         fix = "write it again with model.save; or make the model in code, and then model.load_weights(path)"
         raise ConfigError("the config describes a model that is larger than what is in the file", given=given, fix=fix)
-
-
-def made_of(config: Any, model_class: type) -> Any:
-    """The model of a config."""
-    model = deserialize_keras_object(config, {"Functional": model_class})
-    if not isinstance(model, model_class):
-        raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
-    return model
 
 
 def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from flax import nnx
 from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
 from keras_dist.distribution.variables import VariableSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.models.naming import layers_below, prefixes
+from keras_dist.training.naming import layers_below, prefixes
 from keras_dist.variables.variable import Owners, say_trainable
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,20 +23,25 @@ from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import ModelError
-from keras_dist.interop.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
-from keras_dist.interop.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
-from keras_dist.interop.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
-from keras_dist.interop.keras_slots import Slot, derived, stored_slots
-from keras_dist.interop.legacy_h5 import is_legacy, legacy_optimizer, legacy_slots
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.lora_weights import MergedWeight, factor_paths, merged_weights
-from keras_dist.models.naming import layers_below
-from keras_dist.models.saving import check_file_path, names_of
-from keras_dist.models.weights_files import LoadReport, check_narrowed, misfit, narrowed, warn_of_parts, warn_unchecked
 from keras_dist.saving.drafts import draft_of, writing_to
 from keras_dist.saving.locks import alone_in
 from keras_dist.saving.tensor_files import grouped
+from keras_dist.storage.array_store import check_narrowed, is_complex, narrowed, set_array, warn_unchecked
+from keras_dist.storage.h5_files import H5Reader, H5Writer, index_of, old_shards, shard_name
+from keras_dist.storage.keras_archives import KERAS_SUFFIX, OWN, KerasArchive, KerasFolder
+from keras_dist.storage.keras_paths import OPTIMIZER, Hooks, name_now, stored_variables
+from keras_dist.storage.keras_slots import Slot, derived, stored_slots
+from keras_dist.storage.legacy_weights import is_legacy, legacy_optimizer, legacy_slots
+from keras_dist.storage.load_report import LoadReport, misfit
+from keras_dist.storage.lora_weights import MergedWeight, factor_paths, merged_weights
+from keras_dist.storage.model_state import names_of
+from keras_dist.storage.save_formats import check_file_path
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.naming import layers_below
 from keras_dist.training.optimization import DEFAULT
+
+Fetch = tuple[str, Callable[[], Any]]
+"""The name of an array in a file, and a function that returns it on the host; all processes of a job must call it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +117,9 @@ def stored_optimizer(session: BuiltModel) -> list[Slot]:
 
 
 def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -> dict[str, int]:
-    """The names, and the places among the model's arrays, of those that Keras has no place for.
+    """Return names and places of the arrays of a model that Keras does not keep.
 
-    Factors of LoRA are none of them: what they add is in the weights.
+    The factors of LoRA are not among them: the weights contain their product.
     """
     kept = {session.place_of(slot.variable) for slot in slots}
     kept |= {session.place_of(factor) for one in contents.merged.values() for factor in one.factors}
@@ -122,18 +127,60 @@ def own_arrays(session: BuiltModel, contents: Contents, slots: Iterable[Slot]) -
     return {f"{OWN}/{name}": place for name, place in places.items()}
 
 
-def write_arrays(caller: str, session: BuiltModel, slots: Sequence[Slot], own: dict[str, int], writer: Any) -> None:
-    """Write arrays one after the other; in a job of several processes all call, and the first writes."""
-    fetched = [(slot.name, slot.numpy) for slot in slots]
+def fetches(session: BuiltModel, slots: Iterable[Slot], own: Mapping[str, int] | None = None) -> list[Fetch]:
+    """Return how the arrays of slots, and of `own_arrays`, are fetched."""
     arrays = session.cell.arrays
-    fetched += [(name, functools.partial(host_copy, arrays[place])) for name, place in own.items()]
+    return [(slot.name, slot.numpy) for slot in slots] + [
+        (name, functools.partial(host_copy, arrays[place])) for name, place in (own or {}).items()
+    ]
+
+
+@contextlib.contextmanager
+def drafted(
+    caller: str,
+    path: pathlib.Path,
+    session: BuiltModel,
+    groups: Sequence[Callable[[], list[Fetch]]],
+    note: Callable[[H5Writer], None] = lambda writer: None,
+) -> Iterator[list[pathlib.Path]]:
+    """Write each group of arrays to a draft beside `path`, one array after the other.
+
+    Args:
+        caller: name of the caller in error messages.
+        path: of the file or folder that is saved.
+        session: the model, which is not trained inside the context.
+        groups: return what is written to each file; all processes of a job call them.
+        note: writes what a file holds besides.
+
+    Yields:
+        The paths of the drafts in the first process; an empty list in others.
+    """
+    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
+        drafts: list[pathlib.Path] = []
+
+        def write() -> None:
+            folder = opened.enter_context(draft_of(path)) if is_chief() else None
+            for number, group in enumerate(groups):
+                with contextlib.ExitStack() as file:
+                    writer = None
+                    if folder is not None:
+                        drafts.append(folder / f"arrays-{number}")
+                        writer = file.enter_context(H5Writer(caller, drafts[-1], path))
+                        note(writer)
+                    _write(group(), writer)
+
+        Rendezvous("a save").each(write)
+        yield drafts
+
+
+def _write(fetches: Iterable[Fetch], writer: H5Writer | None) -> None:
     failure: BaseException | None = None
-    for name, fetch in fetched:
+    for name, fetch in fetches:
         value = np.asarray(fetch())
         if writer is not None and failure is None:
             try:
                 writer.write(name, value)
-            except Exception as error:  # the others wait for this process in what is left to be fetched
+            except Exception as error:  # the other processes wait for this one to fetch the rest
                 failure = error
     if failure is not None:
         raise failure
@@ -147,7 +194,7 @@ def save_h5_weights(
     max_bytes: float | None,
     skipped: Sequence[Any] = (),
 ) -> None:
-    """Write the weights of a model, and what its optimizer keeps, in a `.weights.h5`, or in several and an index."""
+    """Write weights and optimizer state to a `.weights.h5`, or to several and an index."""
     path = path.with_suffix(".json") if max_bytes is not None else path  # as Keras does
     check_file_path("save_weights", path, overwrite, ModelError)
     slots = [*_but(contents_of(model, session), skipped).written(), *stored_optimizer(session)]
@@ -157,19 +204,8 @@ def save_h5_weights(
     if is_index:
         by_name = {slot.name: slot for slot in slots}
         groups = [[by_name[name] for name in names] for names in grouped(sizes, max_bytes)]
-    job = Rendezvous("a save of weights")
-    with writing_to(path), session.cell.lock, contextlib.ExitStack() as opened:
-        drafts: list[pathlib.Path] = []
-
-        def write() -> None:
-            folder = opened.enter_context(draft_of(path)) if is_chief() else None
-            for number, group in enumerate(groups):
-                with contextlib.ExitStack() as file:
-                    writer = None
-                    if folder is not None:
-                        drafts.append(folder / str(number))
-                        writer = file.enter_context(H5Writer("save_weights", drafts[-1], path))
-                    write_arrays("save_weights", session, group, {}, writer)
+    readers = [functools.partial(fetches, session, group) for group in groups]
+    with drafted("save_weights", path, session, readers) as drafts:
 
         def commit() -> None:
             with alone_in(path.parent):
@@ -187,8 +223,7 @@ def save_h5_weights(
                     if file.name not in names:
                         file.unlink()
 
-        job.each(write)
-        job.first(commit)
+        Rendezvous("a save of weights").first(commit)
 
 
 def load_h5_weights(
@@ -238,7 +273,7 @@ def set_contents(
         if shape is None:
             missing[path] = f"{path}, there {slot.name!r}"
         elif shape != slot.shape or _loses_part(reader, there[slot.name], slot):
-            kind = "complex " if reader.is_complex(there[slot.name]) else ""
+            kind = "complex " if is_complex(reader, there[slot.name]) else ""
             unfit[path] = f"{path}, there {slot.name!r} {kind}{shape} for {slot.shape}"
     names = {slot.name for slot in slots} | contents.skipped
     hooked = tuple(f"{group}/" for group in contents.hooked)
@@ -249,7 +284,7 @@ def set_contents(
     fitting = [slot for slot in slots if slot.variable.path not in missing and slot.variable.path not in unfit]
 
     def check() -> None:
-        reader.check()
+        reader.check(there.values())
         for slot in fitting:
             check_narrowed(reader, there[slot.name], slot.variable.dtype)
         for slot in beside:
@@ -257,8 +292,7 @@ def set_contents(
                 check_narrowed(reader, slot.name, slot.variable.dtype)
 
     Rendezvous("a load of weights").each(check)
-    if reader.lacks_checksums:
-        warn_unchecked(reader.caller, reader.path)
+    warn_unchecked(reader, there.values())
     for slot in fitting:
         _set(session, slot, reader, there[slot.name])
         if slot.variable.path in contents.merged:
@@ -268,7 +302,7 @@ def set_contents(
         layer.load_own_variables(_Store(reader, keys))
     loaded = dict.fromkeys(slot.variable.path for slot in fitting)
     report = LoadReport(tuple(loaded), tuple(missing), extra, tuple(unfit))
-    warn_of_parts(str(reader.path), report)
+    report.warn_of_rest(str(reader.path))
     return report
 
 
@@ -338,7 +372,6 @@ def _set(session: BuiltModel, slot: Slot, reader: H5Reader, name: str) -> None:
 
 def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slot: Slot) -> None:
     """Set an array of the model, of which each device of this process gets its part."""
-    row = session.cell.state_plan.rows[place]
     before = session.cell.arrays[place]
     if is_key_dtype(before.dtype):
         data = reader.read(name)
@@ -349,17 +382,12 @@ def _set_place(session: BuiltModel, place: int, reader: H5Reader, name: str, slo
         )
         session.cell.put({place: _placed(session, place, value)})
         return
-    found: dict[str, np.ndarray] = {}
+    read = functools.partial(_part_of, slot, reader, name)
+    set_array(session.cell, place, read, reader, name)
 
-    def part(index: Any) -> np.ndarray:
-        key = str(index)  # devices that hold the same share it
-        if key not in found:
-            found[key] = narrowed(slot.ours(reader.read(name, slot.of_ours(index))), row.dtype, reader, name)
-        return found[key]
 
-    sharding = jax.tree.leaves(session.cell.state_plan.shardings)[place]
-    array = jax.make_array_from_callback(row.shape, sharding, part)
-    session.cell.put({place: _placed(session, place, array)})
+def _part_of(slot: Slot, reader: H5Reader, name: str, index: Any) -> np.ndarray:
+    return slot.ours(reader.read(name, slot.of_ours(index)))
 
 
 def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
@@ -376,7 +404,7 @@ def _misfits(reader: H5Reader, slot: Slot) -> bool:
 
 
 def _loses_part(reader: H5Reader, name: str, slot: Slot) -> bool:
-    return reader.is_complex(name) and not jnp.issubdtype(slot.variable.dtype, jnp.complexfloating)
+    return is_complex(reader, name) and not jnp.issubdtype(slot.variable.dtype, jnp.complexfloating)
 
 
 def _bytes(slot: Slot) -> int:

@@ -1,14 +1,36 @@
-"""Configs of whole models as Keras 2 wrote them: classes without modules, and calls as lists."""
+"""Whole models in `.h5` files, in the format of Keras 2: `model.save("m.h5")`, and `load_model`.
+
+Their configs name classes without modules, and write calls as lists.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import constraints, initializers, layers, losses, metrics, optimizers, regularizers
-from keras_dist.interop.h5_files import H5Reader
-from keras_dist.interop.keras_configs import is_graph, numbered
+from keras_dist.distribution import lint
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.errors import CheckpointError, ModelError
+from keras_dist.storage.h5_files import H5Reader
+from keras_dist.storage.keras_configs import compile_to_keras, from_keras, is_graph, numbered, to_keras
+from keras_dist.storage.keras_files import Description, MakeModel, check_bytes, reading
+from keras_dist.storage.keras_weights import (
+    Contents,
+    drafted,
+    fetches,
+    set_contents,
+    set_optimizer,
+    stored_optimizer,
+)
+from keras_dist.storage.legacy_weights import legacy_slots, note_legacy, written_optimizer, written_slots
+from keras_dist.storage.save_formats import check_file_path
+from keras_dist.training.built_model import BuiltModel
 
 _ROOMS = {
     "layers": layers,
@@ -23,6 +45,57 @@ _MODELS = {"Sequential": "Sequential", "Functional": "Functional", "Model": "Fun
 _COMPILE = ("loss", "metrics", "weighted_metrics", "loss_weights")
 _GONE = ("time_major", "batch_input_shape")
 """Arguments that Keras 3 does not take any more."""
+
+
+def save_legacy(
+    model: Any,
+    session: BuiltModel,
+    description: Description,
+    path: pathlib.Path,
+    overwrite: bool,
+    include_optimizer: bool,
+) -> None:
+    """Write a model to an `.h5` file that Keras reads; see `Model.save`."""
+    warnings.warn(
+        f"save: {str(path)!r} has the format of Keras 2, which does not store layouts, dtype policies and random "
+        "streams; 'model.keras' keeps them",
+        stacklevel=lint.frames_inside(),
+    )
+    check_file_path("save", path, overwrite, CheckpointError)
+    if model._graph is None:
+        summary = f"save: an `.h5` file cannot hold model {model.name!r}, whose `call` is code"
+        raise ModelError(summary, given=f"a {type(model).__name__}", fix='model.save("model.keras")')
+    config = to_keras(description.config)
+    documents = {"model_config": {name: config[name] for name in ("class_name", "config")}}
+    compiled = compile_to_keras(description.compiled) if include_optimizer else None
+    if compiled is not None:
+        documents["training_config"] = training_to_legacy(compiled)
+    groups = written_slots(model)
+    optimizer = [] if compiled is None else written_optimizer(stored_optimizer(session))
+    slots = [slot for group in groups.values() for slot in group] + optimizer
+    note = functools.partial(note_legacy, documents=documents, groups=groups, optimizer=optimizer)
+    with drafted("save", path, session, [functools.partial(fetches, session, slots)], note) as drafts:
+        Rendezvous("a save").first(lambda: os.replace(drafts[0], path))
+
+
+def load_legacy(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
+    """Make the model in an `.h5` file, on the current distribution; see `load_model`."""
+    with H5Reader("load_model", path) as reader:
+        config = legacy_document(reader, "model_config")
+        if config is None:
+            summary = f"load_model: {str(path)!r} holds weights, and no model"
+            fix = "make the model in code, and then model.load_weights(path)"
+            raise ModelError(summary, given="a file of HDF5 without 'model_config'", fix=fix)
+        training = legacy_document(reader, "training_config") if compile else None
+        with reading(path):
+            compiled = {} if training is None else from_keras(legacy_compile(training))
+            description = Description(from_keras(legacy_model(config)), compiled, None)
+            model, session = make(description, functools.partial(check_bytes, reader))
+        with session.cell.lock:
+            contents = Contents(legacy_slots(reader, model))
+            set_contents(model.name, session, contents, reader, strict=True)
+            set_optimizer(session, stored_optimizer(session), reader)
+    return model
 
 
 def legacy_document(reader: H5Reader, name: str) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_dist.layers import Layer
 from keras_dist.layers.lora import LoraLayer
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.naming import layers_below
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.naming import layers_below
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.interop.keras_configs import to_keras
+from keras_dist.storage.keras_configs import to_keras
 
 X = np.random.default_rng(0).normal(size=(4, 6, 5)).astype("float32")
 

@@ -1,16 +1,13 @@
-"""All of a model's state, in a folder, as a `Snapshot` and pickled, and back."""
+"""The whole state of a built model as a `Snapshot`, in a folder, and back."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import math
-import os
 import pathlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,121 +16,35 @@ from keras_dist._support import backend_environment
 from keras_dist._support.arguments import check_flag, check_kind
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable import jax_internals
-from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import is_count
-from keras_dist.distribution import lint
 from keras_dist.distribution.jobs.job import process_index
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
-from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.variables import VariableSpec
-from keras_dist.errors import (
-    CheckpointError,
-    CheckpointWarning,
-    ClusterError,
-    ConfigError,
-    DataError,
-    KerasDistError,
-    ModelError,
-    cause,
-    shorten,
-    with_type,
-)
-from keras_dist.mixed_precision import under_policy
-from keras_dist.models.built_model import BuiltModel
-from keras_dist.models.config import check_described, check_not_of_keras
-from keras_dist.models.infer_mesh import in_place_of
-from keras_dist.saving import deserialize_keras_object, regular_files, serialize_keras_object
-from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
-from keras_dist.saving.serialization import is_lambda, lambdas_kept
+from keras_dist.errors import CheckpointError, ClusterError, DataError, cause, shorten, with_type
+from keras_dist.storage.save_formats import check_free
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.progress import Progress
 
-if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
-
-T = TypeVar("T")
-
 TRAINING, CONFIG, COMPILE, POLICY = "training", "config", "compile", "policy"
-"""The documents of a snapshot: how far a training had come, what the model is, how it is trained, and its dtype policy,
-under which what its code makes is made again."""
+"""The documents of a snapshot: progress of the training, config of the model, arguments of `compile`, and the dtype
+policy under which the code of the model creates layers."""
 
 _PARTS_READ, _PART_BYTES = 8, 16 * 2**20
 """Arrays are read by eighths of their bytes, so that not all of them are there twice; what is small is read at once."""
 
 _LISTED = 20
 
-_FILES = (".safetensors", ".h5", ".hdf5")
 
-OVERWRITE = "choose another path, or pass overwrite=True"
-
-
-def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:
+def save_folder(session: BuiltModel, documents: Mapping[str, Any], path: pathlib.Path, overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
-    path = model_path("save", filepath)
     if not overwrite:
-        Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError, OVERWRITE))
-    session = model._with_weights()
-    documents = documents_of(model)
+        Rendezvous("a save").first(lambda: check_free("save", path, CheckpointError))
     with session.cell.lock:  # a training in another thread consumes the arrays
         taken: list[Snapshot] = []
         Rendezvous("a save").each(lambda: taken.append(snapshot(session, None, documents)))
         finish = taken[0].begin(path)
     finish()
-
-
-def documents_of(model: Saveable) -> dict[str, Any]:
-    """What a folder needs beside arrays so that `load_model` makes the model of it."""
-    check_not_of_keras(model)
-    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
-    if not model._with_weights().cell.graph.is_foreign:
-        documents = {CONFIG: written_model(model), **documents}
-    return documents
-
-
-def written_model(model: Saveable) -> dict[str, Any]:
-    """The config of a model; with a warning where a lambda, of which no file holds the code, is needed to load it."""
-    written = serialize_keras_object(model)
-    lambdas = dict(_lambdas_in(written))
-    if lambdas:
-        functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
-        way = f"to load it, load_model needs custom_objects={{{functions}}}"
-        warnings.warn(
-            f"the model is saved without the code of {', '.join(lambdas)}: "
-            f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
-            "@saving.register_keras_serializable()",
-            CheckpointWarning,
-            stacklevel=lint.frames_inside(),
-        )
-    return written
-
-
-def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iterator[tuple[str, str | None]]:
-    """The lambdas in a config, each with the name of its layer if it is the function of a `Lambda`."""
-    if is_lambda(written):
-        yield f"{place} ({written['config']['name']})", layer
-        return
-    config, kind = (written.get("config"), str(written.get("class_name"))) if isinstance(written, Mapping) else (0, "_")
-    if isinstance(config, Mapping) and not kind.startswith("_"):
-        owner = f"{kind} {config['name']!r}" if "name" in config else kind
-        for name, value in config.items():
-            is_function = (kind, name) == ("Lambda", "function")
-            yield from _lambdas_in(value, f"`{name}` of {owner}", config.get("name") if is_function else None)
-    elif isinstance(written, Mapping | list):
-        for part in written.values() if isinstance(written, Mapping) else written:
-            yield from _lambdas_in(part, place)
-
-
-def written_compile(model: Saveable) -> dict[str, Any]:
-    """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
-    try:
-        return model.get_compile_config()
-    except ConfigError as error:
-        warnings.warn(
-            f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
-            CheckpointWarning,
-            stacklevel=lint.frames_inside(),
-        )
-        return {}
 
 
 def restore(
@@ -173,27 +84,6 @@ def restore(
     session.use_seed(seed)
     if progress is not None:
         session.trainer.continue_from(progress)
-
-
-def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str) -> None:
-    """Check that there is nothing at a path."""
-    if refreshed(path).exists() if in_bucket(path) else os.path.lexists(path):
-        raise error(f"{caller}: {str(path)!r} exists", given="a folder" if path.is_dir() else "a file", fix=fix)
-
-
-def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: type[KerasDistError]) -> None:
-    """Check, in the first process of a job, that a file can be written at a path; all processes call."""
-
-    def check() -> None:
-        is_folder = path.is_dir()
-        if is_folder or "\0" in str(path):
-            given = "a folder is there" if is_folder else "a path with a null character"
-            fix = "choose another path" + (", or move the folder away" if is_folder else "")
-            raise error(f"{caller}: no file can be written at {str(path)!r}", given=given, fix=fix)
-        if not overwrite:
-            check_free(caller, path, error, OVERWRITE)
-
-    Rendezvous(f"a check of {caller}").first(check)
 
 
 def noted_of(stored: Stored) -> tuple[int, int]:
@@ -349,69 +239,3 @@ def _unfit(stored: Stored, model: str, problems: list[str]) -> CheckpointError:
     summary = f"{str(stored.folder)!r} does not fit {model}"
     fix = "make and compile the model as it was when the checkpoint was written; or choose another directory"
     return CheckpointError(summary, given="; ".join(problems[:_LISTED]) + more, fix=fix, problems=tuple(problems))
-
-
-def retried(load: Callable[[], T]) -> T:
-    """Return what `load` returns; call it again where files are overwritten meanwhile, except in jobs."""
-    return load() if jax.process_count() > 1 else regular_files.retried(load)
-
-
-def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder of a model."""
-    is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
-    if not is_path or str(filepath).endswith(_FILES):
-        summary = f"{caller}: `filepath` must be the path of a folder"
-        fix = 'for example "digits"; model.save_weights writes a file of weights'
-        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
-    return folder_path(os.fspath(filepath))
-
-
-def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
-    if jax.process_count() > 1:
-        summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
-        given = f"{jax.process_count()} processes, each of which holds a part of the weights"
-        raise ModelError(summary, given=given, fix="model.save(path) in all of them, then kd.models.load_model(path)")
-    check_described(model)
-    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
-    custom_objects = {cls.__name__: cls for cls in own}
-    with lambdas_kept():  # `pickle` refuses them itself, and `cloudpickle` takes them
-        documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
-    state = None
-    if model._session is not None or model._is_built:
-        session = model._with_weights()
-        with model.at_rest():
-            arrays = [host_copy(array) for array in session.cell.arrays]
-        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
-    return _unpickled, (custom_objects, *documents, state)
-
-
-def copied(model: Saveable) -> Any:
-    """The model with arrays of its own, on the same distribution."""
-    make, arguments = reduced(model)
-    made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution
-    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
-        return make(*arguments)
-
-
-def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any) -> Any:
-    with under_policy(policy):
-        model = deserialize_keras_object(config, custom_objects)
-        if compiled:
-            model.compile_from_config(compiled)
-    if state is not None:
-        seed, fits, values = state
-        session = model._with_weights()
-        session.use_seed(seed)
-        session.fits = fits
-        cell = session.cell
-        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
-        cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
-    return model
-
-
-def _like(array: Any, value: Any) -> Any:
-    """What `host_copy` gave for such an array, typed PRNG keys as these."""
-    if not is_key_dtype(array.dtype):
-        return value
-    return jax.random.wrap_key_data(value, impl=key_impl(array.dtype))

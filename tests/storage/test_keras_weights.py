@@ -11,8 +11,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ConfigError, ModelError
-from keras_dist.interop import h5_files, keras_archives
-from keras_dist.interop.keras_archives import KerasArchive
+from keras_dist.storage import h5_files, keras_archives
+from keras_dist.storage.keras_archives import KerasArchive
 
 GB = 1024**3
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")

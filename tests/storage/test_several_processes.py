@@ -10,7 +10,7 @@ import pathlib
 import keras_dist as kd
 from keras_dist.distribution import sharded_init
 from keras_dist.errors import ModelError
-from keras_dist.interop import h5_files
+from keras_dist.storage import h5_files
 
 if "SOAK" not in os.environ:
     sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0

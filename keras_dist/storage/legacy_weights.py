@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_dist.errors import ModelError, shorten
-from keras_dist.interop.h5_files import H5Reader, H5Writer
-from keras_dist.interop.keras_slots import Slot
+from keras_dist.storage.h5_files import H5Reader, H5Writer
+from keras_dist.storage.keras_slots import Slot
 
 _LAYERS, _WEIGHTS, _WHOLE, _OPTIMIZER = "layer_names", "weight_names", "model_weights", "optimizer_weights"
 _TOP = "top_level_model_weights"

@@ -22,18 +22,18 @@ from keras_dist.distribution.strategy import distribution as current_distributio
 from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.built_module import BuiltModule
-from keras_dist.models.naming import path_of_keras
-from keras_dist.models.trainable_flags import TrainableFlags
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
+from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.naming import path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import Trainer
+from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
 

@@ -3,7 +3,7 @@
 import sys
 
 import keras_dist as kd
-from keras_dist.interop import keras_configs
+from keras_dist.storage import keras_configs
 
 
 def calls_at_depth(depth: int) -> int:

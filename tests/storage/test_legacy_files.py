@@ -1,4 +1,4 @@
-"""Whole models in the form of Keras 2, and weights of it by the names of layers."""
+"""Whole models in the format of Keras 2, and weights of it by the names of layers."""
 
 import h5py
 import numpy as np
@@ -6,12 +6,12 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
-from keras_dist.interop.h5_files import H5Reader, H5Writer
+from keras_dist.storage.h5_files import H5Reader, H5Writer
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Y = np.ones((4, 1), "float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:save. .*in the form of Keras 2")
+pytestmark = pytest.mark.filterwarnings("ignore:save. .*has the format of Keras 2")
 
 
 def network(k):
@@ -58,7 +58,7 @@ def test_the_optimizer_may_be_left_out(keras, tmp_path):
         ours.save(tmp_path / "with.h5", overwrite=False)
 
 
-@pytest.mark.filterwarnings("default:save. .*in the form of Keras 2")
+@pytest.mark.filterwarnings("default:save. .*has the format of Keras 2")
 def test_the_form_is_warned_of_and_models_of_code_have_none(tmp_path):
     class Coded(kd.Model):
         def __init__(self):

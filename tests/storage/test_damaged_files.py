@@ -14,9 +14,8 @@ import pytest
 
 import keras_dist as kd
 from keras_dist.errors import ConfigError, KerasDistError, ModelError
-from keras_dist.interop import h5_files
-from keras_dist.interop.h5_files import H5Reader, H5Writer
-from keras_dist.models import weights_files
+from keras_dist.storage import array_store, h5_files
+from keras_dist.storage.h5_files import H5Reader, H5Writer
 
 FLIPS = 30
 CHANCE = np.random.default_rng(0)
@@ -128,7 +127,7 @@ def test_the_zip_of_keras_is_compared_too(keras, tmp_path):
 
 
 def test_arrays_of_others_load_and_it_is_said_once(keras, other, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights_files, "_told_unchecked", [])
+    monkeypatch.setattr(array_store, "_warned", [])
     theirs = network(keras)
     theirs.save_weights(tmp_path / "theirs.weights.h5")
     with pytest.warns(UserWarning, match=r"'.*theirs.weights.h5' has no checksums") as caught:
@@ -207,7 +206,7 @@ def test_checks_read_small_parts(value, tmp_path, monkeypatch):
     parts = [np.empty(np.shape(value))[index].size for index in h5_files._parts(np.shape(value), value.dtype.itemsize)]
     assert sum(parts) == value.size and max(parts, default=0) * value.dtype.itemsize <= 100
     with H5Reader("load", path) as reader:
-        assert not reader.lacks_checksums
+        assert not reader.lacks_checksums([])
         reader.check()
 
 

@@ -1,0 +1,74 @@
+"""Copies of models, and models as `pickle` and `copy` make them again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
+from keras_dist.distribution.placement import host_copy, place_copy
+from keras_dist.errors import ModelError
+from keras_dist.mixed_precision import under_policy
+from keras_dist.models.config import check_described
+from keras_dist.models.describing import written_compile
+from keras_dist.models.infer_mesh import in_place_of
+from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.serialization import lambdas_kept
+from keras_dist.storage.model_state import names_of
+
+if TYPE_CHECKING:
+    from keras_dist.models.saving_methods import Saveable
+
+
+def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
+    if jax.process_count() > 1:
+        summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
+        given = f"{jax.process_count()} processes, each of which holds a part of the weights"
+        raise ModelError(summary, given=given, fix="model.save(path) in all of them, then kd.models.load_model(path)")
+    check_described(model)
+    own = {type(owner) for owner in model._owners() if not type(owner).__module__.startswith("keras_dist.")}
+    custom_objects = {cls.__name__: cls for cls in own}
+    with lambdas_kept():  # `pickle` refuses them itself, and `cloudpickle` takes them
+        documents = (serialize_keras_object(model), written_compile(model), model.dtype_policy.identifier)
+    state = None
+    if model._session is not None or model._is_built:
+        session = model._with_weights()
+        with model.at_rest():
+            arrays = [host_copy(array) for array in session.cell.arrays]
+        state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
+    return _unpickled, (custom_objects, *documents, state)
+
+
+def copied(model: Saveable) -> Any:
+    """The model with arrays of its own, on the same distribution."""
+    make, arguments = reduced(model)
+    made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution
+    with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
+        return make(*arguments)
+
+
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any) -> Any:
+    with under_policy(policy):
+        model = deserialize_keras_object(config, custom_objects)
+        if compiled:
+            model.compile_from_config(compiled)
+    if state is not None:
+        seed, fits, values = state
+        session = model._with_weights()
+        session.use_seed(seed)
+        session.fits = fits
+        cell = session.cell
+        places = zip(names_of(session), cell.arrays, jax.tree.leaves(cell.state_plan.shardings), strict=True)
+        cell.arrays = [place_copy(_like(array, values[name]), sharding) for name, array, sharding in places]
+    return model
+
+
+def _like(array: Any, value: Any) -> Any:
+    """What `host_copy` gave for such an array, typed PRNG keys as these."""
+    if not is_key_dtype(array.dtype):
+        return value
+    return jax.random.wrap_key_data(value, impl=key_impl(array.dtype))

@@ -1,0 +1,80 @@
+"""Models as documents, for files: their configs, the arguments of `compile`, and their dtype policies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from keras_dist.distribution import lint
+from keras_dist.errors import CheckpointWarning, ConfigError
+from keras_dist.models.config import check_described, check_not_of_keras
+from keras_dist.saving import serialize_keras_object
+from keras_dist.saving.serialization import is_lambda
+from keras_dist.storage.keras_files import Description
+from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY
+
+if TYPE_CHECKING:
+    from keras_dist.models.saving_methods import Saveable
+
+
+def described(model: Saveable) -> Description:
+    """Return the description of a model of layers."""
+    check_described(model)
+    model._with_weights()
+    return Description(_written_model(model), written_compile(model), model.dtype_policy.identifier)
+
+
+def documents_of(model: Saveable) -> dict[str, Any]:
+    """Return what a folder needs besides arrays so that `load_model` can make the model."""
+    check_not_of_keras(model)
+    documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
+    if not model._with_weights().cell.graph.is_foreign:
+        documents = {CONFIG: _written_model(model), **documents}
+    return documents
+
+
+def _written_model(model: Saveable) -> dict[str, Any]:
+    """Return the config of a model; warn of lambdas, whose code no file holds."""
+    written = serialize_keras_object(model)
+    lambdas = dict(_lambdas_in(written))
+    if lambdas:
+        functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
+        way = f"to load it, load_model needs custom_objects={{{functions}}}"
+        warnings.warn(
+            f"the model is saved without the code of {', '.join(lambdas)}: "
+            f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
+            "@saving.register_keras_serializable()",
+            CheckpointWarning,
+            stacklevel=lint.frames_inside(),
+        )
+    return written
+
+
+def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """Yield the lambdas in a config, each with the name of its layer if it is the function of a `Lambda`."""
+    if is_lambda(written):
+        yield f"{place} ({written['config']['name']})", layer
+        return
+    config, kind = (written.get("config"), str(written.get("class_name"))) if isinstance(written, Mapping) else (0, "_")
+    if isinstance(config, Mapping) and not kind.startswith("_"):
+        owner = f"{kind} {config['name']!r}" if "name" in config else kind
+        for name, value in config.items():
+            is_function = (kind, name) == ("Lambda", "function")
+            yield from _lambdas_in(value, f"`{name}` of {owner}", config.get("name") if is_function else None)
+    elif isinstance(written, Mapping | list):
+        for part in written.values() if isinstance(written, Mapping) else written:
+            yield from _lambdas_in(part, place)
+
+
+def written_compile(model: Saveable) -> dict[str, Any]:
+    """Return the arguments of `compile` as plain values; warn and return nothing where they cannot be written."""
+    try:
+        return model.get_compile_config()
+    except ConfigError as error:
+        warnings.warn(
+            f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
+            CheckpointWarning,
+            stacklevel=lint.frames_inside(),
+        )
+        return {}

@@ -1,0 +1,183 @@
+"""Formats of models and of weights, determined by their paths; and checks of paths that are written."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from keras_dist._support.arguments import check_number
+from keras_dist.distribution import lint
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.errors import KerasDistError, ModelError, shorten
+from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
+from keras_dist.saving.tensor_files import SUFFIX
+from keras_dist.storage.keras_archives import KERAS_SUFFIX, is_keras_folder
+
+FOLDER_SUFFIX = ".orbax"
+OVERWRITE = "choose another path, or pass overwrite=True"
+LEGACY_SUFFIXES = (".h5", ".hdf5")
+H5_WEIGHTS = (".weights.h5", ".weights.json")
+KERAS_WEIGHTS = {"save_weights": H5_WEIGHTS, "load_weights": (*H5_WEIGHTS, KERAS_SUFFIX, *LEGACY_SUFFIXES)}
+"""Suffixes of the weights files of Keras that are written, and read."""
+
+Format = Literal["keras", "unzipped", "h5", "folder"]
+
+_BYTES_PER_GB = 1024**3  # what Keras calls a GB
+_MOST_GB = 2**20
+_SUFFIX = re.compile(r"\.[A-Za-z]+\d?")
+"""Suffixes of files; names of folders such as `run.2` or `lr-.01` end in numbers."""
+
+
+def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Return the path of a `.keras` file, or None for other paths."""
+    if not isinstance(filepath, str | os.PathLike) or not os.fspath(filepath).endswith(KERAS_SUFFIX):
+        return None
+    path = folder_path(os.fspath(filepath))
+    return None if in_bucket(path) else path
+
+
+def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Return the path of a model file of Keras 2, or None for other paths."""
+    is_path = isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(LEGACY_SUFFIXES)
+    return pathlib.Path(os.fspath(filepath)) if is_path else None
+
+
+def model_folder(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
+    """Check and return the path of a model folder."""
+    is_path = isinstance(filepath, str | os.PathLike) and str(filepath) and "\0" not in str(filepath)
+    if not is_path or str(filepath).endswith((SUFFIX, *LEGACY_SUFFIXES)):
+        summary = f"{caller}: `filepath` must be the path of a folder"
+        fix = 'for example "digits"; model.save_weights writes a file of weights'
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+    return folder_path(os.fspath(filepath))
+
+
+def format_of_model(
+    filepath: str | os.PathLike[str], zipped: bool | None, save_format: str | None, unknown: Mapping[str, Any]
+) -> tuple[Format, pathlib.Path]:
+    """Return the format in which `Model.save` writes a path, and the path."""
+    if unknown:
+        given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
+        fix = "leave them out: save takes filepath, overwrite, zipped, include_optimizer"
+        raise ModelError(f"save: there are no arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
+    archive, legacy = archive_path(filepath), legacy_path(filepath)
+    if save_format:
+        if archive is None and legacy is None:
+            summary = "the path determines the format, and not `save_format`"
+            raise _misnamed(summary, f"save_format={save_format!r}", "m.keras")
+        text = f"save: `save_format={save_format!r}` is ignored; the format follows from the path {str(filepath)!r}"
+        warnings.warn(text, stacklevel=lint.frames_inside())
+    if zipped is not None and not zipped:
+        return "unzipped", _unzipped_path(filepath, archive is not None)
+    if archive is not None:
+        return "keras", archive
+    if legacy is not None:
+        return "h5", legacy
+    if zipped:
+        given = f"zipped=True, filepath={shorten(filepath)}"
+        raise _misnamed("`zipped` does not match the path", given, "m.keras")
+    path = model_folder("save", filepath)
+    suffix = pathlib.PurePath(filepath).suffix
+    if _SUFFIX.fullmatch(suffix) and not os.path.isdir(filepath):
+        given = f"filepath={shorten(filepath)}"
+        raise _misnamed(f"models are not saved in files that end in {suffix!r}", given, "m.keras")
+    return "folder", path
+
+
+def _unzipped_path(filepath: str | os.PathLike[str], is_archive: bool) -> pathlib.Path:
+    given = f"zipped=False, filepath={shorten(filepath)}"
+    if not is_archive:
+        model_folder("save", filepath)
+    path = pathlib.Path(filepath)
+    if not path.name:
+        raise _misnamed("a folder of files must have a name", given, "m")
+    if path.suffix == KERAS_SUFFIX:
+        raise _misnamed("a folder of files must not have the name of a file", given, "m")
+    return path
+
+
+def _misnamed(summary: str, given: str, example: str) -> ModelError:
+    expected = "a path that ends in '.keras', or '.h5'; or one without a suffix, for a folder"
+    fix = f"for example model.save({example!r})" if "." in example else "leave `.keras`, or `zipped`, out"
+    return ModelError(f"save: {summary}", given=given, expected=expected, fix=fix)
+
+
+def check_free(caller: str, path: pathlib.Path, error: type[KerasDistError], fix: str = OVERWRITE) -> None:
+    """Check that nothing exists at a path."""
+    if refreshed(path).exists() if in_bucket(path) else os.path.lexists(path):
+        raise error(f"{caller}: {str(path)!r} exists", given="a folder" if path.is_dir() else "a file", fix=fix)
+
+
+def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: type[KerasDistError]) -> None:
+    """Check, in the first process of a job, that a file can be written at a path; all processes must call."""
+
+    def check() -> None:
+        is_folder = path.is_dir()
+        if is_folder or "\0" in str(path):
+            given = "a folder is there" if is_folder else "a path with a null character"
+            fix = "choose another path" + (", or move the folder away" if is_folder else "")
+            raise error(f"{caller}: no file can be written at {str(path)!r}", given=given, fix=fix)
+        if not overwrite:
+            check_free(caller, path, error)
+
+    Rendezvous(f"a check of {caller}").first(check)
+
+
+def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
+    """Check and return the path of weights that ends in one of these suffixes."""
+    if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(tuple(suffixes)):
+        path = folder_path(os.fspath(filepath))
+        if not in_bucket(path) or path.suffix == FOLDER_SUFFIX:
+            return path
+        summary = f"{caller}: {str(path)!r} would be a file of weights in a bucket"
+        fix = f"for example '{path.with_suffix(FOLDER_SUFFIX)}'"
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+    summary = f"{caller}: the path of a file of weights ends in {' or '.join(map(repr, suffixes))}"
+    fix = f"for example 'model.weights{SUFFIX}'; files of Keras end in {' or '.join(map(repr, KERAS_WEIGHTS[caller]))}"
+    raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+
+
+def path_of_keras(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Return the path of a weights file of Keras, or of an unzipped `.keras` folder; None for other paths.
+
+    A folder whose name ends like such a file is not one of these.
+    """
+    if not isinstance(filepath, str | os.PathLike):
+        return None
+    text = os.fspath(filepath)
+    path = folder_path(text)
+    if caller == "load_weights" and not in_bucket(path) and is_keras_folder(path):
+        return path
+    if not text.endswith(KERAS_WEIGHTS[caller]):
+        return None
+    if in_bucket(path):
+        summary = f"{caller}: {str(path)!r} would be a file of Keras in a bucket"
+        raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix="copy the file, or choose a folder")
+    return None if caller == "load_weights" and path.is_dir() else path
+
+
+def check_fits_form(path: pathlib.Path | None, filepath: object, by_name: bool, objects_to_skip: object) -> None:
+    """Check that `by_name` and `objects_to_skip` are given for the formats that support them."""
+    is_weights = path is not None and path.name.endswith(H5_WEIGHTS)
+    is_legacy = path is not None and not is_weights and path.suffix in LEGACY_SUFFIXES
+    for name, is_given, fits, ends in (
+        ("by_name", by_name, is_legacy, "'.h5' or '.hdf5', as Keras 2 wrote it"),
+        ("objects_to_skip", objects_to_skip is not None, is_weights, "'.weights.h5' or '.weights.json'"),
+    ):
+        if is_given and not fits:
+            summary = f"`{name}` needs a file that ends in {ends}"
+            fix = "leave it out; strict=False loads what fits"
+            raise ModelError(summary, given=f"filepath={shorten(filepath)}", fix=fix)
+
+
+def checked_size(max_shard_size: float | None) -> float | None:
+    """Return `max_shard_size` [GB] in bytes."""
+    if max_shard_size is None:
+        return None
+    wrong, example = "is no size of a file in GB", 0.5
+    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
+    return max_shard_size * _BYTES_PER_GB

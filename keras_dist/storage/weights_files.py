@@ -1,0 +1,286 @@
+"""The weights of a model in `.safetensors` files, or in a folder of orbax, and back."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._unstable import jax_internals
+from keras_dist._unstable.jax_internals import dtype_named, is_key_dtype
+from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.checkpoint.snapshot import MANIFEST, RECORD, newest_in
+from keras_dist.distribution.jobs.job import is_chief
+from keras_dist.distribution.jobs.rendezvous import Rendezvous
+from keras_dist.errors import FileMissingError, ModelError, shorten
+from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
+from keras_dist.saving.drafts import writing_to
+from keras_dist.saving.tensor_files import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    TensorReader,
+    TensorWriter,
+    fetched,
+    grouped,
+    index_path,
+)
+from keras_dist.storage.array_store import check_narrowed, is_narrower, narrowed, set_array, warn_unchecked
+from keras_dist.storage.load_report import LoadReport, listed, misfit
+from keras_dist.storage.lora_weights import MergedWeight, factor_paths
+from keras_dist.storage.save_formats import FOLDER_SUFFIX, check_file_path, check_free, checked_size, weights_path
+from keras_dist.storage.weight_names import NameMap, Origin, Transforms, origins_of
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.state_cell import StateCell
+
+_PREFIX = "variables/"
+_HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
+
+
+def save_weights(
+    session: BuiltModel,
+    weights: Sequence[Any],
+    filepath: str | os.PathLike[str],
+    overwrite: bool,
+    max_shard_size: float | None,
+    merged: Mapping[str, MergedWeight],
+) -> None:
+    """Write weights to files, or to a folder; see `Model.save_weights`."""
+    path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
+    max_bytes = checked_size(max_shard_size)
+    is_folder = path.suffix == FOLDER_SUFFIX
+    job = Rendezvous("a save of weights")
+    for file in () if is_folder else (path, index_path(path)):
+        check_file_path("save_weights", file, overwrite, ModelError)
+    if is_folder:
+        if not overwrite:
+            job.first(functools.partial(check_free, "save_weights", path, ModelError))
+        _write_folder(path, [session.path_of(weight) for weight in weights], session)
+        return
+    factors = factor_paths(session, merged)
+    by_path = {session.path_of(weight): weight for weight in weights}
+    written = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
+    sizes = {name: math.prod(weight.shape) * jax_internals.itemsize(weight.dtype) for name, weight in written.items()}
+    groups = grouped(sizes, max_bytes)
+    # all are of one step, whoever trains
+    with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+
+        def write(number: int) -> None:
+            if is_chief():
+                writer.write(number, fetched(groups[number], lambda name: written[name].numpy()))
+            else:
+                for name in groups[number]:
+                    written[name].numpy()  # of which this process may hold parts
+
+        for number in range(len(groups)):
+            job.each(functools.partial(write, number))
+        job.first(writer.commit)
+
+
+def load_weights(
+    model: str,
+    session: BuiltModel,
+    weights: Sequence[Any],
+    filepath: str | os.PathLike[str],
+    strict: bool,
+    name_map: NameMap | None,
+    transform: Transforms | None,
+    merged: Mapping[str, MergedWeight],
+) -> LoadReport:
+    """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
+    reader = _reader(filepath, session)
+    factors = factor_paths(session, merged)
+    by_path = {session.path_of(weight): weight for weight in weights}
+    wanted = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
+    origins, unused = origins_of(wanted, name_map, transform)
+    if isinstance(reader, _Folder):
+        check_no_rules(reader.path, name_map, transform)
+    report = _compared(model, wanted, origins, unused, reader, strict)
+    if isinstance(reader, _Folder):
+        reader.assign({path: wanted[path] for path in report.loaded})
+    else:
+        loaded = {path: origins[path] for path in report.loaded}
+        _set(session.cell, reader, loaded)
+    for path in report.loaded:
+        if path in merged and session.path_of(merged[path].factors[1]) not in wanted:
+            merged[path].forget()
+    report.warn_of_rest(str(reader.path))
+    if not isinstance(reader, _Folder):
+        warn_unchecked(reader, _names_in(loaded))
+    return report
+
+
+def _set(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
+    """Set weights; if an error is raised, none is set."""
+
+    def check() -> None:
+        reader.check(_names_in(origins))
+        for path, origin in origins.items():
+            for name in origin.names:
+                check_narrowed(reader, name, cell.row(path).dtype)
+
+    Rendezvous("a load of weights").each(check)
+    for path, origin in origins.items():
+        parts = origin.of(reader, path, cell.row(path).shape)
+        set_array(cell, cell.place(path), parts.__getitem__, reader, path)
+
+
+def _reader(filepath: str | os.PathLike[str], session: BuiltModel) -> TensorReader | _Folder:
+    """Return what reads the weights at this path."""
+    folder = folder_path(os.fspath(filepath)) if isinstance(filepath, str | os.PathLike) else None
+    if folder is not None and refreshed(folder).is_dir():
+        file = None if in_bucket(folder) else _file_in(folder)
+        return _Folder(folder, session) if file is None else TensorReader("load_weights", file)
+    is_folder = str(filepath).endswith("/") or (folder is not None and folder.suffix in ("", FOLDER_SUFFIX))
+    if folder is not None and folder.name and is_folder and not folder.exists():
+        given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
+        fix = f"correct the path: of a folder, or of a file that ends in '{SUFFIX}', '.weights.h5' or '.keras'"
+        raise FileMissingError(f"load_weights: there is no folder {str(filepath)!r}", given=given, fix=fix)
+    return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
+
+
+def _file_in(folder: pathlib.Path) -> pathlib.Path | None:
+    """Return the file of weights, or their index, in a folder of Hugging Face; None for a folder of orbax.
+
+    They may be links to regular files: snapshots in its cache consist of these.
+    """
+    for suffix in (SUFFIX, INDEX_SUFFIX):
+        if os.path.lexists(folder / f"{_HUGGING_FACE}{suffix}"):
+            return folder / f"{_HUGGING_FACE}{suffix}"
+    others = files_of_others(folder)
+    if not others:
+        return None
+    named = [name for name in others if name.endswith(SUFFIX)]
+    summary = f"load_weights: {str(folder)!r} has no {_HUGGING_FACE}{SUFFIX} and no {_HUGGING_FACE}{INDEX_SUFFIX}"
+    fix = "convert it to safetensors: other files of PyTorch are pickles, whose code would run"
+    if named:
+        fix = f"for example load_weights({str(folder / named[0])!r})"
+    raise ModelError(summary, given=f"a folder with {listed(others)}", fix=fix)
+
+
+def files_of_others(folder: pathlib.Path) -> list[str]:
+    """Return the names of weights files in a folder of Hugging Face; none for a checkpoint."""
+    if (folder / MANIFEST).is_file() or newest_in(folder) is not None:
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.suffix in (SUFFIX, *_PICKLES))
+
+
+def _compared(
+    model: str,
+    weights: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+    unused: tuple[str, ...],
+    reader: TensorReader | _Folder,
+    strict: bool,
+) -> LoadReport:
+    """Compare weights with a file; return what can be loaded."""
+    used = set(_names_in(origins))
+    extra = tuple(name for name in reader.shapes if name not in used)
+    missing: dict[str, str] = {}
+    unfit: dict[str, str] = {}
+    for path, weight in weights.items():
+        origin = origins[path]
+        lacking = [name for name in origin.names if name not in reader.shapes]
+        if lacking:
+            missing[path] = path if lacking == [path] else f"{path}, there {listed(lacking)}"
+            continue
+        if isinstance(reader, _Folder):
+            shape, is_complex = reader.shapes[path], jnp.issubdtype(reader.dtype(path), jnp.complexfloating)
+        else:
+            parts = origin.of(reader, path, weight.shape)
+            shape, is_complex = parts.shape, parts.is_complex
+        loses_part = is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
+        if shape != weight.shape or loses_part:
+            unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {weight.shape}"
+    if strict and (missing or extra or unfit or unused):
+        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), unused))
+    loaded = tuple(path for path in weights if path not in missing and path not in unfit)
+    return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
+
+
+def check_no_rules(path: pathlib.Path, name_map: NameMap | None, transform: Transforms | None) -> None:
+    """Check that weights in other formats than safetensors keep their names and shapes."""
+    if name_map or transform:
+        summary = "load_weights: `name_map` and `transform` are for files of safetensors"
+        given = f"the {'folder' if path.is_dir() else 'file'} {str(path)!r}"
+        raise ModelError(summary, given=given, fix="leave them out, or load a file that ends in '.safetensors'")
+
+
+def _names_in(origins: Mapping[str, Origin]) -> list[str]:
+    """Return the arrays in a file that weights are made of, each once."""
+    return list(dict.fromkeys(name for origin in origins.values() for name in origin.names))
+
+
+class _Folder:
+    """The weights in a folder of orbax, which reads all arrays at once, each device its part."""
+
+    caller = "load_weights"
+
+    def __init__(self, path: pathlib.Path, session: BuiltModel) -> None:
+        self.path = path
+        self._plan = session.cell.plan
+        self._stored = Stored.of_job(path)
+        noted = self._stored.record["arrays"]
+        streams = {row.path for row in self._plan.rows if row.role == "rng"}
+        names = (name.removeprefix(_PREFIX) for name in noted if name.startswith(_PREFIX))
+        self._noted = {name: noted[f"{_PREFIX}{name}"] for name in names if name not in streams}
+        self.shapes = {name: tuple(one["shape"]) for name, one in self._noted.items()}
+
+    def dtype(self, name: str) -> Any:
+        """Return the element type of a weight."""
+        return dtype_named(self._noted[name]["dtype"])
+
+    def assign(self, weights: Mapping[str, Any]) -> None:
+        """Set weights by path; if an error is raised, none is set."""
+        values = self._read(list(weights))
+        for name, weight in weights.items():
+            self._check_cast(name, values[name], weight.dtype)
+        for name, weight in weights.items():
+            weight.assign(values.pop(name))
+
+    def _read(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return weights in the layouts of the model; on the host where elements have 64 bits.
+
+        Without `jax_enable_x64` arrays on devices have 32: numbers that are too large would be infinite.
+        """
+        for name in names:
+            if is_key_dtype(self.dtype(name)):
+                raise self._stored.unreadable(RECORD, f"the weight {name!r} of type {self.dtype(name)}")
+        shardings = jax.tree.leaves(self._plan.shardings)
+        places = {row.path: sharding for row, sharding in zip(self._plan.rows, shardings, strict=True)}
+        wanted = {
+            f"{_PREFIX}{name}": jax.ShapeDtypeStruct(
+                self.shapes[name],
+                dtype := self.dtype(name),
+                sharding=places[self._plan.row(name).path] if jax.dtypes.canonicalize_dtype(dtype) == dtype else None,
+            )
+            for name in names
+        }
+        found: dict[str, Any] = {}
+        Rendezvous("a load").each(lambda: found.update(self._stored.arrays(wanted)))
+        return {name.removeprefix(_PREFIX): array for name, array in found.items()}
+
+    def _check_cast(self, name: str, value: Any, dtype: Any) -> None:
+        """Check that a weight keeps its values in another element type."""
+        if not value.size or not is_narrower(dtype, value.dtype):
+            return
+        if isinstance(value, jax.Array):
+            parts = jnp.stack([value.real, value.imag]) if jnp.iscomplexobj(value) else value
+            kept = parts if jnp.issubdtype(dtype, jnp.integer) else jnp.where(jnp.isfinite(parts), parts, 0)
+            value = np.asarray(jnp.stack([jnp.min(kept), jnp.max(kept)]))
+        narrowed(value, dtype, self, name)
+
+
+def _write_folder(path: pathlib.Path, names: Sequence[str], session: BuiltModel) -> None:
+    """Write weights to a folder, which is complete or does not exist."""
+    cell = session.cell
+    with cell.lock:
+        arrays = {f"{_PREFIX}{name}": cell.read(name) for name in names}
+        finish = Snapshot(int(cell.state.step), arrays, cell.plan).begin(path)
+    finish()
