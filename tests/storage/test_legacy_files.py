@@ -70,7 +70,7 @@ def test_the_form_is_warned_of_and_models_of_code_have_none(tmp_path):
 
     model = Coded()
     model(X)
-    kept = pytest.warns(UserWarning, match=r"have no place; 'model.keras' keeps them")
+    kept = pytest.warns(UserWarning, match=r"random streams; 'model.keras' keeps them")
     with kept, pytest.raises(ModelError, match="whose `call` is code") as caught:
         model.save(tmp_path / "m.h5")
     assert "model.keras" in caught.value.fix
