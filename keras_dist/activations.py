@@ -1,4 +1,7 @@
-"""Activations: Keras's names and defaults on `jax.nn`, as functions of one array."""
+"""Activations: Keras's names and defaults on `jax.nn`, as functions of one array.
+
+Source: names, arguments and defaults as in `keras.activations`.
+"""
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
@@ -11,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from optax import projections
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
@@ -305,4 +307,3 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())

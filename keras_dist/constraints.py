@@ -1,4 +1,7 @@
-"""Constraints: projections of weights, applied after each step of training."""
+"""Constraints: projections of weights, applied after each step of training.
+
+Source: names, arguments and defaults as in `keras.constraints`.
+"""
 
 # pyright: reportUnknownMemberType=false
 
@@ -10,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
@@ -173,4 +175,3 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())

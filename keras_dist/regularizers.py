@@ -1,4 +1,7 @@
-"""Regularizers: penalties on weights and outputs, which are added to the loss."""
+"""Regularizers: penalties on weights and outputs, which are added to the loss.
+
+Source: names, arguments and defaults as in `keras.regularizers`.
+"""
 
 # pyright: reportUnknownMemberType=false
 
@@ -11,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_number, check_option
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError, UnknownNameError
 from keras_dist.saving.configurable import Configurable
@@ -196,4 +198,3 @@ def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "") == __name__ and name[0] != "_"]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())

@@ -1,4 +1,7 @@
-"""`keras.tree`: nested lists, tuples, dicts and deques. Anything else is a leaf, None and variables included."""
+"""`keras.tree`: nested lists, tuples, dicts and deques. Anything else is a leaf, None and variables included.
+
+Source: names, arguments and defaults as in `keras.tree`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from keras_dist._support.arguments import check_callable
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
@@ -252,8 +254,6 @@ def _differ(a: Any, b: Any) -> ModelError:
     fix = "tree.map_structure_up_to takes one that is deeper than the other"
     return ModelError("the structures don't have the same nested structure", given=given, fix=fix)
 
-
-complete_docstrings(vars())
 
 if not TYPE_CHECKING:
     __getattr__: Callable[[str], NoReturn] = missing_from(__name__)

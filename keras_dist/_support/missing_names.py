@@ -1,18 +1,45 @@
-"""Names of Keras and TensorFlow that are not here: the error says what takes their place, as `KERAS.md` does.
+"""Replacements of names of Keras and TensorFlow that keras_dist does not have: errors and `KERAS.md` show them.
 
-Or they live on a floor above: the package of all floors says where, and they are loaded when they are first used.
+Also loads names that Keras has in a package whose imports may not reach their module: `tell_place` registers them.
 """
 
 from __future__ import annotations
 
 import importlib
-import pathlib
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
-_TABLE = pathlib.Path(__file__).parents[1] / "KERAS.md"
-_OF_TENSORFLOW = {
+OF_KERAS = {
+    "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
+    "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
+    "Function": "`kd.Model(inputs, outputs)`",
+    "Operation": "`kd.Layer`",
+    "Quantizer": "nothing, keras_dist does not quantize",
+    "StatelessScope": "`model.stateless_call`",
+    "SymbolicScope": "`kd.Input`, and `jax.eval_shape`",
+    "applications.*": "Keras's own, by `kd.Model.from_keras`; any `flax.nnx` model, by `kd.Model.from_nnx`",
+    "callbacks.RemoteMonitor": "`kd.callbacks.LambdaCallback` with `requests.post` in `on_epoch_end`",
+    "datasets.*": "`tensorflow_datasets`",
+    "distillation.*": "a `train_step` of your own",
+    "export.*": "`model.export`, `jax.export`",
+    "layers.MaxNumBoundingBoxes": "pad while data is read",
+    "layers.TFSMLayer": "nothing, keras_dist does not run TensorFlow",
+    "layers.TorchModuleWrapper": "nothing, keras_dist does not run PyTorch",
+    "legacy.*": "`kd.saving`",
+    "optimizers.legacy.*": "`kd.optimizers`",
+    "quantizers.*": "nothing, keras_dist does not quantize",
+    "saving.KerasFileEditor": "`h5py`; `load_weights` with `skip_mismatch=True` or `objects_to_skip=`",
+    "utils.Config": "a dict",
+    "utils.FeatureSpace": "`StringLookup`, `IntegerLookup`, `Discretization` and `Normalization`, one for each feature",
+    "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
+    "utils.legacy.*": "`kd.saving`",
+    "visualization.*": "matplotlib",
+    "wrappers.*": "nothing, keras_dist does not wrap models for scikit-learn",
+}
+"""What to use instead of names and packages of Keras; the first matching pattern of `fnmatch` counts."""
+
+OF_TENSORFLOW = {
     **dict.fromkeys(("cast", "convert_to_tensor", "reduce_mean", "reduce_sum", "split"), "`jax.numpy`"),
     "GradientTape": "`value_and_grad` of `keras_dist.dtensor`, or `jax.value_and_grad`; `model.fit` needs neither",
     "Module": "`keras_dist.dtensor.Module`, or `flax.nnx.Module`",
@@ -53,34 +80,19 @@ _OF_TENSORFLOW = {
     "random.set_seed": "`kd.utils.set_random_seed`",
     "train": "`kd.checkpoint`",
 }
-"""What takes the place of names that DTensor programs have."""
-
+"""What to use instead of names of TensorFlow, above all of DTensor programs."""
 
 _above: dict[str, str] = {}
 
 
 def tell_place(package: str, names: Iterable[str], module: str) -> None:
-    """Tell that a package has names, which live in a module that it must not import.
-
-    Args:
-        package: whose `__getattr__` `missing_from` has made.
-        names: in its `__all__`.
-        module: what defines them.
-    """
+    """Register names in the `__all__` of `package` that `module`, which it may not import, defines."""
     _above.update(dict.fromkeys((f"{package}.{name}" for name in names), module))
 
 
-def replacement_of(name: str) -> str | None:
-    """Return the note of `KERAS.md` on a name of Keras that is not here, such as `ops` or `layers.Hashing`.
-
-    Returns:
-        The note, which may be empty; None for a name that Keras 3.15 does not have, or that is here.
-    """
-    package, _, attribute = name.rpartition(".")
-    section = re.escape(f"## keras.{package}".rstrip("."))
-    row = rf"\| `{re.escape(attribute)}(?:\.\*)?` \| no \| (?P<note>.*) \|"
-    found = re.search(rf"^{section}$(?:\n(?!## ).*)*?\n{row}$", _TABLE.read_text("utf-8"), re.MULTILINE)
-    return None if found is None else found["note"].strip()
+def note_on(name: str, notes: Mapping[str, str]) -> str:
+    """Return the note under this name, else under the first pattern that it matches, else nothing."""
+    return notes.get(name) or next((note for pattern, note in notes.items() if fnmatchcase(name, pattern)), "")
 
 
 def missing_from(module: str) -> Callable[[str], Any]:
@@ -90,14 +102,10 @@ def missing_from(module: str) -> Callable[[str], Any]:
         if place := _above.get(f"{module}.{name}"):
             return getattr(importlib.import_module(place), name)
         text = f"module {module!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            known_as = f"{module.partition('.')[2]}.{name}".lstrip(".")
-            note, library = replacement_of(known_as), "Keras"
-            if note is None:
-                note, library = _OF_TENSORFLOW.get(known_as), "TensorFlow"
-            if note is not None:
-                instead = f"instead: {note}" if note else "nothing takes its place"
-                text += f": keras_dist does not have this name of {library}; {instead}"
+        known_as = f"{module.partition('.')[2]}.{name}".lstrip(".")
+        note = note_on(known_as, OF_KERAS) or OF_KERAS.get(f"{known_as}.*") or OF_TENSORFLOW.get(known_as)
+        if note and not name.startswith("_"):
+            text += f"; instead: {note}"
         raise AttributeError(text, name=name)
 
     return __getattr__

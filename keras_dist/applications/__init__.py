@@ -1,13 +1,14 @@
-"""Networks for images: the layers of Keras's, without weights or with those of a local file; nothing is downloaded."""
+"""Networks for images: Keras's layers, with random weights or weights of a local file; nothing is downloaded.
+
+Source: names, arguments and defaults as in `keras.applications`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.applications import efficientnet, imagenet_utils, mobilenet_v2, resnet, resnet50, vgg16, vgg19, xception
 from keras_dist.applications.efficientnet import EfficientNetB0
 from keras_dist.applications.mobilenet_v2 import MobileNetV2
-from keras_dist.applications.network import Arguments
 from keras_dist.applications.resnet import ResNet50
 from keras_dist.applications.vgg16 import VGG16
 from keras_dist.applications.vgg19 import VGG19
@@ -29,7 +30,6 @@ __all__ = [
     "vgg19",
     "xception",
 ]
-complete_docstrings(vars(), described_in=Arguments)
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -44,6 +44,8 @@ def EfficientNetB0(
 
     Images have values from 0 to 255.
 
+    Arguments and errors as in `ResNet50`.
+
     Source: `keras.applications.EfficientNetB0`; https://arxiv.org/abs/1905.11946.
     """
     arguments = Arguments(

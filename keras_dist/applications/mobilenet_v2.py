@@ -35,6 +35,8 @@ def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
 
     Images have values from -1 to 1: see `mobilenet_v2.preprocess_input`.
 
+    Other arguments and errors as in `ResNet50`.
+
     Args:
         alpha: how wide the network is: the filters of each layer are multiplied by it.
 

@@ -21,25 +21,7 @@ _SMALLEST = 32
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments that all networks have, described for all of them.
-
-    Layers are named as in Keras, and number, order and shapes of the weights are the same.
-
-    Args:
-        include_top: whether the network ends in a classifier.
-        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
-            default raises: nothing is downloaded.
-        input_tensor: a symbolic tensor that is the input; by default a new one.
-        input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
-            classifier (None, None, 3).
-        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
-        classes: the outputs of the classifier.
-        classifier_activation: its activation; None for the logits.
-        name: the name of the model.
-
-    Raises:
-        ModelError: an argument cannot be used, or the file does not fit.
-    """
+    """The arguments that all networks have, as `ResNet50` describes them."""
 
     include_top: bool
     weights: str | os.PathLike[str] | None

@@ -33,6 +33,21 @@ def ResNet50(
 
     Images are less the mean of ImageNet, blue first: see `resnet.preprocess_input`.
 
+    Args:
+        include_top: whether the network ends in a classifier.
+        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
+            default raises: nothing is downloaded.
+        input_tensor: a symbolic tensor that is the input; by default a new one.
+        input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
+            classifier (None, None, 3).
+        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
+        classes: the outputs of the classifier.
+        classifier_activation: its activation; None for the logits.
+        name: the name of the model.
+
+    Raises:
+        ModelError: an argument cannot be used, or the file does not fit.
+
     Source: `keras.applications.ResNet50`; https://arxiv.org/abs/1512.03385.
     """
     arguments = Arguments(

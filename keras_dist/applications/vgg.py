@@ -32,6 +32,8 @@ def VGG16(
 
     Images are less the mean of ImageNet, blue first: see `vgg16.preprocess_input`.
 
+    Arguments and errors as in `ResNet50`.
+
     Source: `keras.applications.VGG16`; https://arxiv.org/abs/1409.1556.
     """
     arguments = Arguments(
@@ -53,6 +55,8 @@ def VGG19(
     """Return VGG19: sixteen convolutions in five blocks, and three dense layers.
 
     Images are less the mean of ImageNet, blue first: see `vgg19.preprocess_input`.
+
+    Arguments and errors as in `ResNet50`.
 
     Source: `keras.applications.VGG19`; https://arxiv.org/abs/1409.1556.
     """

@@ -34,6 +34,8 @@ def Xception(  # noqa: D417 - `Arguments` describes the others
 
     Images have values from -1 to 1: see `xception.preprocess_input`.
 
+    Other arguments and errors as in `ResNet50`.
+
     Args:
         input_shape: (height, width, channels), height and width at least 71; by default (299, 299, 3), without a
             classifier (None, None, 3).

@@ -1,8 +1,10 @@
-"""Callbacks: observers of training. The loop knows only their protocol."""
+"""Callbacks: observers of training. The loop knows only their protocol.
+
+Source: names, arguments and defaults as in `keras.callbacks`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from keras_dist.callbacks.callback import Callback as Callback
@@ -21,7 +23,6 @@ from keras_dist.callbacks.tensorboard import TensorBoard as TensorBoard
 from keras_dist.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,6 +1,8 @@
-"""Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes."""
+"""Where arrays live: Keras 3's distribution API on `jax.sharding`, and the `LayoutPlan` it writes.
 
-from keras_dist._support.docstrings import complete_docstrings
+Source: names, arguments and defaults as in `keras.distribution`.
+"""
+
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import get_device_count, list_devices, use_cpu_devices
 from keras_dist.distribution.fully_sharded import FullySharded
@@ -45,17 +47,3 @@ __all__ = [
     "set_distribution",
     "use_cpu_devices",
 ]
-complete_docstrings(
-    vars(),
-    ours=(
-        "Cluster",
-        "CommunicationOptions",
-        "LayoutPlan",
-        "cluster",
-        "is_chief",
-        "process_count",
-        "process_index",
-        "register_strategy",
-        "use_cpu_devices",
-    ),
-)

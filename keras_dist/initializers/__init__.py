@@ -1,8 +1,10 @@
-"""Initializers: Keras's names and defaults on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`."""
+"""Initializers: Keras's names and defaults on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`.
+
+Source: names, arguments and defaults as in `keras.initializers`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.initializers.constants import Constant as Constant
 from keras_dist.initializers.constants import Identity as Identity
@@ -47,7 +49,6 @@ variance_scaling = VarianceScaling
 zeros = Zeros
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars(), ours=("FromFunction", "RandomInitializer"))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,8 +1,10 @@
-"""Layers: `nnx.Module`s that own variables under Keras's names and shapes, and create them when they see an input."""
+"""Layers: `nnx.Module`s that own variables under Keras's names and shapes, and create them when they see an input.
+
+Source: names, arguments and defaults as in `keras.layers`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.layers.activations.activation import ELU as ELU
 from keras_dist.layers.activations.activation import Activation as Activation
@@ -186,7 +188,6 @@ from keras_dist.symbolic.tensors import KerasTensor as KerasTensor
 from keras_dist.variables.variable import Variable as Variable
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars(), ours=("NNXLayer",))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

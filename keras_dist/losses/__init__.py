@@ -2,9 +2,10 @@
 
 A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` such as `MeanSquaredError()` makes one
 number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
+
+Source: names, arguments and defaults as in `keras.losses`.
 """
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.losses.binary import BinaryCrossentropy as BinaryCrossentropy
 from keras_dist.losses.binary import BinaryFocalCrossentropy as BinaryFocalCrossentropy
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
@@ -56,4 +57,3 @@ from keras_dist.losses.sequence import CTC as CTC
 from keras_dist.losses.sequence import ctc as ctc
 
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}.")]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())

@@ -56,12 +56,12 @@ def _signs(y_true: jax.Array) -> jax.Array:
 
 
 class Hinge(ElementwiseLoss, function=hinge):
-    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`."""
+    """`mean(max(1 - y_true * y_pred, 0))` as a `Loss`. Arguments as in `Loss`."""
 
 
 class SquaredHinge(ElementwiseLoss, function=squared_hinge):
-    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`."""
+    """`mean(max(1 - y_true * y_pred, 0)**2)` as a `Loss`. Arguments as in `Loss`."""
 
 
 class CategoricalHinge(FunctionLoss, function=categorical_hinge):
-    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`."""
+    """`max(neg - pos + 1, 0)` as a `Loss`; see `categorical_hinge`. Arguments as in `Loss`."""

@@ -49,8 +49,8 @@ def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class KLDivergence(FunctionLoss, function=kl_divergence):
-    """`sum(y_true * log(y_true / y_pred))` as a `Loss`."""
+    """`sum(y_true * log(y_true / y_pred))` as a `Loss`. Arguments as in `Loss`."""
 
 
 class Poisson(ElementwiseLoss, function=poisson):
-    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`."""
+    """`mean(y_pred - y_true * log(y_pred))` as a `Loss`. Arguments as in `Loss`."""

@@ -87,19 +87,19 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
 
 
 class MeanSquaredError(ElementwiseLoss, function=mean_squared_error):
-    """`mean((y_true - y_pred)**2)` as a `Loss`."""
+    """`mean((y_true - y_pred)**2)` as a `Loss`. Arguments as in `Loss`."""
 
 
 class MeanAbsoluteError(ElementwiseLoss, function=mean_absolute_error):
-    """`mean(abs(y_true - y_pred))` as a `Loss`."""
+    """`mean(abs(y_true - y_pred))` as a `Loss`. Arguments as in `Loss`."""
 
 
 class MeanAbsolutePercentageError(ElementwiseLoss, function=mean_absolute_percentage_error):
-    """`100 * mean(abs((y_true - y_pred) / y_true))` [%] as a `Loss`."""
+    """`100 * mean(abs((y_true - y_pred) / y_true))` [%] as a `Loss`. Arguments as in `Loss`."""
 
 
 class MeanSquaredLogarithmicError(ElementwiseLoss, function=mean_squared_logarithmic_error):
-    """`mean((log(1 + y_true) - log(1 + y_pred))**2)` as a `Loss`."""
+    """`mean((log(1 + y_true) - log(1 + y_pred))**2)` as a `Loss`. Arguments as in `Loss`."""
 
 
 class Huber(ElementwiseLoss, function=huber):
@@ -119,7 +119,7 @@ class Huber(ElementwiseLoss, function=huber):
 
 
 class LogCosh(ElementwiseLoss, function=log_cosh):
-    """`mean(log(cosh(y_pred - y_true)))` as a `Loss`."""
+    """`mean(log(cosh(y_pred - y_true)))` as a `Loss`. Arguments as in `Loss`."""
 
 
 class CosineSimilarity(FunctionLoss, function=cosine_similarity):

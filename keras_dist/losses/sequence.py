@@ -48,4 +48,7 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class CTC(FunctionLoss, function=ctc):
-    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`."""
+    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`.
+
+    Arguments as in `Loss`.
+    """

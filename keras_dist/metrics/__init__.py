@@ -1,6 +1,8 @@
-"""Metrics: state that grows with every batch, and a result that is read from it."""
+"""Metrics: state that grows with every batch, and a result that is read from it.
 
-from keras_dist._support.docstrings import complete_docstrings
+Source: names, arguments and defaults as in `keras.metrics`.
+"""
+
 from keras_dist.losses.binary import binary_crossentropy as binary_crossentropy
 from keras_dist.losses.binary import binary_focal_crossentropy as binary_focal_crossentropy
 from keras_dist.losses.categorical import categorical_crossentropy as categorical_crossentropy
@@ -78,4 +80,3 @@ from keras_dist.metrics.regression import RootMeanSquaredError as RootMeanSquare
 
 _PACKAGES = (f"{__name__}.", "keras_dist.losses.")
 __all__ = [name for name, value in vars().items() if getattr(value, "__module__", "").startswith(_PACKAGES)]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars(), ours=("get_all",))

@@ -88,6 +88,8 @@ class Accuracy(FunctionMetric, function=accuracy, direction="up"):
     """Mean of `y_true == y_pred`.
 
     `metrics=["accuracy"]` is another: binary, sparse or categorical accuracy, by the shapes.
+
+    Arguments as in `Metric`.
     """
 
 
@@ -110,11 +112,11 @@ class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
 
 
 class CategoricalAccuracy(FunctionMetric, function=categorical_accuracy, direction="up"):
-    """Mean of `argmax(y_pred) == argmax(y_true)`, for one-hot targets."""
+    """Mean of `argmax(y_pred) == argmax(y_true)`, for one-hot targets. Arguments as in `Metric`."""
 
 
 class SparseCategoricalAccuracy(FunctionMetric, function=sparse_categorical_accuracy, direction="up"):
-    """Mean of `argmax(y_pred) == y_true`, for class indices."""
+    """Mean of `argmax(y_pred) == y_true`, for class indices. Arguments as in `Metric`."""
 
 
 class TopKCategoricalAccuracy(FunctionMetric, function=top_k_categorical_accuracy, direction="up"):

@@ -15,11 +15,11 @@ from keras_dist.metrics.reduction import FunctionMetric
 
 
 class KLDivergence(FunctionMetric, function=kl_divergence, direction="down"):
-    """Mean of `sum(y_true * log(y_true / y_pred), axis=-1)`."""
+    """Mean of `sum(y_true * log(y_true / y_pred), axis=-1)`. Arguments as in `Metric`."""
 
 
 class Poisson(FunctionMetric, function=poisson, direction="down"):
-    """Mean of `y_pred - y_true * log(y_pred)`."""
+    """Mean of `y_pred - y_true * log(y_pred)`. Arguments as in `Metric`."""
 
 
 class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction="down"):

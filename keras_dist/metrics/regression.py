@@ -24,23 +24,23 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
 
 
 class MeanSquaredError(FunctionMetric, function=mean_squared_error, direction="down"):
-    """Mean of `(y_pred - y_true)**2`."""
+    """Mean of `(y_pred - y_true)**2`. Arguments as in `Metric`."""
 
 
 class MeanAbsoluteError(FunctionMetric, function=mean_absolute_error, direction="down"):
-    """Mean of `abs(y_pred - y_true)`."""
+    """Mean of `abs(y_pred - y_true)`. Arguments as in `Metric`."""
 
 
 class MeanAbsolutePercentageError(FunctionMetric, function=mean_absolute_percentage_error, direction="down"):
-    """Mean of `100 * abs(y_pred - y_true) / abs(y_true)` [%]."""
+    """Mean of `100 * abs(y_pred - y_true) / abs(y_true)` [%]. Arguments as in `Metric`."""
 
 
 class MeanSquaredLogarithmicError(FunctionMetric, function=mean_squared_logarithmic_error, direction="down"):
-    """Mean of `(log(1 + y_pred) - log(1 + y_true))**2`."""
+    """Mean of `(log(1 + y_pred) - log(1 + y_true))**2`. Arguments as in `Metric`."""
 
 
 class LogCoshError(FunctionMetric, function=log_cosh, direction="down"):
-    """Mean of `log(cosh(y_pred - y_true))`."""
+    """Mean of `log(cosh(y_pred - y_true))`. Arguments as in `Metric`."""
 
     def __init__(self, name: str | None = "logcosh", dtype: DTypeLike | None = None, mesh: object = None) -> None:
         super().__init__(name, dtype, mesh)

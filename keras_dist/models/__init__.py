@@ -1,8 +1,10 @@
-"""The Keras face: models that delegate to the rooms below and own no arithmetic."""
+"""The Keras face: models that delegate to the rooms below and own no arithmetic.
+
+Source: names, arguments and defaults as in `keras.models`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.models.cloning import clone_model
 from keras_dist.models.loading import load_model, model_from_json, save_model
@@ -19,7 +21,6 @@ __all__ = [
     "model_from_json",
     "save_model",
 ]
-complete_docstrings(vars(), ours=("LoadReport",))
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

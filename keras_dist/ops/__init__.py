@@ -6,13 +6,14 @@
     ops.mean(kd.Input((4, 8)), axis=1)                  # a step of a functional model
 
 `ops.numpy`, `ops.nn`, `ops.linalg` and `ops.image` have the names that Keras's packages of these names have.
+
+Source: names, arguments and defaults as in `keras.ops`.
 """
 
 # ruff: noqa: F403  # a name of the files is one of the room: it is written once
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.ops import core, linalg, math, nn, numpy, rearranging
 from keras_dist.ops import image as image
@@ -25,7 +26,6 @@ from keras_dist.ops.rearranging import *
 from keras_dist.symbolic.tensors import OPERATIONS as OPERATIONS
 
 __all__ = sorted({*core.__all__, *linalg.__all__, *math.__all__, *nn.__all__, *numpy.__all__, *rearranging.__all__})  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,4 +1,7 @@
-"""Images: colours, sizes, borders and filters; `ops.image_sampling` moves pixels, `ops.patches` cuts patches out."""
+"""Images: colours, sizes, borders and filters; `ops.image_sampling` moves pixels, `ops.patches` cuts patches out.
+
+Source: names, arguments and defaults as in `keras.ops.image`.
+"""
 
 # pyright: reportUnknownMemberType=false
 
@@ -11,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_option, check_sizes
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import image_filters, image_transforms
@@ -281,4 +283,3 @@ def _check_channels(name: str, images: jax.Array, counts: Sequence[int]) -> None
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())

@@ -1,6 +1,8 @@
 """Optimizers of Keras as optax transformations, with the learning rate kept in state.
 
 A learning rate in state can be read and set between steps without recompiling anything.
+
+Source: names, arguments and defaults as in `keras.optimizers`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import optax
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.errors import ModelError
 from keras_dist.optimizers import schedules
@@ -128,14 +129,6 @@ _EXPORTED = [
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]
 __all__ = ["schedules", *_EXPORTED]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(
-    vars(),
-    ours=(
-        *("LearningRateState", "LossScaleState", "ModelState", "MultiOptimizerState", "OptimizerState"),
-        *("ScheduledRateState",),
-        *("AccumulationState", "OptaxOptimizer", "checked_rate", "is_config", "scale_by_rate"),
-    ),
-)
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -7,11 +7,12 @@
     random.normal((2, 3), seed=generator)
 
 One seed gives the bits that Keras gives on JAX.
+
+Source: names, arguments and defaults as in `keras.random`.
 """
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.random.functions import (
     beta,
@@ -46,7 +47,6 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
-complete_docstrings(vars())
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -1,8 +1,10 @@
-"""Serialization of objects to plain configs and back, with custom classes by their registered names."""
+"""Serialization of objects to plain configs and back, with custom classes by their registered names.
+
+Source: names, arguments and defaults as in `keras.saving`.
+"""
 
 from typing import TYPE_CHECKING
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist._support.missing_names import missing_from
 from keras_dist.saving.configurable import Configurable, absent, not_initialised
 from keras_dist.saving.object_registry import ObjectRegistry
@@ -30,7 +32,6 @@ __all__ = [
     "register_keras_serializable",
     "serialize_keras_object",
 ]
-complete_docstrings(vars(), ours=("Configurable", "ObjectRegistry", "absent", "not_initialised"))
 __all__ += ["load_model", "load_weights", "save_model", "save_weights"]
 # These work on models, on a floor above: the package `keras_dist` tells where they live.
 

@@ -1,4 +1,7 @@
-"""Names of `keras.utils.bounding_boxes`; re-exports only."""
+"""Bounding boxes under the names that Keras users look for.
+
+Source: names, arguments and defaults as in `keras.utils.bounding_boxes`.
+"""
 
 from typing import TYPE_CHECKING
 

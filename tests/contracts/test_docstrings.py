@@ -16,7 +16,8 @@ def test_it_describes_its_arguments_and_names_no_class_that_is_not_public(name):
     text = inspect.getdoc(CLASSES[name])
     parameters = inspect.signature(CLASSES[name].__init__).parameters.values()
     elsewhere = [
-        inspect.getdoc(getattr(layers, link)) for link in re.findall(r"(?:see|those of|arguments of) `(\w+)`", text)
+        inspect.getdoc(getattr(layers, link))
+        for link in re.findall(r"(?:see|as in|arguments of|those of) `(\w+)`", text)
     ]
     described = {*re.findall(r"^    (\w+): ", "\n".join([text, *elsewhere]), re.MULTILINE), "input_tensor"}
     assert {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD} - {"self"} <= described

@@ -12,14 +12,16 @@ from keras_dist._support import missing_names
 @pytest.mark.parametrize(
     ("package", "name", "words"),
     [
-        (kd, "Quantizer", "nothing takes its place"),
+        (kd, "Quantizer", "does not quantize"),
+        (kd, "quantizers", "does not quantize"),
+        (kd, "legacy", "kd.saving"),
         (kd, "StatelessScope", "model.stateless_call"),
         (kd.applications, "ConvNeXtBase", "from_keras"),
         (kd.datasets, "cifar10", "tensorflow_datasets"),
-        (kd.layers, "TFSMLayer", "nothing takes its place"),
+        (kd.layers, "TFSMLayer", "does not run TensorFlow"),
         (kd.layers, "MaxNumBoundingBoxes", "pad while data is read"),
         (kd.export, "ExportArchive", "model.export"),
-        (kd, "GradientTape", "instead: `value_and_grad`"),
+        (kd, "GradientTape", "; instead: `value_and_grad`"),
         (kd, "function", "`jax.jit`"),
         (kd, "distribute", "kd.ModelParallel"),
         (kd, "MirroredStrategy", "kd.DataParallel"),
@@ -41,15 +43,14 @@ def test_a_name_that_keras_does_not_have_is_an_ordinary_error():
     assert not hasattr(kd, "__wrapped__")
 
 
-def test_every_namespace_with_missing_names_answers():
-    rows = re.findall(r"^## keras\.?(\w*)$|^\| `(\w+)[^`]*` \| no \|", missing_names._TABLE.read_text(), re.MULTILINE)
-    namespace, missing = None, {}
-    for section, name in rows:
-        namespace = section if not name else namespace
-        if name and namespace is not None:
-            missing.setdefault(namespace, name)
-    packages = {name for name in missing if name and hasattr(kd, name)}
-    assert {"layers", "utils"} <= packages
-    for package in packages:
-        with pytest.raises(AttributeError, match="does not have this name of Keras"):
-            getattr(getattr(kd, package), missing[package])
+@pytest.mark.parametrize("name", [name for name in missing_names.OF_KERAS if "*" not in name])
+def test_every_namespace_with_missing_names_answers(name):
+    package, _, attribute = name.rpartition(".")
+    with pytest.raises(AttributeError, match=f"has no attribute '{attribute}'; instead: "):
+        getattr(getattr(kd, package) if package else kd, attribute)
+
+
+@pytest.mark.parametrize("package", ["applications", "datasets", "export", "visualization"])
+def test_packages_of_which_most_names_are_missing_answer_to_all(package):
+    with pytest.raises(AttributeError, match="has no attribute 'Anything'; instead: "):
+        getattr(kd, package).Anything  # noqa: B018

@@ -1,6 +1,7 @@
 """Which names of Keras are here. `python -m tests.parity.keras_names` writes them to keras_dist/KERAS.md.
 
-Names and arguments are found out, what else is to be said about them stands in `NOTES` and `INSTEAD`.
+Names and arguments are compared. Notes on names that keras_dist has are in `NOTES`; replacements of names that it does
+not have are in `keras_dist/_support/missing_names.py`, and those of methods in `INSTEAD`.
 """
 
 import functools
@@ -15,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import keras_dist as kd
+from keras_dist._support.missing_names import OF_KERAS, note_on
 from tests.parity.signatures import BY_KEYWORD, DEFAULT, ELSEWHERE, EXTRA, MISSING, differences
 
 FILE = pathlib.Path(kd.__file__).parent / "KERAS.md"
@@ -216,24 +218,7 @@ make the update of one large batch; Keras takes the mean of theirs.""",
 """What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
 
 INSTEAD = {
-    "dtype_policies.DTypePolicyMap": "`dtype=` of the layers; a policy is for all of a layer",
-    "dtype_policies.*DTypePolicy": "`kd.mixed_precision.DTypePolicy`; nothing is quantized",
-    "Function": "`kd.Model(inputs, outputs)`",
-    "Operation": "`kd.Layer`",
-    "StatelessScope": "`model.stateless_call`",
-    "applications.*": "Keras's own, by `kd.Model.from_keras`; any `flax.nnx` model, by `kd.Model.from_nnx`",
-    "datasets.*": "`tensorflow_datasets`",
-    "callbacks.RemoteMonitor": "`kd.callbacks.LambdaCallback` with `requests.post` in `on_epoch_end`",
-    "distillation.*": "a `train_step` of your own",
-    "export.*": "`model.export`, `jax.export`",
-    "layers.MaxNumBoundingBoxes": "pad while data is read",
-    "utils.audio_dataset_from_directory": "`tensorflow_datasets`",
-    "legacy.*": "`kd.saving`",
-    "saving.KerasFileEditor": "`h5py`; `load_weights` with `skip_mismatch=True` or `objects_to_skip=`",
-    "optimizers.legacy.*": "`kd.optimizers`",
-    "utils.FeatureSpace": "`StringLookup`, `IntegerLookup`, `Discretization` and `Normalization`, one for each feature",
-    "utils.legacy.*": "`kd.saving`",
-    "visualization.*": "matplotlib",
+    **OF_KERAS,
     "Model.make_*_function": "steps are compiled when they are first needed",
     "optimizers.Optimizer.add_*variable*": "`transformation`: optax makes the state",
     "optimizers.Optimizer.assign*": "`variable.assign`",
@@ -241,7 +226,7 @@ INSTEAD = {
     "optimizers.Optimizer.save_own_variables": "`optimizer.variables`",
     "optimizers.Optimizer.update_step": "`transformation`, and `update` of optax",
 }
-"""What to use in place of names and namespaces that are not here."""
+"""What to use instead of names, namespaces and methods that keras_dist does not have."""
 
 OTHERS: set[str] = set()
 """Namespaces of ours that are called as those of Keras, and are something else."""
@@ -313,11 +298,11 @@ def _told(name: str, theirs: Any) -> tuple[str, str]:
     """Whether a name is here, and what is to be said about it."""
     mine = ours(name)
     if mine is None:
-        return "no", said(INSTEAD, name)
+        return "no", note_on(name, INSTEAD)
     arguments = differences(mine, theirs) if callable(theirs) else {}
     if name.startswith(("Optimizer", "optimizers.", "layers.")):
         arguments = {argument: word for argument, word in arguments.items() if word != BY_KEYWORD}
-    return f"`kd.{name}`", "; ".join(filter(None, [_in_words(arguments), said(NOTES, name)]))
+    return f"`kd.{name}`", "; ".join(filter(None, [_in_words(arguments), note_on(name, NOTES)]))
 
 
 def _methods(keras: types.ModuleType) -> Iterator[str]:
@@ -329,17 +314,12 @@ def _methods(keras: types.ModuleType) -> Iterator[str]:
             if method.startswith("_") or method in shown or any(fnmatchcase(method, words) for words in INTERNAL):
                 continue
             own = getattr(mine, method, None)
-            note = said(INSTEAD if own is None else NOTES, f"{name}.{method}")
+            note = note_on(f"{name}.{method}", INSTEAD if own is None else NOTES)
             words = "" if own is None else _in_words(differences(own, function))
             if own is None or words or note:
                 rows.append(_row(method, "no" if own is None else "yes", "; ".join(filter(None, [words, note]))))
         table = [_titles("method", "here", "note"), *rows] if rows else ["All are here."]
         yield from ("", f"### keras.{name}", "", *table)
-
-
-def said(notes: dict[str, str], name: str) -> str:
-    """The note on a name: under the name itself, else under the first pattern that it matches; else nothing."""
-    return notes.get(name) or next((note for words, note in notes.items() if fnmatchcase(name, words)), "")
 
 
 def _in_words(arguments: dict[str, str]) -> str:

@@ -22,8 +22,20 @@ class MultiHeadAttention(ProjectedAttention):
         num_heads: number of heads.
         key_dim: size of a head of query and key.
         value_dim: size of a head of the value; `key_dim` by default.
+        dropout: fraction of the scores that is dropped in training.
+        use_bias: whether the projections add a bias.
         output_shape: dims of the output after those of the sequence; by default the features of the query.
         attention_axes: the dims of the input over which attention goes; by default all between batch and features.
+        sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
+        flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
+        use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
+        seed: fixes what is dropped.
+        output_kernel_layout: as `kernel_layout`, of `attention_output/kernel`.
+        output_bias_layout: as `bias_layout`, of `attention_output/bias`.
+        activity_regularizer: a function of the output of each projection that is added to the loss.
+        **kwargs: `kernel_initializer`, `kernel_regularizer` and `kernel_constraint` of all kernels, (features, heads,
+            head size) and, for the output, (heads, head size, features); `kernel_layout` of all kernels except the one
+            of the output; the same for biases, (heads, head size) and (features,); and the arguments of `Layer`.
 
     Differs from Keras: a `query_mask` that is given is used. The causal mask follows `attention_axes`.
     """
@@ -61,6 +73,8 @@ class GroupedQueryAttention(ProjectedAttention):
         head_dim: size of a head.
         num_query_heads: number of heads of the query.
         num_key_value_heads: number of heads of key and value; a divisor of `num_query_heads`.
+        dropout, use_bias, sliding_window, flash_attention, use_gate, seed, output_kernel_layout, output_bias_layout,
+            activity_regularizer, **kwargs: as in `MultiHeadAttention`.
 
     Source: `keras.layers.GroupQueryAttention`.
     """

@@ -180,6 +180,8 @@ class Convolution(LoraLayer, BaseConvolution):
 class Conv1D(Convolution):
     """Convolution of inputs (batch, steps, channels).
 
+    Arguments as in `Conv2D`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
@@ -194,6 +196,25 @@ class Conv1D(Convolution):
 class Conv2D(Convolution):
     """Convolution of inputs (batch, height, width, channels).
 
+    Args:
+        filters: channels of the output.
+        kernel_size: size of the window in each spatial dim; one integer stands for all of them.
+        strides: step of the window in each spatial dim; one integer stands for all of them.
+        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
+            ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
+            on later inputs.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them. Only
+            one of `strides` and `dilation_rate` can be above 1.
+        groups: number of groups into which the channels are split; each has its own filters.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
+        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
+            `Layer`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from keras_dist import layers
@@ -205,7 +226,7 @@ class Conv2D(Convolution):
 
 
 class Conv3D(Convolution):
-    """Convolution of inputs (batch, depth, height, width, channels)."""
+    """Convolution of inputs (batch, depth, height, width, channels). Arguments as in `Conv2D`."""
 
     rank = 3
 
@@ -252,13 +273,25 @@ class DepthwiseConvolution(BaseConvolution):
 
 
 class DepthwiseConv1D(DepthwiseConvolution):
-    """Depthwise convolution of inputs (batch, steps, channels)."""
+    """Depthwise convolution of inputs (batch, steps, channels).
+
+    Args:
+        depth_multiplier, **kwargs: as in `DepthwiseConv2D`.
+        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+    """
 
     rank = 1
 
 
 class DepthwiseConv2D(DepthwiseConvolution):
     """Depthwise convolution of inputs (batch, height, width, channels).
+
+    Args:
+        depth_multiplier: number of channels of the output for each one of the input.
+        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
+            depth_multiplier,), and the arguments of `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -327,13 +360,27 @@ class SeparableConvolution(BaseConvolution):
 
 
 class SeparableConv1D(SeparableConvolution):
-    """Separable convolution of inputs (batch, steps, channels)."""
+    """Separable convolution of inputs (batch, steps, channels).
+
+    Args:
+        filters, depth_multiplier, **kwargs: as in `SeparableConv2D`.
+        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+    """
 
     rank = 1
 
 
 class SeparableConv2D(SeparableConvolution):
     """Separable convolution of inputs (batch, height, width, channels).
+
+    Args:
+        filters: channels of the output.
+        depth_multiplier: number of channels for each one of the input, before they are mixed.
+        kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
+        **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
+            the arguments of `Layer`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -78,13 +78,31 @@ class TransposedConvolution(BaseConvolution):
 
 
 class Conv1DTranspose(TransposedConvolution):
-    """Transposed convolution of inputs (batch, steps, channels)."""
+    """Transposed convolution of inputs (batch, steps, channels).
+
+    Args:
+        filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.
+        kernel_size, data_format, activation, use_bias: as in `Conv2D`.
+    """
 
     rank = 1
 
 
 class Conv2DTranspose(TransposedConvolution):
     """Transposed convolution of inputs (batch, height, width, channels).
+
+    Args:
+        filters: channels of the output.
+        strides: number of steps of the output for each one of the input; one integer stands for all dims. Only one of
+            `strides` and `dilation_rate` can be above 1.
+        padding: `"valid"` for all outputs that a window reaches, `"same"` for size * stride of them.
+        output_padding: steps that are added at the end, below `strides`; one integer stands for all dims. The output
+            has then (size - 1) * stride + window + output_padding steps, for `"same"` window % 2 in place of window.
+            None for as many steps as `padding` says.
+        dilation_rate: distance of the outputs of a window; one integer stands for all dims.
+        kernel_size, data_format, activation, use_bias: as in `Conv2D`.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,6 +118,10 @@ class Conv3DTranspose(TransposedConvolution):
     """Transposed convolution of inputs (batch, depth, height, width, channels).
 
     By position, `data_format` stands before `output_padding`, as in Keras.
+
+    Args:
+        filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.
+        kernel_size, data_format, activation, use_bias: as in `Conv2D`.
     """
 
     rank = 3

@@ -160,19 +160,31 @@ class AdaptiveAveragePooling(AdaptivePooling):
 
 
 class MaxPooling1D(MaxPooling):
-    """Max pooling: the largest value of each window of inputs (batch, steps, channels)."""
+    """Max pooling: the largest value of each window of inputs (batch, steps, channels).
+
+    Arguments as in `MaxPooling2D`.
+    """
 
     rank = 1
 
 
 class AveragePooling1D(AveragePooling):
-    """Average pooling: the mean of each window of inputs (batch, steps, channels)."""
+    """Average pooling: the mean of each window of inputs (batch, steps, channels). Arguments as in `MaxPooling2D`."""
 
     rank = 1
 
 
 class MaxPooling2D(MaxPooling):
     """Max pooling: the largest value of each window of inputs (batch, height, width, channels).
+
+    Args:
+        pool_size: size of the window in each spatial dim; one integer stands for all of them.
+        strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
+        padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
+            the output has ceil(size / stride) steps.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        name: see `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -185,31 +197,45 @@ class MaxPooling2D(MaxPooling):
 
 
 class AveragePooling2D(AveragePooling):
-    """Average pooling: the mean of each window of inputs (batch, height, width, channels)."""
+    """Average pooling: the mean of each window of inputs (batch, height, width, channels).
+
+    Arguments as in `MaxPooling2D`.
+    """
 
     rank = 2
 
 
 class MaxPooling3D(MaxPooling):
-    """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels)."""
+    """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels).
+
+    Arguments as in `MaxPooling2D`.
+    """
 
     rank = 3
 
 
 class AveragePooling3D(AveragePooling):
-    """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels)."""
+    """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels).
+
+    Arguments as in `MaxPooling2D`.
+    """
 
     rank = 3
 
 
 class GlobalMaxPooling1D(GlobalMaxPooling):
-    """Global max pooling: the largest value of each channel of inputs (batch, steps, channels)."""
+    """Global max pooling: the largest value of each channel of inputs (batch, steps, channels).
+
+    Arguments as in `GlobalAveragePooling2D`.
+    """
 
     rank = 1
 
 
 class GlobalAveragePooling1D(GlobalPooling):
     """The mean of each channel over the steps that are not masked: (batch, steps, channels) -> (batch, channels).
+
+    Arguments as in `GlobalAveragePooling2D`.
 
     Differs from Keras: where all steps are masked the mean is 0, not NaN.
     """
@@ -237,13 +263,21 @@ class GlobalAveragePooling1D(GlobalPooling):
 
 
 class GlobalMaxPooling2D(GlobalMaxPooling):
-    """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels)."""
+    """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels).
+
+    Arguments as in `GlobalAveragePooling2D`.
+    """
 
     rank = 2
 
 
 class GlobalAveragePooling2D(GlobalAveragePooling):
     """Global average pooling: the mean of each channel of inputs (batch, height, width, channels).
+
+    Args:
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        keepdims: whether the spatial dims stay, as 1.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -256,37 +290,58 @@ class GlobalAveragePooling2D(GlobalAveragePooling):
 
 
 class GlobalMaxPooling3D(GlobalMaxPooling):
-    """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels)."""
+    """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels).
+
+    Arguments as in `GlobalAveragePooling2D`.
+    """
 
     rank = 3
 
 
 class GlobalAveragePooling3D(GlobalAveragePooling):
-    """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels)."""
+    """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels).
+
+    Arguments as in `GlobalAveragePooling2D`.
+    """
 
     rank = 3
 
 
 class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
-    """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima."""
+    """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima.
+
+    Arguments as in `AdaptiveAveragePooling2D`.
+    """
 
     rank = 1
 
 
 class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
-    """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means."""
+    """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means.
+
+    Arguments as in `AdaptiveAveragePooling2D`.
+    """
 
     rank = 1
 
 
 class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
-    """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima."""
+    """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima.
+
+    Arguments as in `AdaptiveAveragePooling2D`.
+    """
 
     rank = 2
 
 
 class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
     """Adaptive average pooling of inputs (batch, height, width, channels): `output_size` means.
+
+    Args:
+        output_size: number n of windows in each spatial dim; one integer stands for all of them. Over a dim of s steps,
+            window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -299,13 +354,19 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
 
 
 class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
-    """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima."""
+    """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima.
+
+    Arguments as in `AdaptiveAveragePooling2D`.
+    """
 
     rank = 3
 
 
 class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
-    """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means."""
+    """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means.
+
+    Arguments as in `AdaptiveAveragePooling2D`.
+    """
 
     rank = 3
 

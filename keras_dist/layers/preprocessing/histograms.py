@@ -46,6 +46,10 @@ class _SpreadLayer(ImageLayer):
 class AutoContrast(_SpreadLayer):
     """Spread the values of each channel of each image over the whole range, in training or not.
 
+    Args:
+        value_range: the least and the largest value of pixels.
+        data_format, **kwargs: as in `RandomBrightness`.
+
     Differs from Keras: channels are where the data format says; Keras takes them to be last.
     """
 
@@ -66,6 +70,8 @@ class Equalization(_SpreadLayer):
 
     Args:
         bins: in how many bins values are counted.
+        value_range: as in `AutoContrast`.
+        data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -19,6 +19,8 @@ class IntegerLookup(IndexLookup):
         oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
             `"farmhash"`.
         salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
+        max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
+            as in `StringLookup`.
 
     Example:
         >>> from keras_dist import layers

@@ -39,6 +39,7 @@ class MixUp(MixLayer):
 
     Args:
         alpha: the proportion is from the distribution Beta(alpha, alpha).
+        data_format, seed, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.MixUp`; https://arxiv.org/abs/1710.09412.
     """
@@ -96,6 +97,7 @@ class CutMix(BoxLayer, MixLayer):
     Args:
         factor: the least and the largest alpha, of which the distribution Beta(alpha, alpha) gives the share of an
             image that stays; a number stands for 0 and itself.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.CutMix`; https://arxiv.org/abs/1905.04899.
     """
@@ -135,6 +137,7 @@ class RandomErasing(BoxLayer, FactorLayer):
         factor: the least and the largest probability; a number stands for 0 and itself.
         scale: the least and the largest share of an image, from 0 to 1.
         fill_value: the value of erased pixels, or three of them; None for random ones.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -105,6 +105,9 @@ class RandAugment(ChoiceLayer):
 
     Args:
         num_ops: how many, one after the other; of eleven.
+        factor: how strongly the chosen layers act at least and at most, from 0 to 1; a number stands for 0 and itself.
+        interpolation: `"bilinear"` or `"nearest"`, of those that move pixels.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.RandAugment`; https://arxiv.org/abs/1909.13719.
     """
@@ -141,6 +144,8 @@ class AugMix(ChoiceLayer):
         alpha: the proportions of copies are drawn from Dirichlet(alpha, ...), the proportion of the images from
             Beta(alpha, alpha).
         all_ops: whether brightness, colours, contrast and sharpness are among the augmentations.
+        factor, interpolation: as in `RandAugment`.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.AugMix`, which chooses augmentations by other numbers; https://arxiv.org/abs/1912.02781.
     """

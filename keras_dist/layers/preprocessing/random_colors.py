@@ -83,6 +83,10 @@ class RandomBrightness(BrightnessLayer):
     Args:
         factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
             its negative and itself.
+        value_range: the least and the largest value of pixels; results are cut to it.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
     """
 
     factor_bounds = (-1, 1)
@@ -101,6 +105,7 @@ class RandomContrast(BrightnessLayer):
 
     Args:
         factor: two numbers, l and u: the factor is between 1 - l and 1 + u. One number stands for u; l is 0 then.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
@@ -118,6 +123,7 @@ class RandomColorDegeneration(FactorLayer):
 
     Args:
         factor: the least and the largest part; 1 leaves gray images.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (-1, 1)
@@ -135,6 +141,7 @@ class RandomGrayscale(ColorLayer):
 
     Args:
         factor: the probability for each image.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -160,6 +167,7 @@ class RandomInvert(FactorLayer):
 
     Args:
         factor: the least and the largest probability; a number stands for the largest, and 0.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -188,6 +196,7 @@ class Solarization(RangeLayer):
         addition_factor: the least and the largest number that is added, as parts of 255; a number stands for 0 and
             itself.
         threshold_factor: the least and the largest threshold: a pair, or the largest alone.
+        value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -31,6 +31,7 @@ class RandomElasticTransform(RandomImageLayer):
         fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
         fill_value: the value around an image for `fill_mode="constant"`.
         value_range: the least and the largest value of pixels, to which images are clipped.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Differs from Keras: segmentation masks are distorted as their images, and are not clipped.
     """

@@ -22,6 +22,7 @@ class RandomSharpness(FactorLayer):
     Args:
         factor: the least and the largest factor, from 0 to 1; a number stands for 0 and itself. 0.5 leaves images as
             they are, 0 blurs them, 1 sharpens them.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
@@ -41,6 +42,7 @@ class RandomGaussianBlur(FactorLayer):
         factor: the least and the largest probability; a number stands for 0 and itself.
         kernel_size: an odd number of pixels, or one for the width and one for the height.
         sigma: the least and the largest standard deviation, from 0 to 1 [pixels]; a number stands for 0 and itself.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RandomPosterization(FactorLayer):
         factor: the least number of bits, and one above the largest, from 1 to 8; equal ones for so many. A number
             stands for 1 and itself.
         value_range: the least and the largest value of pixels, which become 0 and 255 and back.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (1, 8)

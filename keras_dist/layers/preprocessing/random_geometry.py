@@ -25,6 +25,7 @@ class RandomFlip(RandomImageLayer):
 
     Args:
         mode: `"horizontal"` for left and right, `"vertical"`, or `"horizontal_and_vertical"`, which does both or none.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.RandomFlip`; with one seed, both flip the same images, as do the other random layers.
     """
@@ -92,6 +93,8 @@ class RandomRotation(AffineLayer):
     Args:
         factor: the least and the largest angle as parts of a full turn, counted counter-clockwise; a number stands
             for its negative and itself.
+        fill_mode, interpolation, fill_value: as in `RandomTranslation`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Example:
         >>> import numpy as np
@@ -130,6 +133,8 @@ class RandomZoom(AffineLayer):
         height_factor: the least and the largest factor for the height: 0.2 shows 20 % more of it, -0.2 20 % less; a
             number stands for its negative and itself.
         width_factor: the same for the width; by default the factor of the height, so that the ratio stays.
+        fill_mode, interpolation, fill_value: as in `RandomTranslation`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -169,6 +174,11 @@ class RandomTranslation(AffineLayer):
         height_factor: how far down at least and at most, as parts of the height; a number stands for its negative and
             itself.
         width_factor: how far to the right, as parts of the width.
+        fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
+            `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_value: the value around an image for `fill_mode="constant"`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -204,6 +214,8 @@ class RandomShear(AffineLayer):
         x_factor: how far a row is moved to the side at least and at most, as parts of its distance from the first one;
             a number stands for its negative and itself. The direction is random.
         y_factor: the same for columns.
+        interpolation, fill_mode, fill_value: as in `RandomTranslation`.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(
@@ -241,6 +253,7 @@ class RandomCrop(RandomImageLayer):
         height: of the part [pixels].
         width: of the part [pixels].
         name: see `Layer`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -37,6 +37,7 @@ class RandomHue(HueLayer):
     Args:
         factor: the least and the largest part of half a circle, from 0 to 1; a number stands for 0 and itself. The
             direction is random.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
@@ -63,6 +64,7 @@ class RandomSaturation(HueLayer):
         factor: the least and the largest share f, from 0 to 1: saturation is multiplied by f / (1 - f), so that 0
             leaves gray images, 0.5 the images as they are. A number stands for its negative and itself, as in Keras.
         value_range: the least and the largest value of pixels; saturations are cut to it, as in Keras.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (-1, 1)
@@ -86,6 +88,7 @@ class RandomColorJitter(RangeLayer):
         contrast_factor: as `factor` of `RandomContrast`.
         saturation_factor: as `factor` of `RandomSaturation`.
         hue_factor: as `factor` of `RandomHue`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ class RandomPerspective(RandomImageLayer):
         scale: how far corners are moved at most, as parts of twice their distance from the first corner, from 0 to 1.
         interpolation: `"bilinear"` or `"nearest"`.
         fill_value: the value around an image.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def __init__(

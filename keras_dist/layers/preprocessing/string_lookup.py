@@ -12,11 +12,22 @@ class StringLookup(IndexLookup):
     """The index of words in a vocabulary, or vectors of them; runs on the host.
 
     Args:
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
         num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
             refuse them.
+        mask_token: the token of index 0, for masks; None for none.
+        oov_token: what stands for unknown tokens in the vocabulary.
         vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        sparse: False; arrays are dense.
         encoding: of bytes.
+        name: see `Layer`.
         salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
+        **kwargs: see `Layer`.
 
     Example:
         >>> from keras_dist import layers

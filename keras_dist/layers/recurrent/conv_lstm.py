@@ -205,7 +205,10 @@ class _ConvLSTMCell3D(ConvLSTMCell):
 
 
 class ConvLSTM1D(ConvLSTM):
-    """The long short-term memory over sequences (batch, time, size, channels), with convolutions for products."""
+    """The long short-term memory over sequences (batch, time, size, channels), with convolutions for products.
+
+    Arguments as in `ConvLSTM2D`.
+    """
 
     cell_class = _ConvLSTMCell1D
 
@@ -214,12 +217,30 @@ class ConvLSTM2D(ConvLSTM):
     """The long short-term memory over films (batch, time, height, width, channels), with convolutions for products.
 
     Shi et al. 2015, arXiv:1506.04214, without its peepholes.
+
+    Args:
+        filters: channels of the output.
+        kernel_size: the window of the convolutions, in each spatial dim; one integer stands for all of them.
+        strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
+        padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
+        data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
+            `"channels_first"` for inputs (batch, time, channels, spatial dims).
+        dilation_rate: distance of the inputs in a window; only one of `strides` and it can be above 1.
+        activation: a name or a function, for new values; None for none.
+        recurrent_activation: a name or a function, for gates; None for none.
+        use_bias: whether a bias is added.
+        **kwargs: `unit_forget_bias` (whether the bias of the forget gate begins with ones), `dropout`,
+            `recurrent_dropout`, `seed`; the initializer, regularizer, constraint and layout of the weights; then the
+            arguments of `RNN`, such as `return_sequences`.
     """
 
     cell_class = _ConvLSTMCell2D
 
 
 class ConvLSTM3D(ConvLSTM):
-    """The long short-term memory over sequences of volumes, with convolutions for products."""
+    """The long short-term memory over sequences of volumes, with convolutions for products.
+
+    Arguments as in `ConvLSTM2D`.
+    """
 
     cell_class = _ConvLSTMCell3D

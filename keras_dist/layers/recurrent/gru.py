@@ -28,8 +28,15 @@ class GRUCell(GatedCell):
     of z, r and the candidate.
 
     Args:
+        units: size of the output.
+        activation: a name or a function, for new values; None for none.
+        recurrent_activation: a name or a function, for gates; None for none.
+        use_bias: whether a bias is added.
         reset_after: whether the candidate takes `r * (h_before @ recurrent_kernel)`, as the kernels of cuDNN do, or
             `(r * h_before) @ recurrent_kernel`.
+        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
+        dropout, recurrent_dropout, seed, recurrent_initializer, recurrent_regularizer, recurrent_constraint,
+            recurrent_kernel_layout: as in `SimpleRNNCell`.
         **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 3 * units) and
             `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer`; the arguments of
             `Layer`.

@@ -29,7 +29,14 @@ class LSTMCell(GatedCell):
     of i, f, the candidate and o; the states are h and c.
 
     Args:
+        units: size of the output.
+        activation: a name or a function, for new values; None for none.
+        recurrent_activation: a name or a function, for gates; None for none.
+        use_bias: whether a bias is added.
         unit_forget_bias: whether the bias of the forget gate begins with ones.
+        implementation: as in `GRUCell`.
+        dropout, recurrent_dropout, seed, recurrent_initializer, recurrent_regularizer, recurrent_constraint,
+            recurrent_kernel_layout: as in `SimpleRNNCell`.
         **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 4 * units) and
             `bias` (4 * units,), such as `kernel_initializer`; the arguments of `Layer`.
     """

@@ -19,7 +19,22 @@ from keras_dist.layers.weight_arguments import Identifier
 
 
 class SimpleRNNCell(RecurrentCell):
-    """One step of `SimpleRNN`: `activation(inputs @ kernel + state @ recurrent_kernel + bias)`."""
+    """One step of `SimpleRNN`: `activation(inputs @ kernel + state @ recurrent_kernel + bias)`.
+
+    Args:
+        units: size of the output.
+        activation: a name or a function; None for none.
+        use_bias: whether a bias is added.
+        dropout: fraction of the inputs that is dropped in training, the same in all steps.
+        recurrent_dropout: fraction of the states that is dropped in training, the same in all steps.
+        seed: fixes what is dropped.
+        recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, units).
+        recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
+        recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
+        recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.
+        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
+            `kernel` (features, units), the same of `bias`, and the arguments of `Layer`.
+    """
 
     def __init__(
         self,

@@ -96,6 +96,13 @@ class DropoutLayer(NoiseLayer):
 class Dropout(DropoutLayer):
     """Set a fraction of the inputs to 0 in training, and scale the others so that the sum stays.
 
+    Args:
+        rate: the fraction, from 0 to 1.
+        noise_shape: the shape of the noise; dims of 1 are dropped together, None is the size of the input. By default
+            the shape of the input.
+        seed: fixes the numbers; by default they follow from the model's seed.
+        **kwargs: see `Layer`.
+
     Source: `keras.layers.Dropout`; with one seed, both drop the same.
     """
 
@@ -183,6 +190,7 @@ class AlphaDropout(DropoutLayer):
 
     Args:
         rate: the fraction, from 0 to below 1.
+        noise_shape, seed, **kwargs: as in `Dropout`.
 
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
 

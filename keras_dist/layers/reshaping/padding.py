@@ -71,13 +71,18 @@ class Cropping(SpatialLayer):
 
 
 class ZeroPadding1D(ZeroPadding):
-    """Zeros before and after the inputs (batch, steps, channels)."""
+    """Zeros before and after the inputs (batch, steps, channels). Arguments as in `ZeroPadding2D`."""
 
     rank = 1
 
 
 class ZeroPadding2D(ZeroPadding):
     """Zeros before and after the inputs (batch, height, width, channels).
+
+    Args:
+        padding: number of zeros: an integer; one for each spatial dim; or for each a pair, before and after.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,7 +95,7 @@ class ZeroPadding2D(ZeroPadding):
 
 
 class ZeroPadding3D(ZeroPadding):
-    """Zeros before and after the inputs (batch, depth, height, width, channels)."""
+    """Zeros before and after the inputs (batch, depth, height, width, channels). Arguments as in `ZeroPadding2D`."""
 
     rank = 3
 
@@ -99,6 +104,8 @@ class Cropping1D(Cropping):
     """Inputs (batch, steps, channels) without their borders.
 
     There is no `data_format`.
+
+    Arguments as in `Cropping2D`.
     """
 
     rank = 1
@@ -108,7 +115,13 @@ class Cropping1D(Cropping):
 
 
 class Cropping2D(Cropping):
-    """Inputs (batch, height, width, channels) without their borders."""
+    """Inputs (batch, height, width, channels) without their borders.
+
+    Args:
+        cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
+    """
 
     rank = 2
 
@@ -122,7 +135,7 @@ class Cropping2D(Cropping):
 
 
 class Cropping3D(Cropping):
-    """Inputs (batch, depth, height, width, channels) without their borders."""
+    """Inputs (batch, depth, height, width, channels) without their borders. Arguments as in `Cropping2D`."""
 
     rank = 3
 

@@ -37,7 +37,10 @@ class UpSampling(SpatialLayer):
 
 
 class UpSampling1D(UpSampling):
-    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer."""
+    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer.
+
+    Arguments as in `UpSampling2D`.
+    """
 
     rank = 1
 
@@ -86,6 +89,6 @@ class UpSampling2D(UpSampling):
 
 
 class UpSampling3D(UpSampling):
-    """Each step repeated, of inputs (batch, depth, height, width, channels)."""
+    """Each step repeated, of inputs (batch, depth, height, width, channels). Arguments as in `UpSampling2D`."""
 
     rank = 3

@@ -1,11 +1,13 @@
-"""Learning rates that follow from the number of steps taken."""
+"""Learning rates that follow from the number of steps taken.
+
+Source: names, arguments and defaults as in `keras.optimizers.schedules`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._support.docstrings import complete_docstrings
 from keras_dist.optimizers.schedules.cosine import CosineDecay as CosineDecay
 from keras_dist.optimizers.schedules.cosine import CosineDecayRestarts as CosineDecayRestarts
 from keras_dist.optimizers.schedules.decay import ExponentialDecay as ExponentialDecay
@@ -53,4 +55,3 @@ __all__ = [
     for name, value in vars().items()
     if getattr(value, "__module__", "").startswith(__name__) and not name.startswith("_")
 ]  # pyright: ignore[reportUnsupportedDunderAll]
-complete_docstrings(vars())
