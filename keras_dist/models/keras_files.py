@@ -60,7 +60,7 @@ from keras_dist.saving.buckets import folder_path, in_bucket
 from keras_dist.saving.drafts import draft_of, writing_to
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 
 _FEW_BYTES, _MOST_WIDENED = 2**28, 8
@@ -75,7 +75,7 @@ def archive_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     return None if in_bucket(path) else path
 
 
-def save_keras(model: Saveable, path: pathlib.Path, overwrite: bool, zipped: bool = True) -> None:
+def save_keras(model: SavingMethods, path: pathlib.Path, overwrite: bool, zipped: bool = True) -> None:
     """Write a model to a file that Keras reads, or to a folder of what is in such a file; see `Model.save`."""
     job = Rendezvous("a save")
     if zipped:

@@ -27,7 +27,7 @@ from keras_dist.saving import custom_object_scope
 from keras_dist.saving.drafts import draft_of, writing_to
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 
 def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
@@ -36,7 +36,7 @@ def legacy_path(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
     return pathlib.Path(filepath) if is_path else None
 
 
-def save_legacy(model: Saveable, path: pathlib.Path, overwrite: bool, include_optimizer: bool) -> None:
+def save_legacy(model: SavingMethods, path: pathlib.Path, overwrite: bool, include_optimizer: bool) -> None:
     """Write a model to an `.h5` file that Keras reads; see `Model.save`."""
     check_described(model)
     warnings.warn(

@@ -17,14 +17,14 @@ from keras_dist.models.legacy_files import legacy_path, save_legacy
 from keras_dist.models.saving import model_path, save
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 _SUFFIX = re.compile(r"\.[A-Za-z]+\d?")
 """The endings of paths that look like files; folders such as `run.2` or `lr-.01` end in numbers."""
 
 
 def save_in_form(
-    model: Saveable,
+    model: SavingMethods,
     filepath: str | os.PathLike[str],
     overwrite: bool,
     zipped: bool | None,

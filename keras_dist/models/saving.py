@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import os
 import pathlib
@@ -49,7 +48,7 @@ from keras_dist.saving.serialization import is_lambda, lambdas_kept
 from keras_dist.training.progress import Progress
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ _FILES = (".safetensors", ".h5", ".hdf5")
 OVERWRITE = "choose another path, or pass overwrite=True"
 
 
-def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> None:
+def save(model: SavingMethods, filepath: str | os.PathLike[str], overwrite: bool) -> None:
     """Write a model to a folder; see `Model.save`."""
     path = model_path("save", filepath)
     if not overwrite:
@@ -81,7 +80,7 @@ def save(model: Saveable, filepath: str | os.PathLike[str], overwrite: bool) -> 
     finish()
 
 
-def documents_of(model: Saveable) -> dict[str, Any]:
+def documents_of(model: SavingMethods) -> dict[str, Any]:
     """What a folder needs beside arrays so that `load_model` makes the model of it."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
@@ -90,7 +89,7 @@ def documents_of(model: Saveable) -> dict[str, Any]:
     return documents
 
 
-def written_model(model: Saveable) -> dict[str, Any]:
+def written_model(model: SavingMethods) -> dict[str, Any]:
     """The config of a model; with a warning where a lambda, of which no file holds the code, is needed to load it."""
     written = serialize_keras_object(model)
     lambdas = dict(_lambdas_in(written))
@@ -123,7 +122,7 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
             yield from _lambdas_in(part, place)
 
 
-def written_compile(model: Saveable) -> dict[str, Any]:
+def written_compile(model: SavingMethods) -> dict[str, Any]:
     """What `compile` was given, as plain values; nothing, with a warning, where that cannot be."""
     try:
         return model.get_compile_config()
@@ -216,10 +215,9 @@ def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[
     arrays = dict(zip(names, session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
     if progress is not None:
-        written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
-        plain, found = split_arrays(written)
-        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
-        documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
+        written = progress.to_json()
+        plain, found = split_arrays({name: written[name] for name in ("tallies", "callbacks")})
+        documents[TRAINING] = written | plain
         arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
     trained = len(jax.tree.leaves(session.cell.state.trainable))
     rest = len(jax.tree.leaves(session.cell.state.rest))
@@ -366,7 +364,7 @@ def model_path(caller: str, filepath: str | os.PathLike[str]) -> pathlib.Path:
     return folder_path(os.fspath(filepath))
 
 
-def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
@@ -386,7 +384,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return _unpickled, (custom_objects, *documents, state)
 
 
-def copied(model: Saveable) -> Any:
+def copied(model: SavingMethods) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution

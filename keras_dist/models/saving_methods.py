@@ -1,4 +1,4 @@
-"""`Saveable`: a model as a config, in files, as a program, and copied."""
+"""`SavingMethods`: a model as a config, in files, as a program, and copied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from keras_dist.models.weights_files import (
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
 
 
-class Saveable(Trainer):
+class SavingMethods(Trainer):
     """The methods of `Model` that save, load, export and copy."""
 
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:

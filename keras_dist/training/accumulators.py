@@ -1,4 +1,4 @@
-"""Tallies: what a step finds in each batch becomes one value, summed on the device and read on the host."""
+"""Accumulators: values found in each batch are summed on the device and read on the host."""
 
 from __future__ import annotations
 
