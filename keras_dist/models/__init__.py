@@ -10,15 +10,7 @@ from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.models.weights_files import LoadReport
 
-__all__ = [
-    "LoadReport",
-    "Model",
-    "Sequential",
-    "clone_model",
-    "load_model",
-    "model_from_json",
-    "save_model",
-]
+__all__ = ["LoadReport", "Model", "Sequential", "clone_model", "load_model", "model_from_json", "save_model"]
 complete_docstrings(vars(), ours=("LoadReport",))
 
 if not TYPE_CHECKING:

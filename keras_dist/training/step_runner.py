@@ -17,12 +17,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import (
-    Fingerprint,
-    check_agreement,
-    facts_of_form,
-    is_shared,
-)
+from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator, RateAccumulator
