@@ -12,15 +12,7 @@ from keras_dist.models.model import Model
 from keras_dist.models.sequential import Sequential
 from keras_dist.storage.load_report import LoadReport
 
-__all__ = [
-    "LoadReport",
-    "Model",
-    "Sequential",
-    "clone_model",
-    "load_model",
-    "model_from_json",
-    "save_model",
-]
+__all__ = ["LoadReport", "Model", "Sequential", "clone_model", "load_model", "model_from_json", "save_model"]
 
 if not TYPE_CHECKING:
     __getattr__ = missing_from(__name__)

@@ -12,7 +12,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
     from keras_dist.models.trainer import Trainer
 
 _END = "_shape"
@@ -28,7 +28,7 @@ def tensors_by_name(model: Trainer, args: tuple[Any, ...], kwargs: Mapping[str, 
     return {name: value for name, value in arguments.items() if name in named and _are_tensors(value)}
 
 
-def written_build(model: Saveable) -> dict[str, Any] | None:
+def written_build(model: SavingMethods) -> dict[str, Any] | None:
     """What `build_as` needs; None if there are no weights, or nothing is needed. See `Model.get_build_config`."""
     runtime = model._runtime
     if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
@@ -41,7 +41,7 @@ def written_build(model: Saveable) -> dict[str, Any] | None:
     }
 
 
-def build_as(model: Saveable, config: Mapping[str, Any]) -> None:
+def build_as(model: SavingMethods, config: Mapping[str, Any]) -> None:
     """Create the weights of a model for inputs that `written_build`, or Keras, has described."""
     dtypes = config.get("input_dtype")
     if "shapes_dict" in config:

@@ -20,7 +20,7 @@ from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 _GRAPH = {"layers", "input_layers", "output_layers"}
 _TENSOR = "__keras_tensor__"
@@ -57,18 +57,18 @@ def takes_graph(cls: type) -> bool:
     return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
 
 
-def is_of_graph(model: Saveable) -> bool:
+def is_of_graph(model: SavingMethods) -> bool:
     """Whether a model was made of symbolic inputs and outputs, which its constructor was given."""
     return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
-def arguments_but(model: Saveable, *names: str) -> dict[str, Any]:
+def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
     """The other arguments of a model's constructor, with its name and whether it is trained as they are now."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
-def check_not_of_keras(model: Saveable) -> None:
+def check_not_of_keras(model: SavingMethods) -> None:
     """Check that a model was not made by `from_keras`: Keras itself saves those."""
     if model._runtime.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
@@ -76,7 +76,7 @@ def check_not_of_keras(model: Saveable) -> None:
         raise ModelError("a model that from_keras made is saved by Keras", given=given, fix=fix)
 
 
-def check_described(model: Saveable) -> None:
+def check_described(model: SavingMethods) -> None:
     """Check that a model is made of layers, which a config describes."""
     check_not_of_keras(model)
     if not model._may_add_losses:
@@ -85,7 +85,7 @@ def check_described(model: Saveable) -> None:
         raise ConfigError(summary, given="a model that from_nnx made", fix=fix)
 
 
-def graph_config(model: Saveable) -> dict[str, Any]:
+def graph_config(model: SavingMethods) -> dict[str, Any]:
     """Return a functional model as plain values: layers with their calls, and where inputs and outputs come from."""
     graph: Any = model._graph
 

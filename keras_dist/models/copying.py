@@ -20,10 +20,10 @@ from keras_dist.saving.serialization import lambdas_kept
 from keras_dist.storage.model_state import names_of
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 
-def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
@@ -43,7 +43,7 @@ def reduced(model: Saveable) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return _unpickled, (custom_objects, *documents, state)
 
 
-def copied(model: Saveable) -> Any:
+def copied(model: SavingMethods) -> Any:
     """The model with arrays of its own, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution

@@ -15,17 +15,17 @@ from keras_dist.storage.keras_files import Description
 from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 
-def described(model: Saveable) -> Description:
+def described(model: SavingMethods) -> Description:
     """Return the description of a model of layers."""
     check_described(model)
     model._with_weights()
     return Description(_written_model(model), written_compile(model), model.dtype_policy.identifier)
 
 
-def documents_of(model: Saveable) -> dict[str, Any]:
+def documents_of(model: SavingMethods) -> dict[str, Any]:
     """Return what a folder needs besides arrays so that `load_model` can make the model."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
@@ -34,7 +34,7 @@ def documents_of(model: Saveable) -> dict[str, Any]:
     return documents
 
 
-def _written_model(model: Saveable) -> dict[str, Any]:
+def _written_model(model: SavingMethods) -> dict[str, Any]:
     """Return the config of a model; warn of lambdas, whose code no file holds."""
     written = serialize_keras_object(model)
     lambdas = dict(_lambdas_in(written))
@@ -67,7 +67,7 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
             yield from _lambdas_in(part, place)
 
 
-def written_compile(model: Saveable) -> dict[str, Any]:
+def written_compile(model: SavingMethods) -> dict[str, Any]:
     """Return the arguments of `compile` as plain values; warn and return nothing where they cannot be written."""
     try:
         return model.get_compile_config()

@@ -1,4 +1,4 @@
-"""`Placed`: the variables of a model, their values, and where they live."""
+"""`DistributionMethods`: the variables of a model, their values, and where they live."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
 from keras_dist.models.fitting import check_idle
-from keras_dist.models.graph_methods import Layered
+from keras_dist.models.graph_methods import GraphMethods
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
 
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 def has_built_parts(model: Layer) -> bool:
     """Whether a model that has seen no input has weights nevertheless: all of its layers are built."""
-    if not isinstance(model, Placed) or model._graph is not None or not hasattr(type(model).build, "creates_weights"):
+    if (
+        not isinstance(model, DistributionMethods)
+        or model._graph is not None
+        or not hasattr(type(model).build, "creates_weights")
+    ):
         return False
     layers = layers_in(model)
     return bool(layers) and all(layer.built or has_built_parts(layer) for layer in layers)
 
 
-class Placed(Layered):
+class DistributionMethods(GraphMethods):
     """The methods of `Model` that read its variables and state, and say where they live."""
 
     @property

@@ -29,13 +29,13 @@ from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.outputs import Outputs
 
 if TYPE_CHECKING:
-    from keras_dist.models.saving_methods import Saveable
+    from keras_dist.models.saving_methods import SavingMethods
 
 FORMAT = "jax_export"
 
 
 def export(
-    model: Saveable,
+    model: SavingMethods,
     filepath: str | os.PathLike[str],
     format: str,
     verbose: bool | None,
@@ -74,7 +74,7 @@ def export(
         print_message(f"Saved artifact at {str(path)!r}.")
 
 
-def _signature(model: Saveable, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
+def _signature(model: SavingMethods, given: PyTree) -> tuple[Structure, list[tuple[Dims, Any]]]:
     """The structure of the inputs, and shape and dtype of each."""
     if model._graph is not None and model._graph.host_nodes:
         raise ModelError(

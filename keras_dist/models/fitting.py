@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from keras_dist import optimizers, random
-from keras_dist._support.arguments import (
-    check_int,
-    check_number,
-    check_option,
-    is_int,
-)
+from keras_dist._support.arguments import check_int, check_number, check_option, is_int
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch

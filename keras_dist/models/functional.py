@@ -22,7 +22,7 @@ from keras_dist.symbolic.tensors import KerasTensor, Node, Operation, runs_on_ho
 from keras_dist.training.naming import free_name, name_members
 
 if TYPE_CHECKING:
-    from keras_dist.models.graph_methods import Layered
+    from keras_dist.models.graph_methods import GraphMethods
 
 Place = tuple[str, int, int]
 """Where a tensor comes from: the name of a step, which of its calls, which of the outputs of that call."""
@@ -257,7 +257,7 @@ def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
-def connect(model: Layered, inputs: PyTree, outputs: PyTree) -> None:
+def connect(model: GraphMethods, inputs: PyTree, outputs: PyTree) -> None:
     """Make the model of the calls between symbolic inputs and outputs."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())

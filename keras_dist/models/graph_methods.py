@@ -1,4 +1,4 @@
-"""`Layered`: the layers and symbolic tensors of a model, and its part on the host."""
+"""`GraphMethods`: the layers and symbolic tensors of a model, and its part on the host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in
 from keras_dist.models.functional import replaced
-from keras_dist.models.saving_methods import Saveable
+from keras_dist.models.saving_methods import SavingMethods
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.naming import named_layers
 
 
-class Layered(Saveable):
+class GraphMethods(SavingMethods):
     """The methods of `Model` that tell of its layers and symbolic tensors, and run its layers on the host."""
 
     @property
@@ -124,7 +124,7 @@ def _one_or_all(shapes: list[Shape]) -> PyTree:
     return shapes[0] if len(shapes) == 1 else shapes
 
 
-def find_layer(model: Saveable, name: str | None, index: int | None) -> Layer:
+def find_layer(model: SavingMethods, name: str | None, index: int | None) -> Layer:
     """The layer of a model with this name, or at this place in `layers`."""
     layers = model.layers
     if (name is None) == (index is None):
@@ -143,7 +143,7 @@ def find_layer(model: Saveable, name: str | None, index: int | None) -> Layer:
     raise ModelError(summary, given=given, fix=f"correct it: the layers are {names}")
 
 
-def symbols_of(model: Saveable) -> tuple[PyTree, PyTree]:
+def symbols_of(model: SavingMethods) -> tuple[PyTree, PyTree]:
     """The symbolic inputs and outputs of a model."""
     symbols = model._symbols
     if symbols is not None:

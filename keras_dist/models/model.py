@@ -22,7 +22,7 @@ from keras_dist.interop.keras_models import adopt
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.models.distribution_methods import Placed
+from keras_dist.models.distribution_methods import DistributionMethods
 from keras_dist.models.functional import connect
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.summary import summary_table
@@ -58,7 +58,7 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
     return outermost
 
 
-class Model(Placed):
+class Model(DistributionMethods):
     """Layers that are trained together on the mesh of a distribution.
 
     The distribution is the one that is current when the model is made, or else when its weights are created. Without

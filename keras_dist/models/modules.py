@@ -13,12 +13,7 @@ from keras_dist import random
 from keras_dist._support.arguments import check_callable
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.distribution.devices import check_not_forked
-from keras_dist.distribution.jobs.consistency import (
-    check_agreement,
-    facts_of_config,
-    facts_of_plan,
-    facts_of_values,
-)
+from keras_dist.distribution.jobs.consistency import check_agreement, facts_of_config, facts_of_plan, facts_of_values
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.errors import DistributionError, ModelError, with_type

@@ -1,4 +1,4 @@
-"""`Saveable`: a model as a config, in files, as a program, and copied."""
+"""`SavingMethods`: a model as a config, in files, as a program, and copied."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from keras_dist.storage.weight_names import NameMap, Transforms
 from keras_dist.storage.weights_files import check_no_rules, load_weights, save_weights
 
 
-class Saveable(Trainer):
+class SavingMethods(Trainer):
     """The methods of `Model` that save, load, export and copy."""
 
     def get_state_tree(self, value_format: str = "backend_tensor") -> dict[str, Any]:

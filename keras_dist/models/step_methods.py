@@ -32,7 +32,7 @@ Lists = Sequence[Any]
 """Values, one for each variable of a list."""
 
 
-class KerasSteps(Layer):
+class StepMethods(Layer):
     """The methods of `Model` that one step of training, evaluation or prediction consists of."""
 
     _runtime: ModelRuntime  # type: ignore[reportIncompatibleVariableOverride]
@@ -344,7 +344,7 @@ _MEASURES = ("compute_metrics", "stateless_compute_loss", "get_metrics_result")
 """What Keras's own steps call: who overrides one of these has Keras's steps, where he has none of his own."""
 
 
-def steps_of(model: KerasSteps, given: TrainStep | None) -> tuple[TrainStep | None, StepProtocol | None]:
+def steps_of(model: StepMethods, given: TrainStep | None) -> tuple[TrainStep | None, StepProtocol | None]:
     """Return the pure train step, which `compile` may give, and the steps in the form of Keras."""
     found: dict[Mode, Any] = {}
     own: dict[Mode, Any] = {mode: _own(model, f"{mode}_step") for mode in _MODES}
@@ -368,7 +368,7 @@ def steps_of(model: KerasSteps, given: TrainStep | None) -> tuple[TrainStep | No
     return given, StepProtocol(found, lists, metrics, reset, lambda state, batch: _prepare(model, state, batch))
 
 
-def _measures_itself(model: KerasSteps, has_train_step: bool) -> bool:
+def _measures_itself(model: StepMethods, has_train_step: bool) -> bool:
     """Whether the model's class overrides what Keras's steps call to measure, or updates metrics in its loss.
 
     Beside a `train_step` of its own `compute_loss_and_updates` is often a part of that, with other arguments.
@@ -379,10 +379,10 @@ def _measures_itself(model: KerasSteps, has_train_step: bool) -> bool:
     return _own(model, "compute_loss") is not None and bool(Layer.metrics.fget(model))  # type: ignore[misc]
 
 
-def _own(model: KerasSteps, name: str) -> Any:
+def _own(model: StepMethods, name: str) -> Any:
     """The method of this name, if it is the user's own; None else."""
     found = getattr(model, name)
-    return None if getattr(found, "__func__", None) is getattr(KerasSteps, name) else found
+    return None if getattr(found, "__func__", None) is getattr(StepMethods, name) else found
 
 
 def _takes(step: Any, count: int) -> bool:
@@ -397,7 +397,7 @@ def _takes(step: Any, count: int) -> bool:
     return len(needed) == count and not any(one.kind is one.KEYWORD_ONLY for one in needed)
 
 
-def _wrong_form(model: KerasSteps, mode: str, step: Any) -> ModelError:
+def _wrong_form(model: StepMethods, mode: str, step: Any) -> ModelError:
     states = {
         "train": "(trainable_variables, non_trainable_variables, optimizer_variables, metrics_variables)",
         "test": "(trainable_variables, non_trainable_variables, metrics_variables)",
@@ -417,7 +417,7 @@ def _wrong_form(model: KerasSteps, mode: str, step: Any) -> ModelError:
     )
 
 
-def _prepare(model: KerasSteps, state: TrainState, batch: Batch) -> None:
+def _prepare(model: StepMethods, state: TrainState, batch: Batch) -> None:
     """Let the metrics of `compile` make their variables, which may follow from targets and outputs (traced)."""
     objective, measured = model._chosen().objective, model._chosen().metrics
     if objective is None or (objective.loss is None and measured.compiled is None):

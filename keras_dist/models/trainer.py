@@ -17,7 +17,7 @@ from keras_dist.models import fitting
 from keras_dist.models.functional import Graph
 from keras_dist.models.initialization import create_weights, created, forward_of
 from keras_dist.models.runtime import ModelRuntime
-from keras_dist.models.step_methods import KerasSteps
+from keras_dist.models.step_methods import StepMethods
 from keras_dist.training.built_model import BuiltModel, not_compiled
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
@@ -42,7 +42,7 @@ def _stop_flag(mode: Mode, method: str) -> Any:
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
 
-class Trainer(KerasSteps):
+class Trainer(StepMethods):
     """The methods of `Model` that train, evaluate and predict."""
 
     _runtime_type = ModelRuntime

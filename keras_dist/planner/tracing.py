@@ -39,7 +39,7 @@ from keras_dist.training.optimization import DEFAULT, as_optimizer, resolve_opti
 from keras_dist.training.rematerialisation import resolve_remat
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
-from keras_dist.training.step_runner import Trainer
+from keras_dist.training.step_runner import StepRunner
 from keras_dist.training.uneven_rows import rows_multiple
 
 OPTIMIZER = "adam"
@@ -152,7 +152,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     cell, _ = StateCell.of_own_module(graph, plan, plan.shapes)
     choices, assumed = _completed(choices, optimizer, loss, cell.state.trainable)
     cell.add_slots(choices.optimizers)
-    trainer = Trainer(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
+    trainer = StepRunner(cell, dataclasses.replace(forward, plan=plan, pads=choices.options.pads), choices)
     with naming_scopes():
         lowered = trainer.lower_train(source)
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)

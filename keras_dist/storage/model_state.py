@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -106,10 +105,9 @@ def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[
     arrays = dict(zip(names, session.cell.arrays, strict=True))
     documents = {"model": {"seed": session.seed, "fits": session.fits}, **documents}
     if progress is not None:
-        written = {"tallies": dict(progress.tallies), "callbacks": progress.callbacks}
-        plain, found = split_arrays(written)
-        fields = {field.name: getattr(progress, field.name) for field in dataclasses.fields(progress)}
-        documents[TRAINING] = fields | {"cursor": progress.cursor.to_json()} | plain
+        written = progress.to_json()
+        plain, found = split_arrays({name: written[name] for name in ("tallies", "callbacks")})
+        documents[TRAINING] = written | plain
         arrays |= {f"{TRAINING}/{index}": value for index, value in enumerate(found)}
     trained = len(jax.tree.leaves(session.cell.state.trainable))
     rest = len(jax.tree.leaves(session.cell.state.rest))

@@ -1,10 +1,10 @@
-"""Tallies: what a step finds in each batch becomes one value, summed on the device and read on the host."""
+"""Accumulators: values found in each batch are summed on the device and read on the host."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,33 +18,33 @@ from keras_dist.metrics.plain_state import no_plain_state
 
 
 class OpenMean(NamedTuple):
-    """A mean that is still open: `total / weight`, both scalars."""
+    """An unfinished mean, `total / weight`; both scalars."""
 
     total: Any
     weight: Any
 
 
 class UpdatesTotal(NamedTuple):
-    """A value of one update and 1, or 0 and 0 in a step without an update; both scalars."""
+    """The value of an update and 1, or 0 and 0 in a step without an update; both scalars."""
 
     total: Any
     updates: Any
 
 
 class Latest(NamedTuple):
-    """A scalar of which the last one is logged."""
+    """A scalar that is logged as it was in the last step."""
 
     value: Any
 
 
 class Count(NamedTuple):
-    """A number of things in a batch, which is logged as things per second."""
+    """A number of things in a batch, logged per second."""
 
     value: Any
 
 
 class Observation(NamedTuple):
-    """A batch as a metric sees it; metrics that take no weights see masked predictions, too, as in Keras."""
+    """The arguments of a metric for a batch; as in Keras, metrics without weights also get masked predictions."""
 
     metric: Metric
     y_true: PyTree
@@ -53,11 +53,11 @@ class Observation(NamedTuple):
     mask: jax.Array | None = None
 
     def added_to(self, variables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """The metric's variables afterwards."""
+        """Return the metric's variables after the batch."""
         return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
 
     def update(self) -> None:
-        """Let the metric's own variables change."""
+        """Update the metric's own variables."""
         self.metric.update_state(*self._arguments())
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -65,7 +65,6 @@ class Observation(NamedTuple):
         return (self.y_true, self.y_pred, *(() if weight is None else (weight,)))
 
     def _weight(self) -> ArrayLike | None:
-        """The weights, 0 for what does not count."""
         if self.mask is None or (self.sample_weight is None and not self.metric.weighs(self.y_true, self.y_pred)):
             return self.sample_weight
         mask = jnp.asarray(self.mask, jnp.float32)
@@ -76,31 +75,24 @@ class Observation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfOneName:
-    """Logs a value under its name."""
-
+class _ScalarAccumulator:
     name: str
+    is_reset_by_users: ClassVar[bool] = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own."""
         return (self.name,)
 
-    @property
-    def is_reset_by_users(self) -> bool:
-        """Whether code of the user's says how it begins."""
-        return False
 
-
-class MeanAccumulator(_OfOneName):
+class MeanAccumulator(_ScalarAccumulator):
     """The mean of a scalar over all rows."""
 
     def start(self) -> OpenMean:
-        """Of nothing yet."""
+        """Return the initial state."""
         return OpenMean(np.float32(0), np.float32(0))
 
     def read(self, state: OpenMean) -> dict[str, Any]:
-        """The mean; NaN of nothing."""
+        """Return the mean; NaN without rows."""
         with np.errstate(invalid="ignore"):
             return {self.name: float(np.divide(state.total, state.weight))}
 
@@ -110,35 +102,35 @@ class UpdatesAccumulator(MeanAccumulator):
 
 
 @dataclasses.dataclass(frozen=True)
-class LastAccumulator(_OfOneName):
+class LastAccumulator(_ScalarAccumulator):
     """The value of the last step."""
 
     like: jax.ShapeDtypeStruct
 
     def start(self) -> np.ndarray:
-        """Zeros, before the first step."""
+        """Return the initial state."""
         return np.zeros(self.like.shape, self.like.dtype)
 
     def read(self, state: Any) -> dict[str, Any]:
-        """The value: a number as a float."""
+        """Return the value; numbers as floats."""
         return {self.name: float(state) if np.ndim(state) == 0 else np.asarray(state)}
 
 
-class RateAccumulator(_OfOneName):
-    """A number of things, in the epoch and this process; `LazyLogs` divides it by the seconds that they took."""
+class RateAccumulator(_ScalarAccumulator):
+    """The number of things in the epoch; `LazyLogs` divides it by the duration."""
 
     def start(self) -> np.float32:
-        """Return zero."""
+        """Return the initial state."""
         return np.float32(0)
 
     def read(self, state: Any) -> dict[str, Any]:
-        """The number."""
+        """Return the number."""
         return {self.name: float(state)}
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricAccumulator:
-    """A metric, whose state is its variables; `result` is its `stateless_result`, compiled where it can be."""
+    """A metric, whose state is its variables; `result` is its `stateless_result`, compiled if possible."""
 
     name: str
     metric: Metric
@@ -151,21 +143,21 @@ class MetricAccumulator:
         return type(self.metric).reset_state is not Metric.reset_state
 
     def start(self) -> tuple[np.ndarray, ...]:
-        """The variables when they are reset."""
+        """Return the variables after a reset."""
         return tuple(np.asarray(value) for value in self.metric.stateless_reset_state())
 
     def read(self, state: tuple[jax.Array, ...]) -> dict[str, Any]:
-        """The result by name: numbers as floats, others as arrays. Computed outside of the mesh."""
+        """Return the result by name: numbers as floats, others as arrays. It is computed outside of the mesh."""
         values = _checked(self.name, self.result(state))
         return {name: float(value) if np.ndim(value) == 0 else np.asarray(value) for name, value in values.items()}
 
 
 Accumulator = MeanAccumulator | MetricAccumulator | LastAccumulator | RateAccumulator
-"""How something that is logged is begun and read, and its names; `add` adds to it."""
+"""Names, initial state and result of a logged value; `add` updates its state."""
 
 
 def accumulator_of(name: str, found: Any) -> Accumulator:
-    """The accumulator of what a step found under this name (traced)."""
+    """Return the accumulator of a value that a step logs under this name (traced)."""
     if isinstance(found, UpdatesTotal):
         return UpdatesAccumulator(name)
     if isinstance(found, Latest):
@@ -180,13 +172,13 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
     compute = found.metric.stateless_result
     try:
         result = compute(variables)
-    except jax.errors.JAXTypeError:  # it needs numbers, and there are none yet
+    except jax.errors.JAXTypeError:  # it needs values, and these are traced
         return MetricAccumulator(name, found.metric, (name,), compute)
     return MetricAccumulator(name, found.metric, tuple(_checked(name, result)), jax.jit(compute))
 
 
 def check_names(accumulators: Mapping[str, Accumulator]) -> None:
-    """Check that no metric with several values logs one under the name of a loss, or of what a loss reports."""
+    """Check that no metric with several values logs one under the name of another value."""
     for name, accumulator in accumulators.items():
         repeated = set(accumulator.names) & (accumulators.keys() - {name})
         if repeated and isinstance(accumulator, MetricAccumulator):
@@ -196,16 +188,12 @@ def check_names(accumulators: Mapping[str, Accumulator]) -> None:
 
 
 def by_name(name: str, result: Any) -> Mapping[str, Any]:
-    """What a metric logs for a result: its values, if that is a dict, else the result under the metric's name."""
+    """Return the logs of a metric: its result if this is a dict, else the result under its name."""
     return result if isinstance(result, Mapping) else {name: result}
 
 
 def flat_logs(step: str, logs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the logs of a step with the entries of inner dicts under their own names, as in Keras.
-
-    Raises:
-        ModelError: two entries have the same name.
-    """
+    """Return the logs of a step with inner dicts flattened, as in Keras; raise if two entries have the same name."""
     flat: dict[Any, Any] = {}
     for name, value in logs.items():
         found = flat_logs(step, value) if isinstance(value, Mapping) else {name: value}
@@ -218,20 +206,19 @@ def flat_logs(step: str, logs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _checked(name: str, result: Any) -> Mapping[str, Any]:
-    """`by_name`, where all are numbers or arrays of them."""
     values = by_name(name, result)
     for value in values.values():
         try:
             jnp.asarray(value)
         except (TypeError, ValueError) as error:
             summary = f"the result of metric {name!r} must be a number, an array, or a dict of them"
-            fix = "return the value of a variable, or what jax.numpy computes of them, from `result`"
+            fix = "return the value of a variable, or a value that jax.numpy computes from variables, in `result`"
             raise ModelError(summary, given=with_type(value), fix=fix) from error
     return values
 
 
 def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:
-    """The state of an accumulator after a batch: a metric's as it says, a mean with the scalar weighted by rows."""
+    """Return the state of an accumulator after a batch; scalars of a mean are weighted by rows."""
     if isinstance(found, Observation):
         return found.added_to(state)
     if isinstance(found, Latest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,22 +30,27 @@ LONE_INPUT = "input/x"
 
 
 def input_names(x: PyTree) -> list[str]:
-    """The names in rules of the arrays in `x`: `input/image` for `{"image": ...}`, `input/x` for a lone array."""
+    """Return the names in rules of the arrays in `x`: `input/image` for `{"image": ...}`, `input/x` for an array."""
     return [f"input/{path}" if path else LONE_INPUT for path in leaf_paths(x)]
 
 
 def tensor_names(module_paths: Sequence[str], x: PyTree) -> list[str]:
-    """The names in rules of what modules return, and of the arrays in `x`."""
-    return [*(tree_paths.join(filter(None, (path, "output"))) for path in module_paths), *input_names(x)]
+    """Return the names in rules of the outputs of modules and of the arrays in `x`."""
+    return [*map(output_name, module_paths), *input_names(x)]
+
+
+def output_name(path: str) -> str:
+    """Return the name in rules of the output of the module at a path."""
+    return f"{path}/output" if path else "output"
 
 
 def input_layout(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout:
-    """The layout of one input: by its rule, else with the batch dim over the batch axis."""
+    """Return the layout of an input: by its rule, else with the batch dim over the batch axis."""
     return _checked(name, shape, distribution) or distribution.get_data_layout(shape)
 
 
 def constrain_inputs(x: PyTree, distribution: Distribution) -> PyTree:
-    """`x` with the layout of each rule `input/...` (traced)."""
+    """Constrain `x` to the layouts of the rules `input/...` (traced)."""
     leaves, treedef = jax.tree.flatten(x)
     return treedef.unflatten(
         [_constrain(name, leaf, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
@@ -53,9 +58,9 @@ def constrain_inputs(x: PyTree, distribution: Distribution) -> PyTree:
 
 
 def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
-    """Make the submodules that a rule `<path>/output` names constrain what they return. Changes `module`."""
+    """Make the submodules that a rule `<path>/output` names constrain their outputs. Changes `module`."""
     for node, paths in named_submodules(module):
-        for name in (tree_paths.join(filter(None, (path, "output"))) for path in paths):
+        for name in map(output_name, paths):
             if distribution.get_tensor_layout(name) is not None:
                 node.__class__ = _constrained_class(type(node), name, distribution)
         if _names_scopes.get() and paths[0]:
@@ -64,7 +69,7 @@ def constrain_outputs(module: nnx.Module, distribution: Distribution) -> None:
 
 @contextlib.contextmanager
 def naming_scopes() -> Iterator[None]:
-    """Inside, operations of traced steps are in a scope of the submodule that they belong to, as reports need it."""
+    """Name the operations of steps traced inside by their submodules, for reports."""
     token = _names_scopes.set(True)
     try:
         yield
@@ -73,27 +78,27 @@ def naming_scopes() -> Iterator[None]:
 
 
 def scope_of(path: str) -> str:
-    """The scope of a submodule, one part of an operation's name. `path_of_scope` takes it back."""
+    """Return the scope of a submodule in names of operations; `path_of_scope` is the inverse."""
     return _SCOPE + path.translate(_CODED)
 
 
 def path_of_scope(scope: str) -> str | None:
-    """The path of the submodule whose scope it is; None for any other scope."""
+    """Return the path of the submodule with this scope; None for any other scope."""
     return scope.removeprefix(_SCOPE).translate(_DECODED) if scope.startswith(_SCOPE) else None
 
 
 def weight_scope(path: str) -> contextlib.AbstractContextManager[Any]:
-    """Inside, constraints of traced steps are in a scope of the weight that they lay out, if reports need it."""
+    """Name the constraints traced inside by their weight, within `naming_scopes`."""
     return jax.named_scope(_WEIGHT + path.translate(_CODED)) if _names_scopes.get() else contextlib.nullcontext()
 
 
 def weight_of_scope(scope: str) -> str | None:
-    """The path of the weight whose scope it is; None for any other scope."""
+    """Return the path of the weight with this scope; None for any other scope."""
     return scope.removeprefix(_WEIGHT).translate(_DECODED) if scope.startswith(_WEIGHT) else None
 
 
 def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
-    """The modules in `module`, itself included, each with the paths that rules may know it by: here and in Keras."""
+    """Return the modules in `module`, itself included, each with its path and its path in Keras."""
     in_keras = keras_paths(module).layers
     found = ((tree_paths.join(tree_paths.visible(parts)), node) for parts, node in nnx.iter_graph(module))
     return [
@@ -106,7 +111,7 @@ def named_submodules(module: nnx.Module) -> list[tuple[nnx.Module, list[str]]]:
 def check_tensor_rules(
     specs: Sequence[VariableSpec], module_paths: Sequence[str], x: PyTree, distribution: Distribution
 ) -> None:
-    """Warn of rules for activations and inputs that name none; raise under `strict`."""
+    """Warn of rules for activations and inputs that match none; raise under `strict`."""
     rules = distribution.layout_map
     if rules is None or not any(lint.names_tensor(rule) for rule in rules):
         return
@@ -115,22 +120,27 @@ def check_tensor_rules(
     lint.report([], dead, distribution.device_mesh, strict=distribution.strict)
 
 
+def with_call(cls: type, call: Callable[..., Any]) -> type:
+    """Return a subclass of the same name whose instances are called by `call(self, *args, **kwargs)`."""
+    return type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__})
+
+
 @functools.lru_cache(maxsize=1024)
 def _scoped_class(cls: type, scope: str) -> type:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with jax.named_scope(scope):
             return cls.__call__(self, *args, **kwargs)
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+    return with_call(cls, call)
 
 
 @functools.lru_cache(maxsize=1024)
 def _constrained_class(cls: type, name: str, distribution: Distribution) -> type:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = cls.__call__(self, *args, **kwargs)
         return jax.tree.map(lambda output: _constrain(name, output, distribution), outputs)
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+    return with_call(cls, call)
 
 
 def _constrain(name: str, value: PyTree, distribution: Distribution) -> PyTree:
@@ -138,14 +148,13 @@ def _constrain(name: str, value: PyTree, distribution: Distribution) -> PyTree:
     if layout is None:
         return value
     if np.shape(value)[0] % distribution.device_mesh.axis_size(layout.axes[0]):
-        # The last, shorter batch. JAX constrains only what divides; and of rows that do not divide, with another dim
-        # sharded, XLA computes wrong gradients of convolutions: `real_rows` has put them on every device
+        # A partial batch. JAX constrains only what divides; with another dim sharded, XLA computes wrong gradients of
+        # convolutions for rows that do not divide: `real_rows` has replicated them
         return value
     return distribute_tensor(value, layout)
 
 
 def _checked(name: str, shape: Sequence[int], distribution: Distribution) -> TensorLayout | None:
-    """The layout by rule, checked against `shape`; the batch dim may be any length."""
     layout = distribution.get_tensor_layout(name)
     if layout is None:
         return None

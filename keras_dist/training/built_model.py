@@ -32,7 +32,7 @@ from keras_dist.training.optimization import Optimizer, resolve_optimizers
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
-from keras_dist.training.step_runner import Trainer
+from keras_dist.training.step_runner import StepRunner
 from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables.variable import Variable
 
@@ -99,7 +99,7 @@ class BuiltModel(BuiltModule):
             choices.options.pads,
         )
         self._programs.clear()
-        self.trainer = Trainer(self.cell, self.forward, self.choices)
+        self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
         """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""

@@ -1,4 +1,4 @@
-"""`CompileConfig`: how a model is trained, as `compile` was given it."""
+"""`CompileConfig`: the arguments of `compile`, checked and with names resolved."""
 
 from __future__ import annotations
 
@@ -20,54 +20,31 @@ from keras_dist.training.step_protocol import StepProtocol
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """How steps run, whatever it is that they compute.
+    """Options for running steps, independent of what the steps compute."""
 
-    Attributes:
-        steps_per_execution: how many steps one dispatch runs; None to find out what is fast.
-        jit: whether steps are compiled; else they run operation by operation, and Python sees every value.
-        donate: whether a step may reuse the memory of the state before it.
-        check: whether compiled steps check indices, and leave the state as it is where one is wrong.
-        prefetch: how many executions the loop is ahead of the devices.
-        pads: whether modules see rows that the mesh does not divide with padding.
-    """
-
-    steps_per_execution: int | None = None
-    jit: bool = True
-    donate: bool = True
-    check: bool = False
-    prefetch: int = MAX_IN_FLIGHT
-    pads: bool = False
+    steps_per_execution: int | None = None  # steps of one dispatch; None: as many as are found to be fast
+    jit: bool = True  # False: steps run operation by operation, and Python sees every value
+    donate: bool = True  # a step may reuse the memory of the state before it
+    check: bool = False  # compiled steps check indices, and keep the state if one is out of range
+    prefetch: int = MAX_IN_FLIGHT  # executions that the loop is ahead of the devices
+    pads: bool = False  # modules see padded rows where the mesh does not divide the batch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompileConfig:
-    """What `compile` was given, checked and with names resolved; without it, nothing but how predictions run.
+    """The arguments of `compile`, checked and with names resolved; the defaults are for prediction only."""
 
-    Attributes:
-        arguments: as they were given.
-        optimizer: one, or a dict of them.
-        objective: loss and metrics; None when the train step needs none.
-        train_step: the user's own pure step, or None for gradient descent on the loss.
-        protocol: the steps that the model's class defines in the form of Keras; None where it defines none.
-        metrics: the metric objects, which tell what was measured last.
-        options: how the steps run.
-        remat: what the backward pass computes again; None for nothing.
-        report: names of values of the training itself that are logged.
-        batch_keys: of inputs, targets and weights in batches that are dicts; None where dicts are inputs.
-        optimizers: by name, with the variables they update; none before the weights exist.
-    """
-
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as they were given
     optimizer: optimizers.Optimizer | optimizers.OptaxOptimizer | Mapping[str, Any] | None = None
-    objective: Objective | None = None
-    train_step: TrainStep | None = None
-    protocol: StepProtocol | None = None
+    objective: Objective | None = None  # None when the train step needs neither loss nor metrics
+    train_step: TrainStep | None = None  # a pure step; None for gradient descent on the loss
+    protocol: StepProtocol | None = None  # the steps in the form of Keras that the model's class defines
     metrics: ModelMetrics = dataclasses.field(default_factory=lambda: ModelMetrics(None))
     options: StepOptions = dataclasses.field(default_factory=StepOptions)
     remat: Remat | None = None
     report: tuple[str, ...] = ()
-    batch_keys: BatchKeys | None = None
-    optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)
+    batch_keys: BatchKeys | None = None  # None where dicts are inputs
+    optimizers: dict[str, Optimizer] = dataclasses.field(default_factory=dict)  # empty before the weights exist
 
     def is_own(self, mode: Mode) -> bool:
         """Whether the user wrote this step."""
@@ -76,6 +53,6 @@ class CompileConfig:
         return mode == "train" and self.train_step is not None
 
     def facts(self) -> Fingerprint:
-        """What must be equal in all processes of a job: each number of each argument."""
+        """Return the numbers in the arguments, which must be equal in all processes of a job."""
         given = [facts_of_config(f"`{name}` of compile", value) for name, value in self.arguments.items()]
         return {name: value for facts in given for name, value in facts.items()}

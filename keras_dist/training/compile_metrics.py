@@ -1,4 +1,4 @@
-"""`ModelMetrics`: the metric objects of a compiled model, which tell what was measured last."""
+"""`ModelMetrics`: the metric objects of a compiled model, with the values that were measured last."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from keras_dist.variables import Variable
 
 
 class CompileMetrics(Metric):
-    """The metrics of `compile(metrics=..., weighted_metrics=...)`, as one metric.
-
-    Source: `keras.src.trainers.compile_utils.CompileMetrics`.
-    """
+    """The metrics of `compile(metrics=..., weighted_metrics=...)` as one metric; `CompileMetrics` in Keras."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__(name="compile_metrics")
@@ -30,28 +27,24 @@ class CompileMetrics(Metric):
 
     @property
     def variables(self) -> list[Variable]:
-        """Those of the metrics, in their order."""
+        """The variables of the metrics, in their order."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
-        """Add a batch: targets, outputs and weights of the model, as `compile` takes metrics for them."""
+        """Update the metrics with targets, outputs and weights of the model."""
         found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, mask_noted(y_pred))
         self.logged = {name: one.metric for name, one in found.items()}
         for one in found.values():
             one.update()
 
     def reset_state(self) -> None:
-        """Forget all batches."""
+        """Reset all metrics."""
         for metric in self.metrics:
             metric.reset_state()
 
     def result(self) -> dict[str, Any]:
-        """What each metric gives, by the name it is logged as.
-
-        Raises:
-            ModelError: the model has seen no targets yet, on which the names depend.
-        """
-        if self.logged is None:
+        """Return the results by the names they are logged under."""
+        if self.logged is None:  # the names depend on targets
             summary = "the metrics of `compile` have no result yet"
             given = "a model that was neither trained nor evaluated"
             raise ModelError(summary, given=given, fix="call fit or evaluate first")
@@ -62,30 +55,28 @@ class CompileMetrics(Metric):
 
 
 class ModelMetrics:
-    """The metric objects of a compiled model: `compiled` is what `compile` chose, None without any.
+    """The metric objects of a compiled model; `compiled` has the metrics of `compile`, None without any."""
 
-    While a model is trained or evaluated, the states of metrics travel through the compiled steps. Afterwards `hold`
-    gives them to these objects as they are, on the device: they are fetched when somebody reads them.
-    """
+    # The compiled steps carry the states of metrics; `hold` stores them on the device, and reading fetches them.
 
     def __init__(self, objective: Objective | None) -> None:
         self._means = {"loss": Mean("loss")}
         self.compiled = None if objective is None else CompileMetrics(objective)
 
     def note_losses(self, losses: Mapping[str, Any], x: PyTree) -> None:
-        """Add the losses of a batch of inputs to their means, each for its rows."""
+        """Update the running mean of each loss, weighted by the number of rows."""
         rows = len(jax.tree.leaves(x)[0])
         for name, value in losses.items():
             self._means.setdefault(name, Mean(name)).update_state(value, rows)
 
     @property
     def all(self) -> list[Metric]:
-        """The mean of the loss, what `compile` chose as one metric, and the means of each output's loss."""
+        """The mean loss, the metrics of `compile` as one metric, and the mean loss of each output."""
         first, *others = self._means.values()
         return [first, *([] if self.compiled is None else [self.compiled]), *others]
 
     def hold(self, accumulators: Mapping[str, Accumulator], states: Mapping[str, PyTree]) -> None:
-        """Let the metrics tell what is in these states; those that are not among them tell of nothing."""
+        """Load these states into the metrics; reset metrics without a state."""
         logged = {
             name: accumulator.metric
             for name, accumulator in accumulators.items()

@@ -1,4 +1,4 @@
-"""Steps compiled for a plan: shardings, donation, accumulated logs, and the exact treatment of short batches."""
+"""Steps compiled for a plan: shardings, donation, accumulated logs, and exact partial batches."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
 
 Flat = list[Any]
-"""The arrays of a `TrainState`: flattening it anew for each step would cost tens of microseconds."""
+"""The arrays of a `TrainState`: flattening one in each step would cost tens of microseconds."""
 
 Expected = Callable[[], list[Execution]]
-"""What gives other executions of a run, for which programs can be compiled at the same time."""
+"""Returns other executions of a run, whose programs can be compiled at the same time."""
 
 Streams = dict[int, Any]
-"""What evaluation and prediction change, such as the states of random generators, by index in a `TrainState`."""
-
+"""Arrays that evaluation and prediction change, such as states of random generators, by index in a `TrainState`."""
 
 _KINDS = {"train": "training", "test": "evaluation", "predict": "prediction"}
 
 EXPECTED_SHAPES = 2
-"""Of the batches of one data set: full ones, and a shorter last one."""
+"""Batch shapes that one dataset normally has: full batches and one partial batch."""
 
 MANY_SHAPES = 16
-"""Of all batches since `compile`: so many and more are hardly meant."""
+"""Batch shapes since `compile` that are hardly intended."""
 
 FEWER_SHAPES = (
     "make batches with drop_remainder=True, or pad them to a few shapes with kd.data.pad_batch(batch, multiple_of=...)"
@@ -62,11 +61,10 @@ FEWER_SHAPES = (
 
 
 class CompiledSteps:
-    """The compiled programs of a model: one for each kind of step and execution, number of real rows, and shape.
+    """The compiled programs of a model: one for each kind of step and execution, number of real rows, and shape."""
 
-    A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
-    the program, so that every module and loss sees exactly the rows that exist.
-    """
+    # A batch whose length the mesh does not divide is padded, placed evenly, and sliced back to its true length inside
+    # the program, so that every module and loss sees exactly the rows that exist.
 
     def __init__(self, plan: LayoutPlan, distribution: Distribution, options: StepOptions | None = None) -> None:
         self._options = options or StepOptions()
@@ -85,39 +83,33 @@ class CompiledSteps:
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def forget_shapes(self, mode: str) -> None:
-        """A run over a data set begins or is over: the next shapes of batches are the first ones."""
+        """Restart the count of shapes, at the begin or end of a run over a dataset."""
         for counted in [key for key in self._shapes if key[0] == mode]:
             del self._shapes[counted]
 
     def forget_programs(self) -> None:
-        """What the steps are made of has changed: trace them anew."""
+        """Trace the steps again, because they depend on something that changed."""
         self._programs.clear()
 
     @property
     def count(self) -> int:
-        """How many programs there are."""
+        """The number of programs."""
         return len(self._programs)
 
     def train(
         self, step: LoggingStep, state: Flat, logs: Logs, execution: Execution, expected: Expected = list
     ) -> Callable[[], tuple[Flat, Logs]]:
-        """What runs the steps: it consumes `state`, and gives the one after them, and `logs` with their batches added.
+        """Return the dispatch of the steps, which consumes `state` and returns new state and logs.
 
-        All that takes time, and may be interrupted, is done before it is called. Where a program must be compiled,
-        those of the `expected` executions are compiled with it.
+        All that takes time and may be interrupted happens before the dispatch: programs, also of the `expected`
+        executions, are compiled here.
         """
         return self._prepared("train", step, execution, expected, state, logs)
 
     def test(
-        self,
-        step: LoggingStep,
-        state: Flat,
-        logs: Logs,
-        draw: Draw,
-        execution: Execution,
-        expected: Expected = list,
+        self, step: LoggingStep, state: Flat, logs: Logs, draw: Draw, execution: Execution, expected: Expected = list
     ) -> tuple[Streams, Logs]:
-        """`logs` with the batches added, the first of which draws there, and the generators afterwards."""
+        """Return the changed arrays, and `logs` updated with the batches."""
         return self._prepared("test", step, execution, expected, state, logs, draw)()
 
     def predict(
@@ -129,10 +121,7 @@ class CompiledSteps:
         expected: Expected = list,
         local: bool = False,
     ) -> tuple[Streams, Any]:
-        """The outputs for the batch, with its padding and perhaps more of it, and the generators that were used.
-
-        Of several processes, each sees the outputs for all rows; with `local` for those that its devices hold.
-        """
+        """Return the changed arrays and the padded outputs: of all processes, or `local` of the rows held here."""
         (drawn, states), outputs = self._prepared(
             "predict", step, execution, expected, state, draw, needs_all=not local
         )()
@@ -140,7 +129,6 @@ class CompiledSteps:
         return drawn | states, self._gathered(outputs, local) if self._outputs_at else outputs
 
     def _gathered(self, outputs: Any, local: bool) -> Any:
-        """Outputs of several processes, each of which sees those for all rows, or for its own."""
         leaves, tree = jax.tree.flatten(outputs, is_leaf=is_per_batch)
         found = self._outputs_at[local]([leaf for leaf in leaves if not is_per_batch(leaf)])
         whole = self._outputs_at[False]([leaf for leaf in leaves if is_per_batch(leaf)])
@@ -148,7 +136,7 @@ class CompiledSteps:
         return tree.unflatten([next(without if is_per_batch(leaf) else with_rows) for leaf in leaves])
 
     def accumulators(self, step: LoggingStep, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """How to accumulate what a train or test step logs. Traces the step; runs only one that may read values."""
+        """Return the accumulators of a step's logs. Traces the step, or runs it if it may read values."""
         accumulators: dict[str, Accumulator] = {}
 
         def trace(state: TrainState, arrays: Any) -> None:
@@ -165,7 +153,7 @@ class CompiledSteps:
         return accumulators
 
     def lower_train(self, step: LoggingStep, state: Flat, logs: Any, batch: Batch) -> Any:
-        """The lowered train program, for reports on its memory and collectives."""
+        """Lower the train program, for reports on its memory and collectives."""
         program = self._compile_train(step, SingleStep(batch))
         program = program if self._options.jit else jax.jit(program)
         return self._traced(batch.rows, lambda: self._lowered(program, (state, logs, batch.arrays)))
@@ -173,10 +161,7 @@ class CompiledSteps:
     def _prepared(
         self, mode: str, step: Any, execution: Execution, expected: Expected, *before: Any, needs_all: bool = True
     ) -> Callable[[], Any]:
-        """The program with its arguments, `before` and those of the execution; it is compiled already.
-
-        It `needs_all` processes, if all have devices of the mesh, unless each sees its own outputs alone.
-        """
+        """Compile the program if necessary, and bind its arguments; `needs_all`: it waits for other processes."""
         key = mode, step, execution.kind, execution.form
         if key not in self._programs:
             self._compile(mode, step, [execution, *expected()], before)
@@ -198,9 +183,9 @@ class CompiledSteps:
         return run
 
     def _compile(self, mode: str, step: Any, executions: list[Execution], before: tuple[Any, ...]) -> None:
-        """New programs for those of the executions that have none: traced one after the other, compiled meanwhile.
+        """Trace executions without a program one after the other, and compile meanwhile.
 
-        The first is needed now; what is wrong with another one shows when that is.
+        Only the first is needed now: errors of the others are raised when they are needed.
         """
         new: dict[Any, Execution] = {}
 
@@ -237,7 +222,6 @@ class CompiledSteps:
         return {"auto_shard_dataset": auto_shard, "batch": execution.describe(), "batches at once": execution.steps}
 
     def _made(self, mode: str, step: Any, execution: Execution, before: tuple[Any, ...]) -> Any:
-        """A new program, to be compiled."""
         makers = {"train": self._compile_train, "test": self._compile_test, "predict": self._compile_predict}
         with _noting(execution):
             program = makers[mode](step, execution)
@@ -254,7 +238,7 @@ class CompiledSteps:
         return jaxprs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
 
     def _warn_of_splits(self, jaxpr: Any) -> None:
-        """Warn once of weights that a `shard_map` of the module takes apart and that no rule shards."""
+        """Warn once of weights that a `shard_map` of the module splits and that no rule shards."""
         if self._warned_of_splits:
             return
         lines: list[str] = []
@@ -286,14 +270,14 @@ class CompiledSteps:
             what = (
                 f"the {mode} step was compiled for {MANY_SHAPES} shapes of batches since compile(), the last one: "
                 f"{shapes[-1]}\n"
-                f"  expected: batches of a few shapes; each is compiled anew, which takes longer than many steps\n"
-                f"  fix:      {FEWER_SHAPES}; this is said once"
+                f"  expected: batches of a few shapes; each compilation takes longer than many steps\n"
+                f"  fix:      {FEWER_SHAPES}; this warning is shown once"
             )
         elif len(shapes) > EXPECTED_SHAPES:
             what = (
                 f"the {mode} step was compiled for {len(shapes)} shapes of batch so far, the last one: {shapes[-1]}\n"
                 f"  before:   {shapes[-2]}\n"
-                f"  expected: batches of one shape, and perhaps a shorter last one; each is compiled anew\n"
+                f"  expected: batches of one shape, and perhaps one partial batch; each shape is compiled\n"
                 f"  fix:      {FEWER_SHAPES}"
             )
         else:
@@ -348,13 +332,13 @@ class CompiledSteps:
             states = {index: drawn.pop(index, arrays[index]) for index in self._states}
             return (drawn, states), _pad_rows(outputs, rows, padded)
 
-        # outputs stay where XLA computes them: to have them whole, it would gather the last kernel
+        # outputs stay where XLA computes them: to replicate them, it would gather the last kernel
         shardings = self._state_shardings, self._replicated, execution.shardings(self._distribution)[0]
         states = {index: self._state_shardings[index] for index in self._states}
         return self._jit(predict, shardings, ((self._replicated, states), None))
 
     def _jit(self, function: Callable[..., Any], given: Any, returned: Any, consumes_state: bool = False) -> Any:
-        """The function compiled for these shardings, or one that puts its arguments there and runs as it is."""
+        """Jit the function with these shardings; without `jit`, only place its arguments and results."""
         if self._options.jit:
             donated = (0,) if consumes_state and self._options.donate else ()
             if self._options.check:
@@ -374,17 +358,16 @@ class CompiledSteps:
 
 
 def _arguments(mode: str, before: tuple[Any, ...], execution: Execution) -> tuple[Any, ...]:
-    """What a program is called with."""
     return (*before, execution.operands[0] if mode == "predict" else execution.operands)
 
 
 def _noting(batch: Batch | Execution) -> contextlib.AbstractContextManager[None]:
-    """Let errors of the module, the loss or JAX say on which batch they arose."""
+    """Add the batch to errors of the module, the loss or JAX."""
     return noting(lambda: f"a step on {batch.describe()}")
 
 
 def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs:
-    """The states of accumulators before the first batch, on every device."""
+    """Return the initial states of accumulators, replicated."""
     start = {name: accumulator.start() for name, accumulator in accumulators.items()}
     return put(start, _replicated(mesh))
 

@@ -1,4 +1,4 @@
-"""Executions: what one dispatch runs, as one step on a batch, several on a stack, or several on resident rows."""
+"""Executions: one step on a batch, several steps on a stack of batches, or several steps on resident rows."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ RESIDENT_BYTES = 2**26
 """Largest dataset [bytes] kept resident when the backend reports no memory statistics: CPU devices share one copy."""
 
 RESIDENT_PART = 8
-"""On devices that do, it may take this part of what is free."""
+"""A resident dataset may take this part of the free memory that the backend reports."""
 
 EARNED_BYTES = 2**18
-"""It must be brought there first: each step on it saves the time that so many bytes take."""
+"""Each step on a resident dataset saves the time that the transfer of so many bytes takes."""
 
 CACHE_LINE = 64
 
 STACK_BYTES = 2**22
 MAX_STACK = 32
 MANY_BATCHES = 4096
-"""Batches are stacked when they are so small that their dispatch costs more than their copy, and so many that another
-program is worth its compilation."""
+"""Batches are stacked if their dispatch costs more than their copy, and there are enough to pay for a compilation."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streamed:
-    """One or several steps on a batch from the host, or on a stack of batches of one length."""
+    """Steps on a batch from the host, or on a stack of batches of one length."""
 
     batch: Batch
 
@@ -63,16 +62,16 @@ class Streamed:
 
     @property
     def rows(self) -> int:
-        """The real rows of each step."""
+        """Real rows of each step."""
         return self.batch.rows
 
     @property
     def form(self) -> Hashable:
-        """Alike for executions of one kind that one program serves: that of the batch, and its real rows."""
+        """Key of the program among executions of one kind."""
         return self.batch.rows, self.batch.form
 
     def describe(self) -> str:
-        """The batch, as a step sees it."""
+        """Describe the batch of a step, for errors."""
         return self.batch.describe()
 
 
@@ -83,12 +82,12 @@ class SingleStep(Streamed):
     kind = "single"
 
     def shardings(self, distribution: Distribution) -> Any:
-        """Those of the batch."""
+        """Return the shardings of the batch."""
         return _shardings(data_layouts(self.batch.arrays, distribution))
 
     @staticmethod
     def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """The step."""
+        """Take the step (traced)."""
         del distribution
         return body(carry, operands)
 
@@ -100,71 +99,57 @@ class StackedSteps(Streamed):
 
     @property
     def steps(self) -> int:
-        """One for each batch."""
+        """Number of batches in the stack."""
         return self.batch.stacked or 1
 
     def shardings(self, distribution: Distribution) -> Any:
-        """Those of each batch, with the stack's dim on every device."""
+        """Return the shardings of the batches; the stack's dim is replicated."""
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self.batch.arrays)
         return _shardings(data_layouts(batch, distribution), stacked=True)
 
     @staticmethod
     def run(body: Body, carry: Any, operands: Any, distribution: Distribution) -> Any:
-        """A scan."""
+        """Scan over the batches (traced)."""
         del distribution
         return jax.lax.scan(lambda carry, arrays: (body(carry, arrays), None), carry, operands)[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ResidentSteps:
-    """Steps on rows that are on the devices already, gathered there by number.
+    """Steps on rows of a dataset on the devices, gathered there by their numbers."""
 
-    Where the number of steps is not fixed, it is an operand: one program serves any number of steps.
-
-    Attributes:
-        data: the whole data set `(x, y, sample_weight)`, on every device, with flat rows.
-        shapes: those of a row, leaf by leaf.
-        numbers: the numbers of the rows of all batches (batches, padded rows), on the devices.
-        rows: the real rows of each batch.
-        start: the first batch.
-        steps: how many batches.
-        form: alike for data sets and batches of the same shapes.
-        is_fixed: whether the number of steps is a part of the program.
-        name: of the data set, as errors call it.
-    """
-
-    data: Any
-    shapes: tuple[tuple[int, ...], ...]
-    numbers: jax.Array
-    rows: int
-    start: int
+    data: Any  # the whole dataset `(x, y, sample_weight)`, replicated, with flat rows
+    shapes: tuple[tuple[int, ...], ...]  # of a row of each array
+    numbers: jax.Array  # of the rows of all batches, (batches, padded rows), on the devices
+    rows: int  # real rows of each batch
+    start: int  # the first batch
     steps: int
-    form: Hashable
-    is_fixed: bool
-    name: str
+    form: Hashable  # equal for datasets and batches of the same shapes
+    is_fixed: bool  # else the number of steps is an operand: one program serves any number
+    name: str  # of the dataset in errors
 
     @property
     def kind(self) -> str:
-        """With the number of steps, where that is a part of the program."""
+        """Kind of the program."""
         return f"resident {self.steps}" if self.is_fixed else "resident"
 
     @property
     def operands(self) -> Any:
-        """Data, numbers of rows, and which batches."""
+        """Data, numbers of rows, and the span of batches."""
         return self.data, self.numbers, np.array([self.start, self.start + self.steps], np.int32)
 
     def shardings(self, distribution: Distribution) -> Any:
-        """Data on every device, numbers of rows as the rows."""
+        """Return the shardings of the operands."""
         span = TensorLayout.replicated(1, distribution.device_mesh).backend_layout
         return jax.tree.map(lambda leaf: leaf.sharding, self.data), self.numbers.sharding, span
 
     @property
     def run(self) -> Callable[[Body, Any, Any, Distribution], Any]:
-        """A scan or loop that gathers each batch and steps."""
+        """The loop that gathers each batch and takes a step."""
         return functools.partial(_run_resident, self.steps if self.is_fixed else None, self.shapes)
 
     def describe(self) -> str:
-        """One batch."""
+        """Describe the batch of a step, for errors."""
         leaves, tree = jax.tree.flatten(self.data)
         like = [
             jax.ShapeDtypeStruct((self.rows, *shape), leaf.dtype)
@@ -181,7 +166,7 @@ def _run_resident(
     operands: Any,
     distribution: Distribution,
 ) -> Any:
-    """The steps on resident rows; for None so many as the operands say."""
+    """Take the steps on resident rows; for None as many as the operands specify."""
     data, numbers, span = operands
     leaves, tree = jax.tree.flatten(data)
 
@@ -198,14 +183,13 @@ def _run_resident(
 
 
 Execution = SingleStep | StackedSteps | ResidentSteps
-"""What one dispatch runs. `run(body, carry, operands, distribution)` makes all steps, one after the other, in a trace;
-it outlives the execution, and does not hold it or its arrays."""
+"""The steps of one dispatch. `run(body, carry, operands, distribution)` takes them in a trace; it holds no arrays."""
 
 
 class StreamFeed:
     """Batches from the host, padded to `multiple_of` rows, stacked for one execution, and put on devices ahead of use.
 
-    `share` are the rows that this process gathers; None where the mesh is its own. `same` compares processes.
+    `share` are the rows that this process gathers, None with one process; `same` compares processes.
     """
 
     def __init__(
@@ -227,14 +211,14 @@ class StreamFeed:
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
     ) -> Iterator[tuple[int, Iterable[Execution]]]:
-        """The executions of each epoch, which are taken before the next epoch is asked for; see `Batching.epochs`."""
+        """Yield the executions of each epoch, to be consumed before the next epoch; see `Batching.epochs`."""
         for epoch, batches in self._examples.epochs(
             numbers, self._multiple_of, shuffle_key, self._stack, start, self._share
         ):
             yield epoch, self._executions(batches)
 
     def expected(self) -> list[Execution]:
-        """Executions of an epoch that need programs of their own, where making them costs next to nothing."""
+        """Return one execution for each program of an epoch, if they are cheap to make."""
         examples = self._examples
         if self._share is not None:
             return []
@@ -243,7 +227,7 @@ class StreamFeed:
         source, stack, sizes = examples.source, self._stack, (examples.batch_size, self._multiple_of)
         stop = min(examples.steps_of_epoch, examples.batches)
         full = min(stop, source.length // examples.batch_size)
-        # stacks come first, then what is left of the full batches, then a shorter one
+        # stacks, then the remaining full batches, then a partial batch
         spans = [
             range(first, min(first + stack, stop)) for first in sorted({0, full - full % stack, full}) if first < stop
         ]
@@ -257,7 +241,7 @@ class StreamFeed:
         try:
             for execution in map(self._execution, batches):
                 waiting.append(execution)
-                del execution  # whoever is given one decides how long it stays in memory
+                del execution  # the consumer decides how long it stays in memory
                 if len(waiting) > self._ahead:
                     yield waiting.popleft()
             yield from waiting
@@ -273,14 +257,10 @@ class StreamFeed:
 
 
 class ResidentFeed:
-    """Batches of a dataset that is put on every device once; its arrays must not change meanwhile."""
+    """Batches of a dataset that is replicated once; its arrays must not change meanwhile."""
 
     def __init__(
-        self,
-        examples: Batching,
-        multiple_of: int,
-        distribution: Distribution,
-        tuner: StepsTuner | FixedSteps,
+        self, examples: Batching, multiple_of: int, distribution: Distribution, tuner: StepsTuner | FixedSteps
     ) -> None:
         mesh, source = distribution.device_mesh, cast(ArraySource, examples.source)
         self._examples, self._source, self._distribution = examples, source, distribution
@@ -295,18 +275,18 @@ class ResidentFeed:
     def epochs(
         self, numbers: range, shuffle_key: tuple[int, ...] | None = None, start: Cursor | None = None
     ) -> Iterator[tuple[int, Iterable[Execution]]]:
-        """The executions of each epoch; see `Batching.epochs`."""
+        """Yield the executions of each epoch; see `Batching.epochs`."""
         for epoch, span in self._examples.spans_from(numbers, start):
             yield epoch, self._executions(pass_key(shuffle_key, span.began), span.batches)
 
     def expected(self) -> list[Execution]:
-        """Executions of an epoch, of those that share a program one."""
+        """Return one execution for each program of an epoch."""
         span = range(min(self._examples.steps_of_epoch, self._examples.batches))
         found = {(execution.kind, execution.form): execution for execution in self._executions(None, span)}
         return list(found.values())
 
     def _executions(self, shuffle_key: tuple[int, ...] | None, span: range) -> Iterator[Execution]:
-        # the numbers of all batches are placed, so that one program serves every span
+        # the numbers of all batches are on the devices, so that one program serves every span
         for rows in self._source.row_numbers(*self._sizes, shuffle_key, span):
             numbers = self._placed(rows)
             start = rows.wanted.start
@@ -324,22 +304,19 @@ class ResidentFeed:
 
 
 def _flat_copy(source: ArraySource) -> Any:
-    """A copy of all rows, each of them flat: XLA on CPUs gathers those in half the time.
-
-    It starts where a cache line does: XLA on CPUs uses such memory as it is, and would copy any other once more.
-    """
+    """Copy all rows and flatten each: XLA on CPUs gathers flat rows in half the time."""
 
     def empty(leaf: Any) -> np.ndarray:
         shape = leaf.shape if leaf.ndim <= 2 else (len(leaf), math.prod(leaf.shape[1:]))
         dtype = _device_dtype(leaf)
         size = math.prod(shape) * dtype.itemsize
-        memory = np.empty(size + CACHE_LINE, np.uint8)
+        memory = np.empty(size + CACHE_LINE, np.uint8)  # XLA on CPUs uses aligned memory without another copy
         first = -memory.ctypes.data % CACHE_LINE
         return memory[first : first + size].view(dtype).reshape(shape)
 
     copies, tree = jax.tree.flatten(jax.tree.map(empty, source.arrays))
     step = max(1, EARNED_BYTES * source.length // max(1, sum(copy.nbytes for copy in copies)))
-    for start in range(0, source.length, step):  # what is gathered at once stays in the processor's cache
+    for start in range(0, source.length, step):  # each gather stays in the processor's cache
         numbers = np.arange(start, min(start + step, source.length))
         for copy, rows in zip(copies, jax.tree.leaves(source.gather(numbers, len(numbers)).arrays), strict=True):
             copy[numbers[0] : numbers[-1] + 1] = rows.reshape(len(rows), *copy.shape[1:])
@@ -347,12 +324,12 @@ def _flat_copy(source: ArraySource) -> Any:
 
 
 def is_put_by_dispatch(batch: Batch) -> bool:
-    """Whether a program takes the arrays from the host. In a job JAX does not split them, on own devices neither."""
+    """Whether programs take the batch from the host; in a job JAX does not split arrays of the host."""
     return batch.portion is None and job.process_count() == 1
 
 
 def placed(execution: SingleStep | StackedSteps, distribution: Distribution) -> SingleStep | StackedSteps:
-    """The execution with its arrays on the devices; of several processes, the global arrays that they make together."""
+    """Return the execution with its arrays on the devices, in a job as global arrays."""
     batch, shardings = execution.batch, execution.shardings(distribution)
     if batch.portion is None:
         arrays = put(batch.arrays, shardings)
@@ -363,7 +340,7 @@ def placed(execution: SingleStep | StackedSteps, distribution: Distribution) -> 
 
 
 def compare_call(same: SameRows, source: ArraySource) -> None:
-    """Compare the batch of one of several calls."""
+    """Compare the batch of a call in all processes."""
     _compared(same.compare_call, source.arrays)
 
 
@@ -373,13 +350,13 @@ def _compared(compare: Callable[[int, Take, str], None], arrays: Any) -> None:
 
 
 def share_of(like: Any, multiple_of: int, distribution: Distribution) -> HostSlice:
-    """What this process gathers of batches like `like`."""
+    """Return the part of batches like `like` that this process gathers."""
     layouts = tuple(layout.backend_layout for layout in jax.tree.leaves(data_layouts(like, distribution)))
     return HostSlice(layouts, multiple_of, is_own=not distribution.auto_shard_dataset)
 
 
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
-    """Whether the data set may be kept on every device: whether it is in memory, and small."""
+    """Whether the dataset may be replicated: it is in memory, and small."""
     stats = [device.memory_stats() for device in local_devices(distribution)]
     if not isinstance(source, ArraySource) or distribution.device_mesh.is_multi_process or not stats:
         return False
@@ -389,12 +366,12 @@ def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
 
 
 def local_devices(distribution: Distribution) -> list[Any]:
-    """The devices of this process in the mesh."""
+    """Return the devices of this process in the mesh."""
     return distribution.device_mesh.backend_mesh.local_devices
 
 
 def earns_residence(source: RowSource, steps: int) -> bool:
-    """Whether keeping the data set on the devices saves more in so many steps than bringing it there takes."""
+    """Whether so many steps on a resident dataset save more time than its transfer takes."""
     return isinstance(source, ArraySource) and _device_bytes(source) <= EARNED_BYTES * steps
 
 
@@ -403,12 +380,11 @@ def _device_bytes(source: ArraySource) -> int:
 
 
 def _device_dtype(leaf: Any) -> np.dtype[Any]:
-    """The dtype of an array on a device, where JAX may have no 64 bits."""
     return jnp.dtype(jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def stack_of(source: RowSource, batch_size: int, epochs: int) -> int:
-    """How many batches to bring to the devices at once, where they do not all stay there."""
+    """Return the number of streamed batches in a stack."""
     if not isinstance(source, ArraySource) or source.length * epochs < MANY_BATCHES * batch_size:
         return 1
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) / source.length
@@ -416,7 +392,7 @@ def stack_of(source: RowSource, batch_size: int, epochs: int) -> int:
 
 
 def data_layouts(arrays: tuple[Any, Any, Any], distribution: Distribution) -> Any:
-    """The layouts of `(x, y, sample_weight)`: inputs by their rules, the others with the rows over the batch axis."""
+    """Return the layouts of `(x, y, sample_weight)`: inputs by their rules, others with rows over the batch axis."""
     x, *others = arrays
     leaves, treedef = jax.tree.flatten(x)
     inputs = [input_layout(name, leaf.shape, distribution) for name, leaf in zip(input_names(x), leaves, strict=True)]
@@ -429,5 +405,4 @@ def _shardings(layouts: Any, stacked: bool = False) -> Any:
 
 
 def _stacked(layout: TensorLayout) -> TensorLayout:
-    """The layout of a stack of tensors with this one."""
     return TensorLayout((None, *layout.axes), layout.device_mesh)

@@ -1,7 +1,7 @@
-"""Gathers of weights where a step computes with them, as the plan says it: in loops one turn's, and again backwards.
+"""Gathers of sharded weights at their use: in each iteration of a loop, and again in the backward pass.
 
-What a layout leaves open, XLA decides: it may gather a weight long before its use, or keep it for the backward pass. So
-a step is traced, and evaluated with each weight gathered in the operation that takes it.
+Without them XLA may gather a weight long before its use, or keep it for the backward pass. Therefore a step is traced,
+and evaluated with each weight gathered in the operation that takes it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,17 @@ from keras_dist.training.activations import weight_scope
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # equations of jaxprs have no types
 
-_MOVES = (
-    "broadcast_in_dim",
-    "convert_element_type",
-    "copy",
-    "name",
-    "reshape",
-    "squeeze",
-    "stop_gradient",
-    "transpose",
-)
-"""Operations on one array that are done to the gathered weight, wherever it is used."""
+_MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "name"}
+_MOVES |= {"reshape", "squeeze", "stop_gradient", "transpose"}
+"""Operations on one array that are applied to the gathered weight, wherever it is used."""
 _PLACES = ("sharding_constraint", "shard_map")
-"""Operations in which the module itself says where weights lie."""
+"""Operations in which the module itself lays out weights."""
 
 
 def with_gathers(
     function: Callable[..., PyTree], plan: LayoutPlan, paths: Sequence[str], arguments: Sequence[PyTree]
 ) -> PyTree:
-    """Return `function(*arguments)`, traced, with weights gathered where they are used.
-
-    `paths` are the paths in the plan of the leaves of the arguments.
-    """
+    """Return `function(*arguments)` with weights gathered where they are used; `paths`: of the leaves in the plan."""
     rows = [plan.row(path) for path in paths]
     if all(row.axes == row.compute_axes for row in rows):
         return function(*arguments)
@@ -60,7 +49,7 @@ def with_gathers(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Weight:
-    """A weight that is not gathered yet, or its part in one turn of a loop; `moves` are evaluated afterwards."""
+    """A weight that is not gathered yet, or its part in one iteration; `moves` are evaluated after the gather."""
 
     path: str
     value: Any
@@ -69,16 +58,16 @@ class _Weight:
     moves: tuple[Any, ...] = ()
 
     def whole(self, dims: Sequence[int]) -> bool:
-        """Whether no device has but a part of these dims."""
+        """Whether these dims are unsharded."""
         return all(self.axes[dim] is None for dim in dims)
 
     def of_dims(self, value: Any, dims: Sequence[int]) -> _Weight:
-        """The weight `value`, whose dims are these ones of this weight."""
+        """Return `value` as a weight with these dims of this weight."""
         axes, compute_axes = (tuple(each[dim] for dim in dims) for each in (self.axes, self.compute_axes))
         return _Weight(self.path, value, axes, compute_axes)
 
     def moved(self) -> Any:
-        """The array as the program has it, not gathered."""
+        """Return the array of the program, not gathered."""
         value = self.value
         for equation in self.moves:
             (value,) = jaxprs.evaluate(equation, [value])
@@ -87,14 +76,14 @@ class _Weight:
 
 @dataclasses.dataclass(frozen=True)
 class _Gathers:
-    """Evaluates jaxprs; XLA does not optimize from one loop into another, so that bodies gather in themselves."""
+    """Evaluates jaxprs; XLA does not optimize across loops, so that bodies of loops gather themselves."""
 
     mesh: jax.sharding.Mesh
     in_loop: bool = False
     is_repeated: bool = False
 
     def evaluate(self, program: Any, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs of a jaxpr for arrays and weights; weights that come out of it are not gathered."""
+        """Return the outputs of a jaxpr for arrays and weights; weights in the outputs are not gathered."""
         jaxpr, constants = jaxprs.parts_of_jaxpr(program)
         known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
         known |= zip(jaxpr.invars, inputs, strict=True)
@@ -109,7 +98,7 @@ class _Gathers:
         return list(map(_not_gathered, outputs))
 
     def _evaluated(self, equation: Any, values: list[Any]) -> list[Any]:
-        """The outputs of an equation that takes weights."""
+        """Return the outputs of an equation that takes weights."""
         name = equation.primitive.name
         if name in _INSIDE:
             return _INSIDE[name](self, equation, values)
@@ -129,7 +118,7 @@ class _Gathers:
         return self._used(equation, values)
 
     def _of_one_weight(self, equation: Any, values: list[Any]) -> list[Any]:
-        """The outputs of an equation of one weight and nothing else: elements are moved, or need no gathered one."""
+        """Return the outputs of an equation whose only input is a weight."""
         (weight,) = dict.fromkeys(value for value in values if isinstance(value, _Weight))
         name, params, result = equation.primitive.name, equation.params, equation.outvars[0].aval
         if name not in _MOVES:
@@ -148,7 +137,7 @@ class _Gathers:
         return [weight.of_dims(moved, dims)]
 
     def _used(self, equation: Any, values: list[Any]) -> list[Any]:
-        """The outputs of an equation, of which the backward pass keeps no gathered weight."""
+        """Return the outputs of an equation; the backward pass keeps no gathered weight."""
         is_array = [not jaxprs.is_literal(value) for value in equation.invars]
 
         def use(*arrays: Any) -> list[Any]:
@@ -165,7 +154,7 @@ class _Gathers:
         return jaxprs.evaluate(equation, gathered)
 
     def _gathered(self, value: Any) -> Any:
-        """A weight as it is computed with: its gradient is scattered, as the transposes of these constraints say."""
+        """Gather a weight; the transposes of these constraints scatter its gradient."""
         if not isinstance(value, _Weight):
             return value
         array = value.value
@@ -177,7 +166,7 @@ class _Gathers:
 
     def _call(self, equation: Any, values: list[Any]) -> list[Any]:
         layouts = *equation.params["in_shardings"], *equation.params["out_shardings"]
-        if any(isinstance(layout, jax.sharding.Sharding) for layout in layouts):  # the module itself says it
+        if any(isinstance(layout, jax.sharding.Sharding) for layout in layouts):  # laid out by the module itself
             return jaxprs.evaluate(equation, list(map(_not_gathered, values)))
         with jaxprs.in_context_of(equation):
             return self.evaluate(equation.params["jaxpr"], values)
@@ -225,7 +214,7 @@ _INSIDE: dict[str, Callable[[_Gathers, Any, list[Any]], list[Any]]] = {
     "remat2": _Gathers._checkpoint,
     "scan": _Gathers._scan,
 }
-"""Operations with a jaxpr that takes weights as they are."""
+"""Operations with a jaxpr that takes weights without a gather."""
 
 
 def _weight(array: Any, row: Row) -> Any:
@@ -245,7 +234,7 @@ def _with_value(value: Any, array: Any) -> Any:
 
 
 def _in_order(like: PyTree, tree: PyTree) -> PyTree:
-    """`tree` with the entries of dicts in the order of those of `like`: JAX sorts them."""
+    """Return `tree` with dicts ordered as in `like`; JAX sorts their keys."""
     if type(like) is dict:
         return {name: _in_order(like[name], tree[name]) for name in like}
     if type(like) in (list, tuple):

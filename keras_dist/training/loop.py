@@ -1,4 +1,4 @@
-"""The one loop: fit, evaluate and predict are it with three steps."""
+"""The execution loop shared by `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -18,64 +18,54 @@ from keras_dist.training.throughput import StepTimer
 Mode = Literal["train", "test", "predict"]
 
 MAX_IN_FLIGHT = 2
-"""Executions: more would deadlock fake CPU devices (see `_environment`), and gain nothing: one runs, one waits."""
+"""Executions in flight: more would deadlock fake CPU devices and would not be faster; see `backend_environment`."""
 
 
 class Hooks(Protocol):
-    """All that training knows of callbacks."""
+    """The interface of callbacks for training."""
 
     def begin(self, mode: Mode) -> None:
-        """Before the first batch, or the first epoch."""
-        ...
+        """Call before the first batch, or the first epoch."""
 
     def end(self, mode: Mode, logs: Mapping[str, float] | None = None) -> None:
-        """After the last."""
-        ...
+        """Call after the last batch, or the last epoch."""
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Before a group of steps is dispatched, whose first batch this is."""
-        ...
+        """Call before the dispatch of a group of steps, with its first batch."""
 
     def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Mapping[str, Any]]) -> None:
-        """After a group of steps was dispatched, with its last batch, and that of a full group; they may still run."""
-        ...
+        """Call after the dispatch of a group, with its last batch and the last batch of a full group."""
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether one of them looks at single batches: no execution takes more than one step then."""
+        """Whether a callback looks at single batches, so that executions take one step."""
         ...
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch of training."""
-        ...
+        """Call before an epoch of training."""
 
     def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None) -> None:
-        """After an epoch of training and its validation."""
-        ...
+        """Call after an epoch of training and its validation."""
 
     @property
     def handles_interrupts(self) -> bool:
-        """Whether one of them has something to do before a signal ends the training."""
+        """Whether a callback acts before a signal ends the training."""
         ...
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Between two steps, when a signal is about to end the training."""
-        ...
+        """Call between two steps when a signal is about to end the training."""
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """When a training is over, however it ended."""
-        ...
+        """Call when a training ends for any reason."""
 
     def facts(self) -> Fingerprint:
-        """What must be equal in all processes of a job."""
+        """Return values that must be equal in all processes of a job."""
         ...
 
     def get_state(self) -> PyTree:
-        """What they need to go on in another process."""
-        ...
+        """Return the state from which another process can resume."""
 
     def set_state(self, state: PyTree) -> None:
-        """Go on where others, in another process, have been."""
-        ...
+        """Resume from the state of another process."""
 
 
 def run_steps(
@@ -95,10 +85,10 @@ def run_steps(
 ) -> PyTree:
     """Dispatch every execution, at most `in_flight` of them at a time; return the arrays of the last dispatch.
 
-    `dispatch` starts an execution, and returns arrays that are ready when it is done, and how many programs it
-    compiled. Hooks are called once for `group` steps, with logs that `as_logs` makes of the rows and arrays of each
-    execution. They also get the last batch of a full group, which Keras reports even where the data ends earlier.
-    `collect` gets the rows and arrays of each finished execution, in order.
+    `dispatch` starts an execution; it returns arrays that are ready when it is done, and the number of programs that it
+    compiled. Hooks are called once for `group` steps, with logs that `as_logs` makes from the rows and arrays of each
+    execution, and with the last batch of a full group, which Keras reports even where the data ends earlier.
+    `collect` is called with the rows and arrays of each finished execution, in order.
     """
     waiting: collections.deque[tuple[int, int, PyTree, PyTree, float]] = collections.deque()
 
@@ -125,13 +115,13 @@ def run_steps(
             results, end = [], batch + group
         began = timer.look()
         result, compiled = dispatch(execution)
-        signal = jax.tree.leaves(result)[0]  # all that a program computes is ready at once
+        signal = jax.tree.leaves(result)[0]  # all outputs of a program are ready at once
         steps, rows = execution.steps, execution.rows
         results.append((rows, result))
         if mode == "train":
             heartbeat.note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
-        del execution  # its arrays are memory that the next batch can have
+        del execution  # the next batch can have the memory of its arrays
         batch += steps
         if batch >= end:
             end = batch

@@ -51,13 +51,7 @@ class Placement:
         self._compared: dict[str, SameRows | None] = {}
         self._is_checked = False
 
-    def feed(
-        self,
-        mode: Mode,
-        examples: Examples,
-        epochs: int = 1,
-        one_by_one: bool = False,
-    ) -> Feed:
+    def feed(self, mode: Mode, examples: Examples, epochs: int = 1, one_by_one: bool = False) -> Feed:
         """Return the feed of the batches; `one_by_one` runs single steps unless `compile` chose otherwise."""
         stack = self._options.steps_per_execution
         if not self._options.jit or stack == 1 or (stack is None and one_by_one):

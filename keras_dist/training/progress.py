@@ -30,7 +30,7 @@ class Progress:
         shuffle_key: with the number of an epoch fixes the order of rows; None for their own.
         form: of the examples: rows, batch size, steps of an epoch, as far as they are known.
         is_stopping: whether it ends before the next epoch.
-        tallies: the states of loss and metrics after the last batch; none at the begin of an epoch.
+        metric_states: the states of loss and metrics after the last batch; none at the begin of an epoch.
         callbacks: what each of them needs to go on; see `CallbackList.get_state`.
     """
 
@@ -39,13 +39,13 @@ class Progress:
     shuffle_key: tuple[int, ...] | None
     form: Mapping[str, int | None]
     is_stopping: bool = False
-    tallies: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
+    metric_states: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
     callbacks: PyTree = None
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
         """The progress whose fields were written down, with arrays in them."""
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = ("cursor", *_IS_FIELD)
         if (
             not isinstance(state, Mapping)
             or set(state) != set(names)
@@ -54,7 +54,13 @@ class Progress:
             fix = f"pass what a snapshot had noted: a dict of {', '.join(names)}"
             raise DataError("this is not how far a training has come", given=shorten(state), fix=fix)
         cursor, key = Cursor.from_json(state["cursor"]), state["shuffle_key"]
-        return cls(**{**state, "cursor": cursor, "shuffle_key": None if key is None else tuple(key)})
+        fields = {**state, "cursor": cursor, "shuffle_key": None if key is None else tuple(key)}
+        return cls(metric_states=fields.pop("tallies"), **fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their names in files, where `metric_states` are `tallies`, with arrays in them."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"tallies": fields.pop("metric_states"), **fields, "cursor": self.cursor.to_json()}
 
     @classmethod
     def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Progress:
@@ -66,31 +72,31 @@ class Progress:
 
     def at_epoch(self, epoch: int) -> Progress:
         """Before the first batch of an epoch."""
-        return dataclasses.replace(self, cursor=Cursor(epoch), tallies={})
+        return dataclasses.replace(self, cursor=Cursor(epoch), metric_states={})
 
     def epochs(self, stop: int) -> range:
         """All epochs of the training, if it ends before `stop`."""
         return range(self.first_epoch, stop)
 
-    def after(self, steps: int, rows: int, tallies: Mapping[str, PyTree]) -> Progress:
+    def after(self, steps: int, rows: int, metric_states: Mapping[str, PyTree]) -> Progress:
         """Return the progress after `steps` more batches of `rows` rows each, in the same epoch."""
         cursor = self.cursor
         cursor = Cursor(cursor.epoch, cursor.batch + steps, cursor.rows + steps * rows)
-        return dataclasses.replace(self, cursor=cursor, tallies=tallies)
+        return dataclasses.replace(self, cursor=cursor, metric_states=metric_states)
 
     def check_continues(self, other: Progress, zeros: Mapping[str, PyTree]) -> None:
         """Check that the examples, loss and metrics of this training are those of another one that it is to go on with.
 
         Args:
             other: how far that one has come.
-            zeros: the states of the tallies before the first batch, as they are here.
+            zeros: the states of loss and metrics before the first batch, as they are here.
 
         Raises:
             ModelError: batches would be others; a training between two epochs may go on with others, if each epoch
                 has all of them. Or loss and metrics are others here.
         """
-        if other.tallies:
-            _check_tallies(other.tallies, zeros)
+        if other.metric_states:
+            _check_metric_states(other.metric_states, zeros)
         if self.form == other.form:
             return
         if not other.cursor.batch and self.form["steps_per_epoch"] is None and other.form["steps_per_epoch"] is None:
@@ -130,10 +136,10 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
 """What the fields of a progress that was written down look like."""
 
 
-def restored(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """The states of tallies that another process has had, on the devices of this one."""
-    leaves, treedef = jax.tree.flatten({name: like[name] for name in tallies})
-    values = jax.tree.leaves(dict(tallies))
+def restored(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """States of metrics that another process has had, on the devices of this one."""
+    leaves, treedef = jax.tree.flatten({name: like[name] for name in metric_states})
+    values = jax.tree.leaves(dict(metric_states))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
@@ -161,9 +167,9 @@ class Run:
         """Where the training begins: before its first batch, or where a callback has said."""
         self._has_begun = True
         if self.progress.callbacks is not None:
-            tallies = restored(self.progress.tallies, self._zeros) if self.progress.tallies else {}
+            metric_states = restored(self.progress.metric_states, self._zeros) if self.progress.metric_states else {}
             self._hooks.set_state(self.progress.callbacks)
-            self.progress = dataclasses.replace(self.progress, tallies=tallies)
+            self.progress = dataclasses.replace(self.progress, metric_states=metric_states)
         return self.progress
 
     def noted(self, is_stopping: bool) -> Progress:
@@ -202,9 +208,9 @@ def nothing_to_continue() -> ModelError:
     return ModelError("there is no training to be continued", given="continue_from outside of on_train_begin", fix=fix)
 
 
-def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
+def _check_metric_states(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
     """Check that the states are those of the loss and metrics that are here."""
-    given, wanted = _forms(tallies), _forms(like)
+    given, wanted = _forms(metric_states), _forms(like)
     if given != wanted:
         raise ModelError(
             "fit cannot go on in the middle of an epoch: loss and metrics are not those of the interrupted training",
@@ -214,7 +220,7 @@ def _check_tallies(tallies: Mapping[str, PyTree], like: Mapping[str, PyTree]) ->
         )
 
 
-def _forms(tallies: Mapping[str, PyTree]) -> dict[str, list[str]]:
+def _forms(metric_states: Mapping[str, PyTree]) -> dict[str, list[str]]:
     """Types and shapes, by name."""
-    leaves = {name: jax.tree.leaves(tallies[name]) for name in sorted(tallies)}
+    leaves = {name: jax.tree.leaves(metric_states[name]) for name in sorted(metric_states)}
     return {name: [f"{leaf.dtype}{list(leaf.shape)}" for leaf in found] for name, found in leaves.items()}

@@ -1,4 +1,4 @@
-"""What the backward pass computes again instead of keeping it: the argument `remat` of `compile`."""
+"""The argument `remat` of `compile`: values that the backward pass recomputes instead of storing them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_dist._support.safe_patterns import Pattern
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, did_you_mean, shorten
 from keras_dist.layers.remat_scope import checkpointed
-from keras_dist.training.activations import named_submodules
+from keras_dist.training.activations import named_submodules, with_call
 from keras_dist.training.graph import compile_rule
 
 FULL = "full"
-"""Keep nothing but the inputs of the model."""
+"""Keep the inputs of the model only."""
 
 POLICIES = (
     "checkpoint_dots",
@@ -28,25 +28,25 @@ POLICIES = (
     "everything_saveable",
     "nothing_saveable",
 )
-"""The policies in `jax.checkpoint_policies` that take no arguments."""
+"""Policies in `jax.checkpoint_policies` without arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-    """Recomputation in the backward pass: of all but what a policy keeps, or of layers whose paths match."""
+    """Recomputation in the backward pass, by a policy, or in the layers whose paths match."""
 
     given: str
     pattern: Pattern | None = None
 
     def whole(self, forward: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """`forward`, computed again in the backward pass, unless only layers are."""
+        """Return `forward`, recomputed in the backward pass unless only layers are."""
         if self.pattern is not None:
             return forward
         policy = getattr(jax.checkpoint_policies, self.given) if self.given in POLICIES else None
         return jax.checkpoint(forward, policy=policy)
 
     def mark(self, module: nnx.Module) -> None:
-        """Make the layers of `module` that `pattern` matches compute again. Changes `module`."""
+        """Make the layers of `module` that `pattern` matches recompute. Changes `module`."""
         if self.pattern is None:
             return
         for node, names in named_submodules(module):
@@ -54,17 +54,16 @@ class Remat:
                 node.__class__ = _checkpointed_class(type(node))
 
     def check(self, module: nnx.Module) -> None:
-        """Check that a layer of `module` is meant."""
+        """Check that `pattern` matches a layer of `module`."""
         if self.pattern is None:
             return
-        paths = [names[0] for node, names in named_submodules(module) if node is not module and callable(node)]
-        names = [name for node, names in named_submodules(module) if node is not module for name in names]
-        if not any(map(self.pattern.fullmatch, names)):
-            raise _unknown(self.given, paths)
+        layers = [names for node, names in named_submodules(module) if node is not module and callable(node)]
+        if not any(self.pattern.fullmatch(name) for names in layers for name in names):
+            raise _unknown(self.given, [path for path, *_ in layers])
 
 
 def resolve_remat(given: Any) -> Remat | None:
-    """What the argument `remat` of `compile` means; None for nothing."""
+    """Resolve the argument `remat` of `compile`; None without recomputation."""
     if given is None or given == "none":
         return None
     if not isinstance(given, str):
@@ -84,7 +83,7 @@ def _unknown(given: Any, paths: Iterable[str]) -> ModelError:
 
 @functools.lru_cache(maxsize=256)
 def _checkpointed_class(cls: type) -> type:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return checkpointed(cls.__call__, self, args, kwargs)
 
-    return type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+    return with_call(cls, call)

@@ -12,12 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.lending import (
-    Changes,
-    Keeper,
-    Lendable,
-    switching,
-)
+from keras_dist._support.lending import Changes, Keeper, Lendable, switching
 from keras_dist._support.stateless_scope import trace_error
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced

@@ -1,4 +1,4 @@
-"""`Trainer`: fit, evaluate and predict for one model, from batches to logs."""
+"""`StepRunner`: fit, evaluate and predict for one model, from batches to logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution.jobs import heartbeat
-from keras_dist.distribution.jobs.consistency import (
-    Fingerprint,
-    check_agreement,
-    facts_of_form,
-    is_shared,
-)
+from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
 from keras_dist.training.accumulators import Accumulator, RateAccumulator
@@ -64,7 +59,7 @@ class LoggedStep:
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
-class Trainer:
+class StepRunner:
     """The compiled steps of one model on one distribution, and the loop over them.
 
     Before `compile` (`choices` is None) only prediction works. `stops` are the modes whose run ends after the current
@@ -113,7 +108,7 @@ class Trainer:
         ):
             hooks.begin("train")
             start = run.begin()
-            start = run.progress = dataclasses.replace(start, tallies=program.resumed(dict(start.tallies)))
+            start = run.progress = dataclasses.replace(start, metric_states=program.resumed(dict(start.metric_states)))
             left, one_by_one = range(start.cursor.epoch, epochs.stop), hooks.sees_every_batch("train")
             feed = self._placement.feed("train", examples, len(left), one_by_one)
             validate = self._validation(validation, hooks, left)
@@ -136,7 +131,7 @@ class Trainer:
                     batch=run.progress.cursor.batch,
                     group=self._options.steps_per_execution,
                 )
-                states = dict(run.progress.tallies) if states is None else states  # no step was left
+                states = dict(run.progress.metric_states) if states is None else states  # no step was left
                 self._cell.show()
                 self._hold(program, states)
                 seconds = timer.clock.seconds
@@ -370,8 +365,8 @@ class Trainer:
         self, program: LoggedStep, run: Run | None = None, expected: Expected = list
     ) -> Callable[[Execution], tuple[Logs, int]]:
         """What runs an execution, and notes it in the run; what is `expected` is compiled with it."""
-        is_resumed = run is not None and bool(run.progress.tallies)
-        logs = dict(run.progress.tallies) if run is not None and is_resumed else program.reset(self._cell.mesh)
+        is_resumed = run is not None and bool(run.progress.metric_states)
+        logs = dict(run.progress.metric_states) if run is not None and is_resumed else program.reset(self._cell.mesh)
         shielded = shield()
 
         def dispatch(execution: Execution) -> tuple[Logs, int]:
