@@ -95,7 +95,7 @@ def test_the_script_for_several_processes_runs_as_the_readme_says(tmp_path):
 
 def test_errors_name_the_packages_of_an_extra_and_no_index_is_asked_for_keras_dist():
     packages_of = {
-        name: " ".join(sorted(str(Requirement(each)).partition(">")[0] for each in needed))
+        name: " ".join(sorted(re.split("[<>=]", str(Requirement(each)))[0] for each in needed))
         for name, needed in PROJECT["optional-dependencies"].items()
         if name not in ("bench", "test", "dev")
     }

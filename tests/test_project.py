@@ -5,8 +5,11 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -33,6 +36,20 @@ def test_ci_runs_what_a_person_runs():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make lint type test soak ROUNDS=1" in script.read_text()
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib", "flax"])
+def test_both_ends_of_the_bounds_are_tested(package):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (bounds,) = [wanted.specifier for wanted in map(Requirement, project["dependencies"]) if wanted.name == package]
+    lowest, first_refused = (
+        Version(next(one.version for one in bounds if one.operator == sign)) for sign in (">=", "<")
+    )
+    pinned = re.findall(rf"^{package}==([\w.]+);", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    oldest, newest = map(Version, pinned)  # of Python 3.11, and of later ones
+    assert oldest == lowest
+    assert newest in bounds
+    assert (newest.major, newest.minor + 1) == first_refused.release[:2]
 
 
 def test_license_and_type_marker():

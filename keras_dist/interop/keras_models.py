@@ -131,8 +131,8 @@ def adopt(model: Any) -> KerasModel:
     So no device holds a whole copy beside the shards that are made of it.
 
     Raises:
-        ModelError: it is no model of Keras, runs on another backend, is not built, or lives under a distribution of
-            Keras.
+        ModelError: it is not a model of Keras, runs on another backend, is not built, or was made under a
+            distribution of Keras.
     """
     _check(model)
     for variable in model.variables:
@@ -167,7 +167,7 @@ def _check(model: Any) -> None:
     if keras.config.is_nnx_enabled():
         given = "keras.config.is_nnx_enabled()"
         fix = f'leave out KERAS_NNX_ENABLED="true"; or {_FROM_CONFIG}'
-        raise ModelError("from_keras: Keras's variables are those of NNX", given=given, fix=fix)
+        raise ModelError("from_keras: Keras's variables must not be NNX variables", given=given, fix=fix)
     unbuilt = [layer.name for layer in _layers_in(model) if not layer.built]
     if not model.built or len(unbuilt) == len(_layers_in(model)):
         given = f"a {type(model).__name__} that has seen no input"

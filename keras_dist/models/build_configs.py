@@ -29,7 +29,7 @@ def tensors_by_name(model: Trainer, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def written_build(model: SavingMethods) -> dict[str, Any] | None:
-    """What `build_as` needs; None if there are no weights, or nothing is needed. See `Model.get_build_config`."""
+    """Return the argument of `build_as`, or None without weights, or if it needs none; see `Model.get_build_config`."""
     runtime = model._runtime
     if model._graph is not None or (runtime.built_for is None and not runtime.built_by_name):
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How the model is made again, on the distribution that is current then, with the state of its optimizer."""
+    """Return how the model is made again, on the then current distribution, with the state of its optimizer."""
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
         given = f"{jax.process_count()} processes, each of which holds a part of the weights"
@@ -44,7 +44,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def copied(model: SavingMethods) -> Any:
-    """The model with arrays of its own, on the same distribution."""
+    """Return a copy of the model, with copied arrays, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
@@ -68,7 +68,6 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
 
 
 def _like(array: Any, value: Any) -> Any:
-    """What `host_copy` gave for such an array, typed PRNG keys as these."""
     if not is_key_dtype(array.dtype):
         return value
     return jax.random.wrap_key_data(value, impl=key_impl(array.dtype))

@@ -113,7 +113,7 @@ def _array_of(spec: Any, default: Any) -> tuple[Dims, Any]:
 def _predict_of(
     session: BuiltModel,
 ) -> tuple[Callable[[dict[str, jax.Array], PyTree], PyTree], dict[str, jax.ShapeDtypeStruct]]:
-    """What `predict` computes, as a function of weights by path and inputs, on one device; and what weights it takes.
+    """Return `predict` as a function of weights by path and inputs, on one device, and the shapes of these weights.
 
     The keys of random streams are weights here, as their data.
     """

@@ -151,7 +151,7 @@ def save_model(
         **options: further ones of `Model.save`.
 
     Raises:
-        ModelError: `zipped` is not what the path says, or there is no such option.
+        ModelError: `zipped` does not match the path, or an option is unknown.
     """
     model.save(filepath, overwrite, zipped, **options)
 
@@ -207,12 +207,12 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         config = json.loads(json_string)
     except (TypeError, ValueError) as error:
         fix = "to read a file: model_from_json(pathlib.Path(name).read_text())"
-        raise ConfigError("model_from_json: `json_string` is no JSON", given=shorten(json_string), fix=fix) from error
+        raise ConfigError("model_from_json: `json_string` must be JSON", given=shorten(json_string), fix=fix) from error
     objects = {"Functional": Model, **(custom_objects or {})}
     model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
         fix = "for other objects: saving.deserialize_keras_object(json.loads(...))"
-        raise ConfigError("model_from_json: `json_string` describes no model", given=shorten(json_string), fix=fix)
+        raise ConfigError("model_from_json: `json_string` must describe a model", given=shorten(json_string), fix=fix)
     return model
 
 
@@ -240,7 +240,7 @@ def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:
 
 
 def _check_is_folder(filepath: str | os.PathLike[str]) -> None:
-    """Check that there is no file."""
+    """Check that a path does not lead to a file."""
     if not isinstance(filepath, str | os.PathLike) or not os.path.isfile(filepath):
         return
     summary = f"load_model: {str(os.fspath(filepath))!r} is a file"

@@ -94,17 +94,17 @@ class SavingMethods(Trainer):
             max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
                 Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
                 names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
-                A weight that is larger has a file of its own. The host holds the weights of one file at a time.
-                None for a single file; orbax has files of its own. With `.weights.h5`, or `.weights.json`, they are
-                Keras's, `model_00000.weights.h5` and so on, and `model.weights.json`, which is not there while those of
-                an earlier save are replaced: Keras fixes their names.
+                A larger weight gets a separate file. The host holds the weights of one file at a time.
+                None for a single file; ignored for orbax. With `.weights.h5` or `.weights.json` the files are
+                `model_00000.weights.h5` and so on, as in Keras, with the index `model.weights.json`. The index is
+                missing while files of an earlier save are replaced, because Keras fixes their names.
             objects_to_skip: layers whose weights are left out of a `.weights.h5`.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
-                element type that the format does not know, `max_shard_size` is no size, or the weights do not
+                element type that the format does not support, `max_shard_size` is not a size, or the weights do not
                 exist yet.
-            CheckpointError: the path is to be a folder, and is a file or a folder of other things.
+            CheckpointError: a folder must be written, and the path is a file or a folder of other things.
             OSError: a file cannot be written.
 
         Example:
@@ -149,13 +149,13 @@ class SavingMethods(Trainer):
     ) -> LoadReport:
         r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
 
-        Layouts and element types stay those of the model; so the file may come from another mesh. Only
-        what the devices of this process hold is copied, after checksums are compared; files of other programs have
-        none, and the first warning of a process says so. In a job of several processes all must call.
+        The model keeps its layouts and element types, so the file may come from another mesh. Only
+        the parts that devices of this process hold are copied, after checksums are compared. Files of other programs
+        have no checksums, which is warned of once in a process. In a job of several processes all must call.
 
         Args:
             filepath: a file that ends in `.safetensors`, or an index that ends in `.safetensors.index.json`. Where
-                there is no such file the index beside it is read. Or a folder of Hugging Face, with
+                this file is missing, the index beside it is read. Or a folder of Hugging Face, with
                 `model.safetensors`, or with `model.safetensors.index.json` and the files that it names; links are
                 followed to regular files, since its cache consists of links. Or a folder of orbax, also one of
                 `model.save` or of a `CheckpointManager`, of which only the weights are read; each device reads its
@@ -163,8 +163,8 @@ class SavingMethods(Trainer):
                 in one, or `.h5` of Keras 2; where the model has taken a step, its optimizer takes over the state of the
                 file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
-            strict: whether names and shapes must be those of the model, and every rule of `name_map` and `transform` be
-                used. Else what fits is set, and a warning tells what was left out.
+            strict: whether names and shapes must match the model, and every rule of `name_map` and `transform` must be
+                used. Otherwise what fits is set, and a warning lists the rest.
             name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
                 names, in which `\1` stands for the first group. A list of names is joined along the dim which gives
                 the weight's shape, or stacked along a new first one. Other weights go by their paths.
@@ -179,11 +179,11 @@ class SavingMethods(Trainer):
             What was set, and what was not.
 
         Raises:
-            ModelError: the file is none of these, is damaged, its names or shapes are not those of the model, or an
+            ModelError: the file has another format, is damaged, its names or shapes do not match the model, or an
                 element type of the model cannot hold a number; of an index, a file is missing, elsewhere, of another
                 save, or lacks a weight; `name_map` or `transform` cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: the file does not exist.
 
         Example:
             >>> import pathlib, tempfile, warnings
@@ -273,7 +273,7 @@ class SavingMethods(Trainer):
         """Return the model without its weights as JSON, which `models.model_from_json` reads.
 
         Args:
-            **kwargs: as of `json.dumps`.
+            **kwargs: arguments of `json.dumps`.
 
         Raises:
             ConfigError: a layer or an argument cannot be written down.
@@ -300,7 +300,7 @@ class SavingMethods(Trainer):
         """Return the arguments of `compile` as plain values; an empty dict if the model is not compiled.
 
         Raises:
-            ConfigError: one of them is no name, no object of keras_dist, and not registered.
+            ConfigError: one of them is neither a name, an object of keras_dist, nor registered.
 
         Differs from Keras: what cannot be read again is an error here, and not only when it is read.
 
@@ -356,7 +356,7 @@ class SavingMethods(Trainer):
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.
             CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights do not exist yet, the path ends in anything else, or there is no such argument.
+            ModelError: the weights do not exist yet, the path has another suffix, or an argument is unknown.
             OSError: it cannot be written.
 
         Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
@@ -416,15 +416,15 @@ class SavingMethods(Trainer):
 
         Args:
             stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
-            continue_training: whether the `fit` that is about to begin goes on where that one was; callbacks ask for it
+            continue_training: whether the `fit` that is about to begin resumes at that position; callbacks pass it
                 in `on_train_begin`.
 
         Raises:
-            CheckpointError: the variables or slots are not those of the model; all that are wrong are listed, and the
+            CheckpointError: variables or slots do not match the model; all mismatches are listed, and the
                 model stays as it is. Or arrays cannot be read, though all files are as they were written: if that
                 shows late, some arrays of a large model are deleted already: restore it again.
-            ModelError: there is no `fit` to be continued, or it has other batches, loss or metrics; the model stays as
-                it is.
+            ModelError: the checkpoint has no `fit` to continue, or one with other batches, loss or metrics; the model
+                stays as it is.
         """
         restore(self.name, self._with_weights(), stored, continue_training)
 
@@ -442,8 +442,8 @@ class SavingMethods(Trainer):
 
         It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.
-        Batches may be of any size, as may other dims that the model knows no size of. `kd.export` tells what is in the
-        folder, and `kd.export.load` calls it.
+        Batches, and other dims of unknown size, may have any size. `kd.export` describes the
+        folder, and `kd.export.load` loads it.
 
         Args:
             filepath: a folder; nothing may be there yet, and the folder around it must exist.

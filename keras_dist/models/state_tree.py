@@ -30,7 +30,7 @@ def _path_in(optimizer: str, path: str) -> str:
 
 
 def state_tree_of(model: Any, value_format: str) -> dict[str, Any]:
-    """What `Model.get_state_tree` returns."""
+    """See `Model.get_state_tree`."""
     if value_format not in ("backend_tensor", "numpy_array"):
         summary = "get_state_tree: invalid `value_format` argument"
         raise ModelError(summary, given=shorten(value_format), fix='"backend_tensor" or "numpy_array"')

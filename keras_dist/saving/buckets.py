@@ -39,17 +39,17 @@ def folder_path(path: str) -> pathlib.Path:
 
 
 def is_elsewhere(path: str) -> bool:
-    """Whether a path names storage that is no folder of this system."""
+    """Whether a path names storage other than a folder of this system."""
     return _SCHEME.match(path) is not None
 
 
 def in_bucket(path: pathlib.PurePath) -> bool:
-    """Whether a path of `folder_path` lies in a bucket."""
+    """Whether a path of `folder_path` is in a bucket."""
     return str(path).startswith(_PREFIX)
 
 
 def refreshed(path: Folder) -> Folder:
-    """Return the path; what is there is asked for anew if it lies in a bucket.
+    """Return the path, after clearing cached listings if it is in a bucket.
 
     fsspec remembers what it has listed, and does not see what orbax and other processes write.
     """
@@ -61,7 +61,7 @@ def refreshed(path: Folder) -> Folder:
 
 
 def _file_system(path: Any) -> Any:
-    """That of fsspec for a path in a bucket; None where etils uses TensorFlow's, which remembers nothing."""
+    """Return the file system of fsspec for a bucket, or None where etils uses TensorFlow's, which has no cache."""
     try:
         return path._backend.fs(str(path)) if hasattr(path._backend, "fs") else None
     except ImportError as error:
@@ -87,7 +87,7 @@ def size_of(path: pathlib.Path) -> int:
 
 
 def absolute(path: pathlib.Path) -> pathlib.Path:
-    """Return the absolute path, which that of a bucket is."""
+    """Return the absolute path; paths of buckets are absolute."""
     return path if in_bucket(path) else path.absolute()
 
 

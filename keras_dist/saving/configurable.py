@@ -18,7 +18,7 @@ from keras_dist.saving.serialization import (
 
 
 def absent(obj: object, name: str, hint: str = "") -> AttributeError:
-    """Return the error for a missing attribute; it says so where a constructor does not call that of its base.
+    """Return the error for a missing attribute, also where a constructor does not call `super().__init__`.
 
     Args:
         obj: the object without the attribute.
@@ -33,7 +33,7 @@ def absent(obj: object, name: str, hint: str = "") -> AttributeError:
 
 
 def not_initialised(obj: object) -> ConstructorError:
-    """Return the error for an object whose constructor does not call that of its base."""
+    """Return the error for an object whose constructor does not call `super().__init__`."""
     name = type(obj).__name__
     given = f"a {name} without what the constructor of {type(obj).__bases__[0].__name__} sets"
     fix = "def __init__(self, ..., **kwargs): super().__init__(**kwargs)"
@@ -59,7 +59,7 @@ class Configurable:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the arguments of `__init__`."""
         self = super().__new__(cls)
-        # past the __setattr__ of subclasses: this is no attribute of theirs
+        # past the `__setattr__` of subclasses, which need not see it
         object.__setattr__(self, "_arguments", _bound(cls, args, kwargs))
         return self
 

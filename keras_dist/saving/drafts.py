@@ -24,10 +24,10 @@ from keras_dist.saving.locks import lock_folder, unlock_folder
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")
 
 _MOST_DRAFTS = 1000
-"""Of one place by one process at a time."""
+"""Drafts of one place by one process at a time."""
 
 _SYSTEM = re.compile(r"\bos[ _]error(?:_code)?[ =']*(?P<number>\d+)", re.IGNORECASE)
-"""How safetensors and tensorstore write down the number of an error of the system."""
+"""The number of a system error in messages of safetensors and tensorstore."""
 
 
 @contextlib.contextmanager
@@ -59,11 +59,7 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
 
 
 def write_text(place: pathlib.Path, text: str) -> None:
-    """Write a file of text.
-
-    Raises:
-        WriteError: there is no folder for it, one is in its place, or the system cannot write it.
-    """
+    """Write a file of text; system errors name the path."""
     with writing_to(place):
         place.write_text(text, encoding="utf-8")
 
@@ -122,11 +118,7 @@ def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
 
 
 def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
-    """Make a folder beside a place, and lock it: return its number, and its lock; None where folders have no locks.
-
-    Raises:
-        OSError: the parent folder does not exist, or may not be written.
-    """
+    """Make a folder beside a place, and lock it: return its number, and its lock; None where folders have no locks."""
     for count in range(_MOST_DRAFTS):
         number = f"{os.getpid()}-{count}" if count else f"{os.getpid()}"
         folder = draft_path(place, number)
@@ -154,13 +146,7 @@ def new_draft(place: pathlib.Path, mode: int = 0o777) -> tuple[str, int | None]:
 
 
 def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer: bool = False) -> list[pathlib.Path]:
-    """Lock and return the drafts of a place that nobody is writing, and what they were to replace.
-
-    Args:
-        place: of a file or a folder.
-        locks: holds the locks.
-        is_only_writer: whether those that others have locked, or that have no locks, count too.
-    """
+    """Lock and return the drafts of a place that nobody writes; with `is_only_writer` also locked and lockless ones."""
     left: list[pathlib.Path] = []
     for path in sorted(path for path in place.parent.iterdir() if place_of(path) == place and path.is_dir()):
         try:

@@ -26,7 +26,7 @@ NAME = ".lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-"""What `flock` says on file systems that have no locks: NFS without its lock service, some that run in user space."""
+"""Errors of `flock` on file systems without locks: NFS without its lock service, some in user space."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
 
     Raises:
         BlockingIOError: another one has it.
-        OSError: there is no such folder, it may not be read, or it cannot be locked, as on Windows.
+        OSError: the folder does not exist, may not be read, or cannot be locked, as on Windows.
     """
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "folders have no locks on this system", str(folder))

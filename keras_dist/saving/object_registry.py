@@ -40,7 +40,7 @@ class ObjectRegistry:
     """The objects of one kind by name.
 
     It knows the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in snake
-    case, and functions; those registered with `register_keras_serializable`; and those of an open
+    case, and functions; objects registered with `register_keras_serializable`; and objects of an open
     `custom_object_scope`. Case is ignored.
 
     Args:

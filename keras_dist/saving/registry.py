@@ -22,7 +22,7 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
 
     Args:
         package: keeps the names of different projects apart.
-        name: by default that of the class or function.
+        name: by default the name of the class or function.
 
     Raises:
         ConfigError: a class without `get_config` is registered, or the decorator was not called.

@@ -1,6 +1,6 @@
 """Reading files of folders that others may have made: regular files alone, and no more of them than expected.
 
-In a bucket there are no others.
+In a bucket all files are regular.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
         follow_links: whether it may be a symbolic link to a regular file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     if in_bucket(path):
         return cast(Any, path.open("rb"))
     if not stat.S_ISREG(os.stat(path, follow_symlinks=follow_links).st_mode):
-        raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, not a regular file", str(path))
     wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
     return os.fdopen(descriptor, "rb", buffering=0)

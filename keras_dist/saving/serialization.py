@@ -51,7 +51,7 @@ _VALUES = (
 )
 
 _CODE = "4w"
-"""How code of Python begins in base64, as `marshal` writes it."""
+"""The first characters of Python code in base64, as `marshal` writes it."""
 
 _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_kept", default=False)
 
@@ -99,7 +99,7 @@ def serialize_keras_object(obj: Any) -> Any:
         return _description(type(obj), config) | ({} if built is None else {"build_config": built})
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
-    summary = "an object cannot be written down in a config: it has no get_config(), and is no value or named function"
+    summary = "a config cannot hold an object that has no get_config() and is neither a value nor a named function"
     fix = "give its class get_config() and from_config(), or override get_config() where it is used"
     raise ConfigError(summary, given=with_type(obj), fix=fix)
 
@@ -163,7 +163,7 @@ def is_lambda(written: Any) -> bool:
 
 
 def _is_code(written: Mapping[str, Any]) -> bool:
-    """Whether this is the code of a lambda as Keras writes that of an `activation`: without a class."""
+    """Whether this is the code of a lambda as Keras writes it for an `activation`: without a class."""
     value = written.get("value") if len(written) == 1 else None
     return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and value[0].startswith(_CODE)
 

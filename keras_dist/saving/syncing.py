@@ -8,7 +8,7 @@ import pathlib
 
 
 def sync(path: pathlib.Path) -> None:
-    """Force a file, or the names in a folder, to the disk; on Windows, which cannot, not those of a folder."""
+    """Force a file, or the names in a folder, to the disk; Windows cannot for a folder."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)

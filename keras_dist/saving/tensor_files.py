@@ -62,7 +62,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a group of its own."""
+    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a separate group."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -235,7 +235,7 @@ class TensorReader:
         identity = identity_of(file)
         try:
             with safe_open(file, framework="np"):
-                pass  # it has looked whether sizes and places of all arrays are those of the file
+                pass  # compares sizes and places of all arrays with the file
             with file.open("rb") as opened:
                 size = int.from_bytes(opened.read(_SIZE_BYTES), "little")
                 header = json.loads(opened.read(size))
@@ -261,7 +261,7 @@ class TensorReader:
     def _check_regular(self, file: pathlib.Path) -> None:
         """Check that the file is a regular one, or missing: a device or a pipe may be read for ever."""
         if file.exists() and not file.is_file():
-            raise self._damaged(f"{file.name!r} is no regular file")
+            raise self._damaged(f"{file.name!r} is not a regular file")
 
     def _damaged(self, given: str) -> ModelError:
         fix = "check that all was copied whole"
@@ -269,16 +269,10 @@ class TensorReader:
 
 
 class TensorWriter:
-    """Writes arrays to one file, or each group to a file of its own beside an index.
+    """Writes arrays to one file, or one file for each group of names beside an index.
 
-    Existing files at the path stay until `commit` replaces them, the index last. Use it in a `with` statement, which
-    removes what was not committed.
-
-    Args:
-        caller: name of the caller in error messages.
-        path: ends in `.safetensors`.
-        sizes: bytes of each array.
-        groups: the names of the arrays of each file.
+    Existing files at the path stay until `commit` replaces them, the index last. The context manager removes what was
+    not committed.
     """
 
     def __init__(self, caller: str, path: pathlib.Path, sizes: Mapping[str, int], groups: Groups) -> None:
@@ -300,13 +294,7 @@ class TensorWriter:
         self._checksums |= write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
 
     def commit(self) -> None:
-        """Move the written files to their places, and remove those of an earlier save.
-
-        Other writers to the same path wait for it.
-
-        Raises:
-            OSError: that failed; what was there before is unchanged.
-        """
+        """Move the written files to their places, and remove the files of an earlier save. Other writers wait."""
         index = index_path(self._path)
         drafts = [self._draft() / str(number) for number in range(len(self._groups))]
         with alone_in(self._path.parent):
@@ -342,15 +330,7 @@ def write_file(
     place: pathlib.Path,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Write arrays to one file, with their checksums.
-
-    Args:
-        caller: name of the caller in error messages.
-        file: the path, which must not exist.
-        arrays: by name, with their elements in C order.
-        place: name of the file in error messages.
-        metadata: what else is noted in it.
-    """
+    """Write arrays, with elements in C order, to a new file with their checksums; errors name the final `place`."""
     file.touch()  # where that cannot be written, Python's error says why
     mode = file.stat().st_mode
     checksums = {name: checksum_of(array) for name, array in arrays.items()}
@@ -376,7 +356,7 @@ def checksum_of(array: np.ndarray) -> str:
 
 
 def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return the checksum of dtype and shape, which that of the elements continues."""
+    """Return the checksum of dtype and shape, which the checksum of the elements continues."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
 
@@ -408,7 +388,7 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _free_files(path: pathlib.Path, count: int) -> list[pathlib.Path]:
-    """Return paths for `count` files that are not there yet: those of the last save stay until the new one is whole."""
+    """Return paths for `count` new files: the last save stays until the new one is complete."""
     stems = (_stem(path) + (f".{version}" if version > 1 else "") for version in itertools.count(1))
     named = ([f"{stem}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)] for stem in stems)
     candidates = ([path.with_name(name) for name in names] for names in named)

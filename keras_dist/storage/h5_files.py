@@ -21,7 +21,7 @@ from keras_dist.saving.tensor_files import CHECKSUMS, checksum_begun, checksum_o
 H5_SUFFIX, WEIGHTS_SUFFIX, INDEX_SUFFIX = ".h5", ".weights.h5", ".weights.json"
 
 _MOST_OBJECTS, _DEEPEST = 2**20, 64
-"""How many arrays a file may have, and how deep groups may be in each other."""
+"""The largest number of arrays in a file, and the largest depth of groups."""
 
 _FILTERS = frozenset({1, 2, 3, 4})
 """Filters that HDF5 itself has: deflate, shuffle, checksum, szip. For others it would load code from the system."""
@@ -29,10 +29,10 @@ _FILTERS = frozenset({1, 2, 3, 4})
 _MOST_CHUNK_BYTES = 2**30
 
 _MOST_DEFLATED = 1032
-"""How many bytes deflate makes one of, at most."""
+"""The largest ratio of deflate."""
 
 _MOST_ATTRIBUTE_BYTES = 60000
-"""How many bytes a list of texts may have as one attribute: HDF5 takes 64 KiB, with its head."""
+"""The largest list of texts in one attribute [bytes]; HDF5 takes 64 KiB with the header."""
 
 _BFLOAT16 = "bfloat16"
 
@@ -58,7 +58,7 @@ class H5Reader:
 
     Raises:
         ModelError: it is damaged, or holds what may not be read.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
 
     def __init__(self, caller: str, path: pathlib.Path, opened: Any = None, is_checked: bool = False) -> None:
@@ -133,12 +133,7 @@ class H5Reader:
         yield from (self.read(name, index) for index in _parts(array.shape, array.dtype.itemsize))
 
     def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Return a part of an array; nothing else of it is read.
-
-        Args:
-            name: of the array.
-            index: slices; `()` for all of it.
-        """
+        """Return a part of an array, by slices; nothing else of it is read."""
         array = self._arrays[name]
         if index == ():
             self._check_held(name, array)
@@ -250,13 +245,7 @@ class H5Reader:
 
 
 class H5Writer:
-    """Writes arrays to new HDF5 files, one after the other. Use it in a `with` statement.
-
-    Args:
-        caller: name of the caller in error messages.
-        path: of a file, which must not exist.
-        place: name of the file in error messages.
-    """
+    """Writes arrays to a new HDF5 file; errors name the `caller` and the final `place`. A context manager."""
 
     def __init__(self, caller: str, path: pathlib.Path, place: pathlib.Path) -> None:
         self._caller, self._place = caller, place
@@ -343,13 +332,7 @@ def old_shards(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def index_of(path: pathlib.Path, groups: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> str:
-    """Return the content of an index of Keras.
-
-    Args:
-        path: of the index.
-        groups: the names of the arrays in each file.
-        sizes: bytes of each array.
-    """
+    """Return the content of an index of Keras: the arrays of each file, with sizes in bytes."""
     weight_map: dict[str, list[str]] = {}
     for number, names in enumerate(groups):
         for name in names:

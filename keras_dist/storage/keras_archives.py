@@ -30,7 +30,7 @@ _KERAS_VERSION = "3.15.1"
 _MOST_JSON_BYTES, _MOST_ASSET_BYTES, _CHUNK_BYTES = 2**28, 2**30, 2**20
 _ASSETS = "assets/"
 _HEADER = struct.Struct("<4s5H3I2H")
-"""What stands before each member of a zip: among others the sizes of its name and of extra fields, last."""
+"""The header of each member of a zip; the last two fields are the sizes of its name and of extra fields."""
 
 
 class KerasArchive:
@@ -45,8 +45,8 @@ class KerasArchive:
         own: what the house has noted in a file that it wrote; an empty dict for one of Keras.
 
     Raises:
-        ModelError: it is no such file, or damaged.
-        FileNotFoundError: there is no such file.
+        ModelError: the file has another format, or is damaged.
+        FileNotFoundError: the file does not exist.
     """
 
     def __init__(self, caller: str, path: pathlib.Path) -> None:
@@ -97,12 +97,7 @@ class KerasArchive:
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into a folder; whether there are any.
-
-        Args:
-            name: of the layer's folder in the archive.
-            folder: which is empty.
-        """
+        """Write the files of a layer into an empty folder; return whether there are any."""
         try:
             return self._extract_assets(name, folder)
         except zipfile.BadZipFile as error:
@@ -158,7 +153,7 @@ class KerasArchive:
 
     def _damaged(self, given: str) -> ModelError:
         return ModelError(
-            f"{self._caller}: {str(self.path)!r} is no model of Keras that can be read",
+            f"{self._caller}: {str(self.path)!r} cannot be read as a model of Keras",
             given=given,
             expected=f"a zip with {CONFIG}, {METADATA} and {WEIGHTS}, as model.save writes it",
             fix="check that all was copied whole, or save the model again with Keras 3",
@@ -168,15 +163,7 @@ class KerasArchive:
 def write_archive(
     path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path, assets: pathlib.Path
 ) -> None:
-    """Write a `.keras` file.
-
-    Args:
-        path: of the file, which must not exist.
-        config: what the model is, and how it was compiled, as Keras reads it.
-        own: what the house notes beside it.
-        arrays: the file of HDF5.
-        assets: the folder of the files of layers; it need not exist.
-    """
+    """Write a `.keras` file of Keras's config, our own notes, a file of HDF5, and a folder of files of layers."""
     with zipfile.ZipFile(path, "x") as archive:
         for name, text in texts_of(config, own).items():
             archive.writestr(name, text)
@@ -210,7 +197,7 @@ class KerasFolder(KerasArchive):
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into a folder; whether there are any."""
+        """Write the files of a layer into a folder; return whether there are any."""
         left, source = _MOST_ASSET_BYTES, self.path / _ASSETS / name
         if source.exists() and source.resolve() != self.path.resolve() / _ASSETS / name:
             raise self._damaged(f"{str(source)!r} is behind a link")

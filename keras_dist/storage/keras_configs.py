@@ -15,13 +15,13 @@ _CLASSES = {
     ("layers", "GroupedQueryAttention"): ("keras.layers", "GroupQueryAttention", None),
     ("mixed_precision", "DTypePolicy"): ("keras", "DTypePolicy", None),
 }
-"""What has another name, or another module, in Keras: its module, class and registered name."""
+"""Classes with another name or module in Keras: module, class and registered name there."""
 
 _ONLY_HERE = dict.fromkeys(("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"), ("trainable",))
 """The arguments of classes that Keras does not take, beside layouts."""
 
 _COMPILE = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly", "jit_compile")
-"""The arguments of `compile` that Keras has, too, but for `steps_per_execution`."""
+"""The arguments of `compile` that Keras has, except `steps_per_execution`."""
 
 
 def to_keras(written: Any) -> Any:
@@ -86,7 +86,7 @@ def from_keras(config: Any) -> Any:
 def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None = None) -> dict[str, Any]:
     """Return the config of a functional model with other numbers for the calls of models in it, at inputs and outputs.
 
-    Keras counts them from 1, those of layers from 0.
+    Keras counts calls of models from 1, calls of layers from 0.
 
     Args:
         graph: the config; others come back as they are.
@@ -110,7 +110,7 @@ def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None 
 
 
 def is_graph(config: Any) -> bool:
-    """Return whether a config is that of a functional model."""
+    """Whether a config describes a functional model."""
     is_one = isinstance(config, Mapping) and {"layers", "input_layers", "output_layers"} <= {*config}
     return (
         is_one and isinstance(config["layers"], list) and all(isinstance(layer, Mapping) for layer in config["layers"])

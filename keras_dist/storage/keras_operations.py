@@ -166,7 +166,7 @@ def operation_from_keras(entry: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _parameters(name: str, count: int) -> list[str]:
-    """Return the names of the first parameters of an operation; those of Python's operators are tensors."""
+    """Return the names of the first parameters of an operation; operators of Python take tensors."""
     if name in _METHODS:
         return [*_METHODS[name]][:count]
     try:

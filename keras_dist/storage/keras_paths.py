@@ -54,7 +54,7 @@ def stored_variables(
 
 
 class _Walk(NamedTuple):
-    """What a walk knows: the arguments of `stored_variables`, and where it has been."""
+    """The arguments of `stored_variables`, and the objects that were visited."""
 
     order: Mapping[str, int]
     hooks: Hooks
@@ -149,7 +149,7 @@ def _of_properties(node: Any, held: Mapping[int, tree_paths.Parts]) -> dict[str,
 
 
 def _layers_of(node: Any) -> list[tuple[Any, tree_paths.Parts]]:
-    """Return the layers that Keras lists as those of a model that is no graph, in the order of assignment."""
+    """Return the layers of a model that is not functional, in the order of assignment, as Keras lists them."""
     found: list[tuple[Any, tree_paths.Parts]] = []
 
     def add(holder: Any, parts: tree_paths.Parts) -> None:

@@ -69,13 +69,7 @@ class Slot:
 
 
 def stored_slots(optimizer: Any, paths: Sequence[str], prefix: str) -> list[Slot] | None:
-    """Return what Keras keeps of an optimizer that trains a model, in its order; None of one that Keras does not have.
-
-    Args:
-        optimizer: as `model.optimizer`.
-        paths: of the variables that it updates, in the order of the model's.
-        prefix: the name of the optimizer in the file.
-    """
+    """Return the slots of an optimizer that updates these variables, in Keras's order, or None."""
     found = _slots(optimizer, optimizer._state, paths)
     if found is None:
         return None
@@ -128,7 +122,7 @@ def _slots(optimizer: Any, state: Any, paths: Sequence[str]) -> list[Slot] | Non
         found = None if not isinstance(inner, optimizers.Optimizer) else _slots(inner, state.inner, paths)
         if found is None:
             return None
-        # of its own Keras counts no steps, and keeps a rate that is never read
+        # Keras counts no steps for the wrapper, and keeps a rate that is never read
         own = [
             Slot("", computed=lambda: np.zeros((), np.int32)),
             Slot("", computed=lambda: np.full((), 0.001, np.float32)),
@@ -176,7 +170,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def _by_variable(paths: Iterable[str], *trees: Any) -> list[Slot]:
-    """Return the slots in these trees, those of each variable beside each other."""
+    """Return the slots in these trees, grouped by variable."""
     found = [_by_path(tree) for tree in trees]
     return [Slot("", leaves[path]) for path in paths for leaves in found if path in leaves]
 
@@ -241,4 +235,4 @@ _SLOTS: Mapping[type, Callable[[Any, Any, Sequence[str]], list[Slot]]] = {
     optimizers.Muon: _of_muon,
     optimizers.ScheduleFreeAdamW: lambda optimizer, slots, paths: _by_variable(paths, slots.momentum, slots.velocity),
 }
-"""The slots of each optimizer in the order in which Keras makes them; nothing is known of those of subclasses."""
+"""The slots of each optimizer in the order in which Keras makes them; subclasses are unknown."""

@@ -46,7 +46,7 @@ Fetch = tuple[str, Callable[[], Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What Keras keeps of a model's variables.
+    """The variables of a model that Keras keeps.
 
     Attributes:
         slots: the arrays, in its order.
@@ -63,7 +63,7 @@ class Contents:
     skipped: frozenset[str] = frozenset()
 
     def written(self) -> list[Slot]:
-        """What is to be written; in a job of several processes all must call."""
+        """Return the arrays to write; all processes of a job must call."""
         found = list(self.slots)
         for group, layer in self.hooked.items():
             store: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Contents:
 
 
 def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> Contents:
-    """What Keras keeps of a model's variables; under the names that they have in a file of these arrays."""
+    """Return the variables of a model that Keras keeps, by their names in a file with these arrays."""
     live = dict(layers_below(model))
     hooks = Hooks(live)
     merged = merged_weights(model, session)
@@ -100,7 +100,7 @@ def contents_of(model: Any, session: BuiltModel, stored: Iterable[str] = ()) -> 
 
 
 def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
-    """What is left without some layers."""
+    """Leave out the weights of some layers."""
     weights = [weight for layer in skipped for weight in layer.weights]
     left = [slot for slot in contents.slots if not any(slot.variable is one for one in weights)]
     hooked = {group: layer for group, layer in contents.hooked.items() if all(layer is not one for one in skipped)}
@@ -109,7 +109,7 @@ def _but(contents: Contents, skipped: Sequence[Any]) -> Contents:
 
 
 def stored_optimizer(session: BuiltModel) -> list[Slot]:
-    """What Keras keeps of the model's optimizer; nothing of one that Keras does not have."""
+    """Return what Keras keeps of the model's optimizer; nothing for an optimizer that Keras does not have."""
     if [*session.optimizers] != [DEFAULT]:
         return []
     paths = [path for path in map(session.path_of, session.variables()) if session.cell.is_trained(path)]
@@ -395,7 +395,7 @@ def _placed(session: BuiltModel, place: int, value: Any) -> jax.Array:
 
 
 def _is_beside(name: str) -> bool:
-    """Whether an array in a file is no weight."""
+    """Whether an array in a file is not a weight."""
     return name.startswith((f"{OPTIMIZER}/", f"{OWN}/", "optimizer_weights/")) or "seed_generator" in name
 
 

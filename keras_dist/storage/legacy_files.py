@@ -99,11 +99,7 @@ def load_legacy(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
 
 
 def legacy_document(reader: H5Reader, name: str) -> Any:
-    """Return what a file notes of its model under a name; None for nothing.
-
-    Raises:
-        ModelError: it is no JSON.
-    """
+    """Return a JSON document in a file, or None."""
     text = reader.attribute("/", name)
     if text is None:
         return None
@@ -170,8 +166,8 @@ def _spelled_out(loss: Any) -> Any:
 def _numbered(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a functional model with the numbers of calls as in Keras 3, where calls are lists.
 
-    There the calls of models that begin with an input count from 1, everywhere; in Keras 3 those of functional ones do,
-    among the inputs and outputs alone.
+    There calls of models that begin with an input count from 1, everywhere. In Keras 3 only calls of functional models
+    do, and only among the inputs and outputs.
     """
     in_graph = {layer.get("name") for layer in graph["layers"] if is_graph(layer.get("config"))}
     in_line = {layer.get("name") for layer in graph["layers"] if _begins_with_input(layer)}

@@ -22,16 +22,7 @@ def is_legacy(reader: H5Reader) -> bool:
 
 
 def legacy_slots(reader: H5Reader, model: Any, by_name: bool = False) -> list[Slot]:
-    """Return which weight of which layer each array is: layers and weights go by their order, names do not count.
-
-    Args:
-        reader: of the file.
-        model: whose weights they are.
-        by_name: whether layers go by their names, and those of other names are left out.
-
-    Raises:
-        ModelError: there are more or fewer layers with weights, or weights of one.
-    """
+    """Match arrays with weights, by the order of layers and weights, or by the names of layers."""
     prefix = _WHOLE if reader.attribute(_WHOLE, _LAYERS) is not None else ""
     with_weights = [layer for layer in model.layers if layer.weights]
     groups = [_joined(prefix, name) for name in _names(reader, prefix or "/", _LAYERS)]
@@ -68,7 +59,7 @@ def written_slots(model: Any) -> dict[str, list[Slot]]:
 
 
 def written_optimizer(slots: Sequence[Slot]) -> list[Slot]:
-    """Return what is written of an optimizer: its own state, and not once more that of optimizers in it."""
+    """Return the written state of an optimizer, without a second copy of the state of optimizers in it."""
     count = next((number for number, slot in enumerate(slots) if slot.name.count("/") > 2), len(slots))
     return [dataclasses.replace(slot, name=_joined(_OPTIMIZER, slot.name)) for slot in slots[:count]]
 
@@ -76,17 +67,10 @@ def written_optimizer(slots: Sequence[Slot]) -> list[Slot]:
 def note_legacy(
     writer: H5Writer, documents: Mapping[str, Any], groups: Mapping[str, Sequence[Slot]], optimizer: Sequence[Slot]
 ) -> None:
-    """Write what such a file tells of its arrays.
-
-    Args:
-        writer: of the file.
-        documents: what the model is, and how it was compiled, by names.
-        groups: as of `written_slots`.
-        optimizer: as of `written_optimizer`.
-    """
+    """Write the attributes that describe the model and its arrays."""
     writer.note("/", **_VERSIONS, **{name: json.dumps(document) for name, document in documents.items()})
     layers = [group.removeprefix(f"{_WHOLE}/") for group in groups]
-    writer.note(_WHOLE, **_VERSIONS, **{_LAYERS: layers[:-1]})  # without that of the model itself
+    writer.note(_WHOLE, **_VERSIONS, **{_LAYERS: layers[:-1]})  # without the group of the model itself
     for group, slots in groups.items():
         writer.note(group, **{_WEIGHTS: [slot.name.removeprefix(f"{group}/") for slot in slots]})
     if optimizer:

@@ -11,7 +11,7 @@ from keras_dist.errors import ModelError
 
 _LISTED = 5
 _PROBLEMS = ("missing in the file", "not in the model", "of another shape, or complex", "rules that match no weight")
-"""What may be wrong with a file, in the order of the fields of a `LoadReport`."""
+"""Kinds of mismatch, in the order of the fields of a `LoadReport`."""
 
 
 @dataclasses.dataclass(frozen=True)

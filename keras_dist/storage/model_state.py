@@ -127,10 +127,7 @@ def names_of(session: BuiltModel) -> list[str]:
 
 
 def split_arrays(tree: PyTree) -> tuple[PyTree, list[jax.Array | np.ndarray]]:
-    """Nested lists and dicts with arrays in them as plain values, in which a number stands for each array; the arrays.
-
-    `join_arrays` is the inverse.
-    """
+    """Return nested lists and dicts with a number in place of each array, and the arrays; see `join_arrays`."""
     arrays: list[jax.Array | np.ndarray] = []
 
     def plain(value: Any) -> Any:
@@ -156,7 +153,7 @@ _ARRAY = "__array__"
 
 
 def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
-    """What `split_arrays` was given, with lists for tuples; the arrays by their numbers."""
+    """Invert `split_arrays`, with lists for tuples."""
     if isinstance(plain, dict):
         if [*plain] == [_ARRAY]:
             return arrays[str(plain[_ARRAY])]
@@ -165,7 +162,7 @@ def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
 
 
 def _progress_of(stored: Stored) -> Progress | None:
-    """How far the training of a checkpoint had come; None if it was written outside of `fit`."""
+    """Return the progress of the training of a checkpoint; None if it was written outside of `fit`."""
     noted = stored.document(TRAINING)
     if noted is None and not stored.has(TRAINING):
         return None
@@ -229,7 +226,7 @@ def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
         if left[kind] < 0:
             problems.append(f"not in the checkpoint: for {spec.path} an array of shape {kind[0]} and type {kind[1]}")
     if problems:
-        raise _unfit(stored, "the model that is to be made", problems)
+        raise _unfit(stored, "the described model", problems)
 
 
 def _unfit(stored: Stored, model: str, problems: list[str]) -> CheckpointError:

@@ -63,7 +63,7 @@ def format_of_model(
     if unknown:
         given = ", ".join(f"{name}={shorten(value)}" for name, value in unknown.items())
         fix = "leave them out: save takes filepath, overwrite, zipped, include_optimizer"
-        raise ModelError(f"save: there are no arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
+        raise ModelError(f"save: unknown arguments {', '.join(map(repr, unknown))}", given=given, fix=fix)
     archive, legacy = archive_path(filepath), legacy_path(filepath)
     if save_format:
         if archive is None and legacy is None:
@@ -178,6 +178,6 @@ def checked_size(max_shard_size: float | None) -> float | None:
     """Return `max_shard_size` [GB] in bytes."""
     if max_shard_size is None:
         return None
-    wrong, example = "is no size of a file in GB", 0.5
+    wrong, example = "must be a file size in GB", 0.5
     check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
     return max_shard_size * _BYTES_PER_GB

@@ -1,4 +1,4 @@
-"""Of which arrays in a file each weight is made, where the file has other names and shapes."""
+"""The arrays in a file that make each weight, where the file has other names and shapes."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _reader(filepath: str | os.PathLike[str], session: BuiltModel) -> TensorRead
     if folder is not None and folder.name and is_folder and not folder.exists():
         given = f"filepath={shorten(filepath)}, which is {str(absolute(folder))!r}"
         fix = f"correct the path: of a folder, or of a file that ends in '{SUFFIX}', '.weights.h5' or '.keras'"
-        raise FileMissingError(f"load_weights: there is no folder {str(filepath)!r}", given=given, fix=fix)
+        raise FileMissingError(f"load_weights: the folder {str(filepath)!r} does not exist", given=given, fix=fix)
     return TensorReader("load_weights", weights_path("load_weights", filepath, (SUFFIX, INDEX_SUFFIX, FOLDER_SUFFIX)))
 
 

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.contracts import floor_plan
+
 ROOT = Path(__file__).parents[2]
 UNSTABLE = re.compile(r"^\s*(?:from|import)\s+(jax\._src|jax\.interpreters|flax\.\S*_)", re.MULTILINE)
 
@@ -56,3 +58,7 @@ def test_nothing_runs_what_it_reads():
     )
     found = {int(line) for line in re.findall(r":(\d+):\d+: (?:S102|S307|TID251) ", run.stdout)}
     assert found == set(range(3, 3 + len(lines))), run.stdout + run.stderr
+
+
+def test_the_floor_plan_is_the_contract():
+    assert floor_plan.FILE.read_text() == floor_plan.picture(), "python -m tests.contracts.floor_plan draws it"

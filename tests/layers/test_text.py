@@ -92,7 +92,7 @@ def test_vocabularies_in_files(tmp_path):
         layers.TextVectorization.from_config({"vocabulary": "/etc/passwd"})
     with pytest.raises(DataError, match="cannot read its vocabulary"):
         layers.IntegerLookup(vocabulary=str(path))
-    with pytest.raises(DataError, match="no regular file"):
+    with pytest.raises(DataError, match="a regular file"):
         layers.StringLookup(vocabulary="/dev/zero")
 
 

@@ -324,7 +324,7 @@ class TestRefused:
         assert caught.value.given and caught.value.fix
 
     @pytest.mark.parametrize(
-        ("text", "said"), [("{", "is no JSON"), (None, "is no JSON"), ("[1]", "describes no model")]
+        ("text", "said"), [("{", "must be JSON"), (None, "must be JSON"), ("[1]", "must describe a model")]
     )
     def test_what_is_no_json_of_a_model(self, text, said):
         with pytest.raises(ConfigError, match=said):

@@ -22,7 +22,7 @@ def dense():
         ("m.png", {}, "models are not saved in files that end in '.png'"),
         ("m.keras.bak", {}, "end in '.bak'"),
         ("m", {"save_format": "keras"}, "the path determines the format"),
-        ("m.keras", {"shards": 2}, "there are no arguments 'shards'"),
+        ("m.keras", {"shards": 2}, "unknown arguments 'shards'"),
         ("m.keras", {"zipped": False}, "must not have the name of a file"),
         ("m", {"zipped": True}, "`zipped` does not match the path"),
     ],

@@ -286,5 +286,5 @@ def test_forged_headers(model, path):
             model.load_weights(path)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(ModelError, match="no regular file"):
+    with pytest.raises(ModelError, match="not a regular file"):
         model.load_weights(path)

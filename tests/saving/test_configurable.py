@@ -90,7 +90,7 @@ def test_a_config_with_other_arguments_is_named() -> None:
 
 
 def test_an_argument_that_cannot_be_written_down_is_named() -> None:
-    with pytest.raises(ConfigError, match="cannot be written down"):
+    with pytest.raises(ConfigError, match="cannot hold"):
         Pair(object()).get_config()
 
 

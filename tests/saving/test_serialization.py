@@ -251,7 +251,7 @@ def test_damaged_configs_are_named(config: Any) -> None:
 
 @pytest.mark.parametrize("obj", [object(), {1, 2}, b"\xff", jax.random.key(0), print], ids=lambda o: type(o).__name__)
 def test_what_cannot_be_written_down_or_read_again_is_named(obj: Any) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be written down|not known"):
+    with pytest.raises(ConfigError, match=r"cannot hold|not known"):
         there_and_back(obj)
 
 

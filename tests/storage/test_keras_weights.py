@@ -182,7 +182,7 @@ def test_damaged_files(tmp_path, content):
     with pytest.raises(ModelError):
         kd.models.load_model(tmp_path / "w.keras")
     os.mkfifo(tmp_path / "pipe.weights.h5")
-    with pytest.raises(ModelError, match="no regular file"):
+    with pytest.raises(ModelError, match="not a regular file"):
         dense(kd).load_weights(tmp_path / "pipe.weights.h5")
 
 
