@@ -64,6 +64,7 @@ OF_TENSORFLOW = {
     **dict.fromkeys(
         ("dtensor.initialize_multi_client", "dtensor.initialize_tpu_system"), "`dtensor.initialize_accelerator_system`"
     ),
+    "dtensor.sharded_save": "`dtensor.name_based_save(mesh, path, dict(zip(names, tensors)))`",
     "dtensor.shutdown_tpu_system": "`dtensor.shutdown_accelerator_system`",
     "dtensor.keras.experimental": "`dtensor.keras` itself",
     "dtensor.keras.layers": "`kd.layers`, whose layers take `kernel_layout=` and the like",

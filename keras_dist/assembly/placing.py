@@ -45,7 +45,6 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.strategy import Distribution, strategy_named
 from keras_dist.errors import ConfigError, MeshError
 from keras_dist.planner import AutoParallel, Target, devices
-from keras_dist.saving.buckets import folder_path, in_bucket
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,12 +114,7 @@ def placed(
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
     with told_of("distribution"):
         if isinstance(chosen, AutoConfig):
-            kept = None if run.checkpoint is None else folder_path(run.checkpoint.directory)
-            kept = None if kept is None or in_bucket(kept) else kept
-            auto = AutoParallel(
-                mesh, chosen.objective, target=chosen.target, memory_limit=chosen.memory_limit, cache=kept
-            )
-            found = auto.search(factory, batch, **step)
+            found = AutoParallel.from_config(mesh, chosen).search(factory, batch, **step)
             return found.distribution, run.training.remat or found.best.remat
         options = chosen.model_dump(exclude={"strategy", "batch_axis"})
         return getattr(presets, chosen.strategy)(factory, batch, mesh, **options, **step), run.training.remat

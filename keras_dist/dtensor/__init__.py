@@ -1,4 +1,4 @@
-"""The DTensor API of TensorFlow as a translation onto `keras_dist.distribution`: for programs that come from there."""
+"""The API of TensorFlow's DTensor, translated to `keras_dist.distribution`."""
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.dtensor import keras
@@ -22,7 +22,7 @@ from keras_dist.dtensor.function import function, value_and_grad
 from keras_dist.dtensor.layout import UNSHARDED, Layout, Mesh, is_dtensor
 from keras_dist.dtensor.meshes import create_distributed_mesh, create_mesh
 from keras_dist.dtensor.migration import to_layout_map
-from keras_dist.dtensor.saving import DTensorCheckpoint, name_based_restore, name_based_save, sharded_save
+from keras_dist.dtensor.saving import DTensorCheckpoint, name_based_restore, name_based_save
 from keras_dist.dtensor.tensors import (
     call_with_layout,
     check_layout,
@@ -72,7 +72,6 @@ __all__ = [
     "relayout",
     "relayout_like",
     "run_on",
-    "sharded_save",
     "shutdown_accelerator_system",
     "to_layout_map",
     "unpack",

@@ -1,4 +1,4 @@
-"""The processes of a job, which DTensor calls clients, and their devices under its names."""
+"""Processes of a job, which DTensor calls clients, and their devices under DTensor's names."""
 
 from __future__ import annotations
 
@@ -19,56 +19,53 @@ from keras_dist.errors import ClusterError, DeviceError, MeshError
 
 # pyright: reportUnknownMemberType=false
 # JAX's own types are unknown in part
-_SINGLE, _SEVERAL = "localhost", "worker"
-_JOBS_VARIABLE, _CLIENT_ID_VARIABLE = "DTENSOR_JOBS", "DTENSOR_CLIENT_ID"
 
 
 def initialize_accelerator_system(
     device_type: str | None = None, enable_coordination_service: bool | None = True, **options: Any
 ) -> str:
-    """Join the job of several processes, if this one is started as one of them; call it before any computation.
+    """Join the job of this process, if it belongs to one. Call it before any computation.
 
-    Which processes form the job is read from DTensor's variables: `DTENSOR_JOBS`, their addresses as
-    `"host1:1234,host2:2345"`, and `DTENSOR_CLIENT_ID`, which of them this is, from 0; else it is found as
-    `keras_dist.initialize` does. Without any of that this is the only process.
+    DTensor's variables describe the job: `DTENSOR_JOBS` has the addresses of its processes as
+    `"host1:1234,host2:2345"`, and `DTENSOR_CLIENT_ID` the index of this process. Without them the job is found as by
+    `keras_dist.initialize`. Without any description this is the only process.
 
     Args:
-        device_type: `"CPU"`, `"GPU"` or `"TPU"`, which must be here; by default the one that JAX prefers.
-        enable_coordination_service: ignored: JAX always has one.
-        options: those of `keras_dist.initialize`.
+        device_type: `"CPU"`, `"GPU"` or `"TPU"`, which must exist. By default the backend that JAX prefers.
+        enable_coordination_service: ignored; JAX always has one.
+        options: keyword arguments for `keras_dist.initialize`.
 
     Returns:
         The type of the devices, as `"CPU"`.
 
     Raises:
-        ClusterError: the processes do not come together, or it is too late to join; see `keras_dist.initialize`.
-        DeviceError: there are no such devices.
+        ClusterError: not all processes joined, or it is too late to join; see `keras_dist.initialize`.
+        DeviceError: no such devices exist.
 
     Source: `tf.experimental.dtensor.initialize_accelerator_system`.
     """
     del enable_coordination_service
-    told = {**_told_by_dtensor(), **options}
-    initialize(**{"required": False, **told})
+    initialize(**{"required": False, **_arguments_in_environment(), **options})
     return _type_of(list_devices(device_type)[0])
 
 
 def shutdown_accelerator_system() -> None:
-    """Do nothing: JAX's devices last as long as the process, which leaves its job when it ends.
+    """Do nothing: a process keeps its devices, and leaves its job when it exits.
 
     Source: `tf.experimental.dtensor.shutdown_accelerator_system`.
     """
 
 
 def barrier(mesh: DeviceMesh, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:
-    """Wait until what all processes have computed so far is there, and until all of them are here.
+    """Wait until all dispatched computations are done and all processes have reached the barrier.
 
     Args:
-        mesh: a mesh; the processes of the job wait for each other whether they have a part of it or not.
-        barrier_name: what it is called in errors; the same in all processes.
-        timeout_in_ms: how long to wait for the other processes, in milliseconds; by default an hour.
+        mesh: a mesh. All processes of the job wait, also those without devices in it.
+        barrier_name: name in errors; the same in all processes.
+        timeout_in_ms: longest wait for the other processes [ms]. By default an hour.
 
     Raises:
-        ProcessAbsentError: a process does not come in time, or has ended.
+        ProcessAbsentError: a process did not reach the barrier in time, or has exited.
         ClusterError: another process is at another point of the program.
 
     Example:
@@ -103,18 +100,18 @@ def num_clients() -> int:
 
 
 def job_name() -> str:
-    """Return the name of the job as DTensor has it: `"localhost"` for one process, else `"worker"`.
+    """Return DTensor's name of the job: `"localhost"` for one process, else `"worker"`.
 
     Source: `tf.experimental.dtensor.job_name`.
     """
-    return _SINGLE if num_clients() == 1 else _SEVERAL
+    return "localhost" if num_clients() == 1 else "worker"
 
 
 def full_job_name(task_id: int | None = None) -> str:
-    """Return the name of a process as it stands in the names of devices.
+    """Return the name of a process, with which the names of its devices begin.
 
     Args:
-        task_id: its index; by default that of this process.
+        task_id: index of the process. By default this process.
 
     Raises:
         ClusterError: the job has no such process.
@@ -127,9 +124,9 @@ def full_job_name(task_id: int | None = None) -> str:
 
 
 def jobs() -> list[str]:
-    """Return the name of each process; none for a program of one process, which is no job.
+    """Return the name of each process; an empty list for a single process.
 
-    Differs from DTensor: names in place of addresses, of which JAX tells but one: `keras_dist.distribution.cluster()`.
+    Differs from DTensor: returns names, not addresses. `keras_dist.distribution.cluster()` has the coordinator's.
 
     Source: `tf.experimental.dtensor.jobs`.
     """
@@ -137,10 +134,10 @@ def jobs() -> list[str]:
 
 
 def local_devices(device_type: str | None = None) -> list[str]:
-    """Return the full names of this process's devices of a type; by default of the one that JAX prefers.
+    """Return the full names of this process's devices of a type. By default of the backend that JAX prefers.
 
     Raises:
-        DeviceError: there are no such devices.
+        DeviceError: no such devices exist.
 
     Source: `tf.experimental.dtensor.local_devices`.
     """
@@ -149,7 +146,7 @@ def local_devices(device_type: str | None = None) -> list[str]:
 
 
 def num_local_devices(device_type: str | None = None) -> int:
-    """Return how many devices of a type this process has.
+    """Return the number of this process's devices of a type.
 
     Source: `tf.experimental.dtensor.num_local_devices`.
     """
@@ -157,7 +154,7 @@ def num_local_devices(device_type: str | None = None) -> int:
 
 
 def num_global_devices(device_type: str | None = None) -> int:
-    """Return how many devices of a type all processes have together.
+    """Return the number of devices of a type over all processes.
 
     Source: `tf.experimental.dtensor.num_global_devices`.
     """
@@ -165,7 +162,7 @@ def num_global_devices(device_type: str | None = None) -> int:
 
 
 def preferred_device_type() -> str:
-    """Return the type of the devices that JAX prefers, as `"CPU"`.
+    """Return the type of the devices of the backend that JAX prefers, as `"CPU"`.
 
     Source: `tf.experimental.dtensor.preferred_device_type`.
     """
@@ -173,17 +170,13 @@ def preferred_device_type() -> str:
 
 
 def full_device_name(device: Device) -> str:
-    """`/job:localhost/replica:0/task:0/device:CPU:0`, with JAX's number of the device."""
+    """Return for example `/job:localhost/replica:0/task:0/device:CPU:0`, with JAX's number of the device."""
     kind, _, number = device_name(device).partition(":")
     return f"/job:{full_job_name(device.process_index)}/device:{kind.upper()}:{number}"
 
 
 def short_device_name(device: str | Device) -> str:
-    """Return `"cpu:0"` for any name that DTensor has for a device, or for a `jax.Device`.
-
-    Raises:
-        DeviceError: the name is that of another process's device, or of none.
-    """
+    """Return `"cpu:0"` for any of DTensor's names of a device, or for a `jax.Device`."""
     name = device_name(device)
     short = ":".join(name.rsplit(":", 2)[-2:])
     task = re.search(r"/task:(\d+)/", name)
@@ -193,12 +186,12 @@ def short_device_name(device: str | Device) -> str:
     return short
 
 
-def _told_by_dtensor() -> dict[str, Any]:
-    """What DTensor's variables say, as arguments of `keras_dist.initialize`."""
-    addresses = os.environ.get(_JOBS_VARIABLE)
+def _arguments_in_environment() -> dict[str, Any]:
+    """Return arguments of `keras_dist.initialize` from DTensor's variables of the environment."""
+    addresses = os.environ.get("DTENSOR_JOBS")
     if not addresses:
         return {}
-    process = integer_variable(_CLIENT_ID_VARIABLE) or 0
+    process = integer_variable("DTENSOR_CLIENT_ID") or 0
     return {"job_addresses": addresses, "num_processes": addresses.count(",") + 1, "process_id": process}
 
 

@@ -1,4 +1,4 @@
-"""`pack` and `unpack`: an array with a layout, and the components of it that the devices hold."""
+"""`pack` and `unpack`: between an array with a layout and the components that devices hold."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from keras_dist.dtensor.tensors import as_array, checked_layout, fetch_layout, s
 from keras_dist.errors import LayoutError, shorten
 
 Offset = tuple[int, ...]
-"""Which shard along each dim of the array."""
+"""Index of a shard along each dim of the array."""
 
 
 def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
-    """Make one array of its components on the devices of this process. `unpack` takes it apart.
+    """Make one array of the components on the devices of this process. `unpack` is the inverse.
 
     Args:
-        tensors: what each device of this process holds, in the order of `layout.mesh.local_device_locations()`: arrays
-            of one shape and dtype. Devices that hold the same shard are given the same component.
-        layout: where the dims of the array lie; a sharded one is as much larger than that of a component.
+        tensors: one component for each device of this process, in the order of `layout.mesh.local_device_locations()`,
+            all of one shape and dtype. Devices with the same shard take the same component.
+        layout: layout of the array. A dim over `n` shards is `n` times as large as the components' dim.
 
     Returns:
-        The array. Inside `jax.jit`, the components put together, with this layout.
+        The array. Inside `jax.jit`, the joined components, with this layout.
 
     Raises:
-        LayoutError: the number of components is wrong, one has another shape, dtype or rank than the others or the
-            layout, or components of the host for one shard differ.
-        DataError: an integer does not fit into those of JAX.
+        LayoutError: the number of components is wrong; a component has another shape, dtype or rank than the others or
+            the layout; or components on the host for one shard differ.
+        DataError: an integer does not fit into JAX's integers.
 
     Example:
         >>> import numpy as np
@@ -48,7 +48,7 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
         >>> packed.shape, dtensor.unpack(packed)[3].tolist()
         ((16,), [6, 7])
 
-    Differs from DTensor: works inside of a compiled function, and compares the components of one shard.
+    Differs from DTensor: works inside a compiled function, and compares the components of one shard.
 
     Source: `tf.experimental.dtensor.pack`.
     """
@@ -62,7 +62,7 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
             raise LayoutError(
                 f"components {earlier} and {number} of pack are one shard, but differ",
                 given=f"{shorten(components[earlier])} and {shorten(components[number])} for shard {offset}",
-                fix="give both devices the same component, or shard a dim over the axis along which they lie",
+                fix="give both devices the same component, or shard a dim over the axis along which they differ",
             )
     if is_tracing():
         return distribute_tensor(_joined({offset: components[number] for offset, number in shards.items()}), layout)
@@ -81,13 +81,13 @@ def pack(tensors: Sequence[Any], layout: TensorLayout) -> jax.Array:
 
 
 def unpack(tensor: Any) -> list[jax.Array]:
-    """Return the components of an array on the devices of this process, in the order of its mesh.
+    """Return the components of an array on the devices of this process, in the order of the mesh.
 
     Args:
-        tensor: an array with a layout, or a variable that holds one.
+        tensor: an array with a layout, or a variable.
 
     Raises:
-        LayoutError: it has no layout, or is traced.
+        LayoutError: the array has no layout, or is traced.
 
     Source: `tf.experimental.dtensor.unpack`.
     """
@@ -99,56 +99,52 @@ def unpack(tensor: Any) -> list[jax.Array]:
 
 @functools.lru_cache(maxsize=64)
 def _places(layout: Layout) -> tuple[list[int], list[Offset]]:
-    """The devices of this process in the mesh, and what each holds."""
+    """Return the positions of this process's devices in the mesh, and the shard of each."""
     places, offsets = layout.mesh.local_device_ids(), layout.offset_to_shard()
     return places, [offsets[place] for place in places]
 
 
 def _components(tensors: Sequence[Any], layout: Layout) -> list[Any]:
-    """Return arrays of one shape and dtype that fit the layout."""
+    """Return the components as arrays, checked against each other and the layout."""
     count = layout.mesh.num_local_devices()
     if isinstance(tensors, str | dict) or not hasattr(tensors, "__len__") or not 0 < len(tensors) == count:
-        given = f"{len(tensors)} components" if hasattr(tensors, "__len__") else f"{shorten(tensors)}"
+        given = f"{len(tensors)} components" if hasattr(tensors, "__len__") else shorten(tensors)
         given = f"{given} for the {count} local devices of mesh {layout.mesh.describe()}"
         fix = f"split the array in {layout.shape} along its dims, or copy_to_mesh(array, layout)"
         raise LayoutError("pack needs a component for each device of this process", given=given, fix=fix)
     if is_tracing() and count < layout.mesh.size:
-        summary = "pack cannot put the components of several processes together inside of a compiled function"
-        fix = "pack before the call, and give the function the array"
+        summary = "pack cannot join the components of several processes inside a compiled function"
+        fix = "pack before the call, and pass the array to the function"
         raise LayoutError(summary, given=f"{count} of {layout.mesh.size} components", fix=fix)
     tensors = list(tensors)
     unique = {id(tensor): as_array(tensor, f"component {number} of pack") for number, tensor in enumerate(tensors)}
     components = [unique[id(tensor)] for tensor in tensors]
     first = components[0]
     for number, component in enumerate(components):
-        _check_component(component, number, layout)
+        name = f"component {number} of pack"
+        if component.ndim != layout.rank:
+            fix = f"a layout with {component.ndim} entries, or components with {layout.rank} dims"
+            given = f"shape {component.shape} for layout {layout.sharding_specs}"
+            raise LayoutError(f"{name} must have {layout.rank} dims", given=given, fix=fix)
+        if isinstance(component, jax.Array) and is_dtensor(component) and len(component.sharding.device_set) > 1:
+            given = f"an array on {shown(fetch_layout(component).mesh)}"
+            fix = "relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one"
+            raise LayoutError(f"{name} must be a NumPy array, or an array of one device", given=given, fix=fix)
         if (component.shape, component.dtype) != (first.shape, first.dtype):
-            summary = f"component {number} of pack must have shape {first.shape} and dtype {first.dtype}"
+            given = f"shape {component.shape}, dtype {component.dtype}"
             fix = f"split dims into parts of one size: they are cut in {layout.shape}"
-            raise LayoutError(summary, given=f"shape {component.shape}, dtype {component.dtype}", fix=fix)
+            raise LayoutError(f"{name} must have shape {first.shape} and dtype {first.dtype}", given=given, fix=fix)
     return components
 
 
-def _check_component(component: jax.Array | np.ndarray, number: int, layout: Layout) -> None:
-    if component.ndim != layout.rank:
-        summary = f"component {number} of pack must have {layout.rank} dims, one for each entry of the layout"
-        fix = f"a layout with {component.ndim} entries, or components with {layout.rank} dims"
-        raise LayoutError(summary, given=f"shape {component.shape} for layout {layout.sharding_specs}", fix=fix)
-    if isinstance(component, jax.Array) and is_dtensor(component) and len(component.sharding.device_set) > 1:
-        summary = f"component {number} of pack must be an array of one device, or of numpy"
-        fix = "relayout(array, layout) on the same mesh, copy_to_mesh(array, layout) from another one"
-        raise LayoutError(summary, given=f"an array on {shown(fetch_layout(component).mesh)}", fix=fix)
-
-
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two components are equal, as far as the host knows."""
+    """Whether two components are equal; arrays on devices are not compared."""
     if one is other or not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return True
     return np.array_equal(one, other, equal_nan=jnp.issubdtype(one.dtype, jnp.inexact))
 
 
 def _joined(shards: dict[Offset, Any]) -> jax.Array:
-    """Put shards together, which are known by their index along each dim."""
     counts = [last + 1 for last in max(shards)]
 
     def nested(offset: Offset) -> Any:

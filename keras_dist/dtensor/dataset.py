@@ -1,4 +1,4 @@
-"""`DTensorDataset`: the batches of a data set as arrays with layouts."""
+"""`DTensorDataset`: batches of a dataset as arrays with layouts."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from keras_dist.errors import DataError, LayoutError, shorten
 
 
 class DTensorDataset:
-    """The batches of a data set, each of one size, as arrays with layouts. May be iterated as often as the data set.
+    """Batches of a dataset, all of one size, as arrays with layouts. Can be iterated as often as the dataset.
 
-    In a job of several processes all iterate the same data, and each places the parts that its devices hold.
+    In a job of several processes all iterate the same data, and each places the shards of its devices.
 
     Args:
-        dataset: examples: an iterable, such as a `tf.data.Dataset`, or a sequence with `__len__` and `__getitem__`.
-            Each is an array, or a dict, list or tuple of arrays, of numpy or another library.
+        dataset: an iterable of examples, such as a `tf.data.Dataset`, or a sequence with `__len__` and `__getitem__`.
+            An example is an array, or a dict, list or tuple of arrays, of NumPy or another library.
         mesh: the mesh of the layouts.
-        layouts: a layout for each array of a batch, in the structure of the examples. The first entry is of the rows.
-        global_batch_size: the number of examples in a batch. What is left over at the end is dropped.
-        dataset_already_batched: whether `dataset` gives batches; as many of them as make up `global_batch_size` are
-            joined, in their order: those of one replica each, or whole ones.
-        batch_dim: the dim of the mesh over which the rows lie, which all layouts must then name first.
-        prefetch: how many batches are put on the devices before they are asked for.
+        layouts: a layout for each array of a batch, in the structure of the examples. The first entry shards the rows.
+        global_batch_size: number of examples in a batch. A partial batch at the end is dropped.
+        dataset_already_batched: whether `dataset` yields batches. They are joined in order until `global_batch_size`
+            rows are reached.
+        batch_dim: the dim of the mesh over which rows are sharded. If given, all layouts must begin with it.
+        prefetch: number of batches to place on the devices ahead of time.
 
     Raises:
         LayoutError: a layout is on another mesh, does not begin with `batch_dim`, or does not divide the batch.
-        DataError: an example is not of the structure of the layouts, or not like the others; batches do not make up
-            `global_batch_size`.
+        DataError: an example does not have the structure of the layouts, or differs from the others in shape or dtype;
+            or batches do not add up to `global_batch_size`.
 
     Example:
         >>> import numpy as np
@@ -50,8 +50,8 @@ class DTensorDataset:
         >>> len(batches), [batch["x"].shape for batch in batches]
         (3, [(32, 3), (32, 3), (32, 3)])
 
-    Differs from DTensor: rows stay in the order of the data set, where TensorFlow deals them to the replicas in turn;
-    batches of `global_batch_size` may be given, and a shorter last one, which is dropped; no service of tf.data.
+    Differs from DTensor: rows keep the order of the dataset; TensorFlow distributes them to the replicas in turn.
+    Batches of `global_batch_size` and a partial last batch are accepted. The tf.data service is not supported.
 
     Source: `tf.experimental.dtensor.DTensorDataset`.
     """
@@ -82,10 +82,10 @@ class DTensorDataset:
         """Return the number of batches.
 
         Raises:
-            TypeError: it is not known: the data set has no length, or gives batches, the last of which may be shorter.
+            TypeError: the number is not known: the dataset has no length, or yields batches.
         """
         if self._is_batched:
-            raise TypeError("the length of a DTensorDataset of batches is not known: the last one may be shorter")
+            raise TypeError("the length of a DTensorDataset of batches is not known: the last one may be partial")
         return len(self._dataset) // self._rows
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -97,35 +97,28 @@ class DTensorDataset:
         yield from waiting
 
     def _batches(self) -> Iterator[PyTree]:
-        """Place the batches."""
         parts: list[list[np.ndarray]] = []
         join = np.concatenate if self._is_batched else np.stack
-        rows = 0
-        for number, example in enumerate(self._examples()):
+        rows, data = 0, self._dataset
+        examples = data if hasattr(data, "__iter__") else (data[index] for index in range(len(data)))
+        for number, example in enumerate(examples):
             leaves = self._leaves(example, number)
             rows += len(leaves[0]) if self._is_batched else 1
             parts.append(leaves)
             if rows > self._rows:
-                raise DataError(
-                    f"the batches must make up `global_batch_size`, {self._rows} rows",
-                    given=f"batches of {[len(part[0]) for part in parts]} rows, up to number {number}",
-                    fix="choose another global_batch_size, or give the examples one by one",
-                )
+                given = f"batches of {[len(part[0]) for part in parts]} rows, up to number {number}"
+                fix = "choose another global_batch_size, or give the examples one by one"
+                raise DataError(f"batches must add up to `global_batch_size`, {self._rows} rows", given=given, fix=fix)
             if rows == self._rows:
                 yield self._placed([join(arrays) for arrays in zip(*parts, strict=True)])
                 parts, rows = [], 0
 
-    def _examples(self) -> Iterator[PyTree]:
-        if hasattr(self._dataset, "__iter__"):
-            return iter(self._dataset)
-        return (self._dataset[index] for index in range(len(self._dataset)))
-
     def _leaves(self, example: PyTree, number: int) -> list[np.ndarray]:
-        """The arrays of an example or a batch, like those of the one before."""
+        """Return the arrays of an example or a batch, checked against those of the first one."""
         try:
             arrays = [np.asarray(to_host(leaf)) for leaf in self._structure.flatten_up_to(example)]
         except (ValueError, TypeError) as error:
-            summary = "the examples of the data set must have the structure of the layouts"
+            summary = "the examples of the dataset must have the structure of the layouts"
             fix = "give layouts=... in the structure of an example"
             given = f"example {number}: {shorten(example)}"
             raise DataError(summary, given=given, expected=shorten(self._structure), fix=fix) from error
@@ -134,7 +127,7 @@ class DTensorDataset:
         for name, array, like in zip(self._names, arrays, self._like, strict=True):
             if self._kind(array) != like or (self._is_batched and len(array) != len(arrays[0])):
                 raise DataError(
-                    f"{name} of example {number} is not like the others",
+                    f"{name} of example {number} differs from the others",
                     given=f"shape {array.shape}, dtype {array.dtype}",
                     expected=f"shape {(len(arrays[0]), *like[0]) if self._is_batched else like[0]}, dtype {like[1]}",
                     fix="pad or cut the examples to one shape",
@@ -142,7 +135,7 @@ class DTensorDataset:
         return arrays
 
     def _kind(self, array: np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
-        """The shape, without the rows, and the dtype."""
+        """Return the shape, without rows, and the dtype."""
         return array.shape[1:] if self._is_batched else array.shape, array.dtype
 
     def _placed(self, arrays: list[np.ndarray]) -> PyTree:
@@ -157,14 +150,15 @@ class DTensorDataset:
         given = f"{layout.sharding_specs} for {name}"
         if layout.mesh != mesh:
             summary = f"the layout of {name} is on another mesh"
-            fix = "make all layouts on the mesh of the data set"
+            fix = "make all layouts on the mesh of the dataset"
             raise LayoutError(summary, given=f"{given}, on {shown(layout.mesh)}, not {shown(mesh)}", fix=fix)
         entry = axis_tuple(layout.axes[0]) if layout.rank else ()
         if not layout.rank or (batch_dim is not None and batch_dim not in entry):
             summary = f"the layout of {name} must begin with {batch_dim or 'an entry'!r} for the rows of the batch"
-            fix = "Layout.batch_sharded(mesh, batch_dim, rank), whose rank counts the dim of the rows, too"
+            fix = "Layout.batch_sharded(mesh, batch_dim, rank), where `rank` includes the dim of the rows"
             raise LayoutError(summary, given=given, fix=fix)
-        if self._rows % layout.num_shards(0):
-            summary = f"`global_batch_size` must be a multiple of {layout.num_shards(0)}, the shards of the rows"
-            fix = f"global_batch_size={-(-self._rows // layout.num_shards(0)) * layout.num_shards(0)}"
+        shards = layout.num_shards(0)
+        if self._rows % shards:
+            summary = f"`global_batch_size` must be a multiple of {shards}, the number of shards of the rows"
+            fix = f"global_batch_size={-(-self._rows // shards) * shards}"
             raise LayoutError(summary, given=f"{self._rows} rows, {given}", fix=fix)

@@ -1,4 +1,4 @@
-"""`function` and `value_and_grad`: steps of training written as with `tf.function` and `tf.GradientTape`."""
+"""`function` and `value_and_grad`, for training steps written as with `tf.function` and `tf.GradientTape`."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ Result = TypeVar("Result")
 
 _MOST_PROGRAMS = 32
 _MAX_IN_FLIGHT = 2
-"""More runs of programs at once would deadlock fake CPU devices (see `_environment`), and gain nothing."""
+"""More executions in flight can deadlock fake CPU devices (see `backend_environment`), and are not faster."""
 _in_flight: collections.deque[jax.Array] = collections.deque()
-"""An output of each of them."""
+"""An output of each execution in flight."""
 _MOST_TRACES = 4
-"""How often a function is traced until it finds no variables that it has not read before."""
+"""A function is traced until a trace reads no new variables, at most so many times."""
 
 
 def function(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Compile a function that reads and assigns variables: of models, optimizers and metrics, and `DVariable`s.
+    """Compile a function that reads and assigns variables of models, optimizers and metrics, and `DVariable`s.
 
-    `step` is traced once for each combination of shapes and dtypes of its arrays, and of values of its other arguments:
-    models and optimizers are told apart by identity; numbers and strings by value, so that one which changes is better
-    an array. Arrays are traced then, and `step` must not look at their values. The variables that it reads become
-    inputs of the program, whether they come as arguments or not, and those that it assigns its outputs. Their layouts
-    stay what they are. What Python sets, such as `layer.trainable`, counts as it was when the function was traced.
+    `step` is traced for each combination of shapes and dtypes of its arrays, and of its other arguments: models and
+    optimizers are compared by identity, numbers and strings by value. Pass a number that changes as an array. Branches
+    in Python must not depend on values of arrays. Variables that `step` reads become inputs of the program, whether
+    they are arguments or not; variables that it assigns become outputs and keep their layouts. Attributes such as
+    `layer.trainable` have the values from the time of tracing.
 
-    In a job of several processes, those that have devices of the mesh make the same calls. Where all do, one that calls
-    another function, raises an error or gets no further ends the others, as in `fit`.
+    In a job of several processes, all processes with devices of the mesh must make the same calls. If all processes of
+    the job are involved and one calls another function, raises or hangs, the others exit, as in `fit`.
 
     Args:
-        step: the function. What it returns is arrays, in dicts, lists and tuples.
+        step: the function. It returns arrays, in dicts, lists and tuples.
 
     Returns:
         A function with the same arguments.
 
     Raises:
-        ModelError: it reads other variables each time that it is traced.
+        ModelError: `step` reads other variables each time it is traced.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,28 +95,22 @@ def function(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             program = _Program(step, name, leaves, treedef, arrays)
             if len(programs) >= _MOST_PROGRAMS:
                 del programs[next(iter(programs))]
-        programs[key] = program  # the last one used comes last
+        programs[key] = program  # in order of use
         return program(arrays)
 
     return call
 
 
 class _Program:
-    """A function of variables, for arguments of one form.
-
-    Attributes:
-        others: the arguments that are no arrays, which must live as long as their ids stand for them.
-        inputs: the variables that the function reads or assigns.
-        assigned: those that it assigns.
-    """
+    """A function of variables, traced for arguments of one structure."""
 
     def __init__(
         self, step: Callable[..., Any], name: str, leaves: Sequence[Any], treedef: Any, arrays: Sequence[Any]
     ) -> None:
-        self.others = [leaf for leaf in leaves if not _is_array(leaf)]
+        self.others = [leaf for leaf in leaves if not _is_array(leaf)]  # kept alive: programs are found by their ids
         self._step, self._name, self._treedef = step, name, treedef
         self._are_arrays = [_is_array(leaf) for leaf in leaves]
-        self.inputs: list[Any] = []
+        self.inputs: list[Any] = []  # the variables that the function reads or assigns
         self.assigned: list[Any] = []
         for _ in range(_MOST_TRACES):
             known = len(self.inputs)
@@ -126,19 +120,19 @@ class _Program:
                 break
         else:
             given = f"{_MOST_TRACES} traces, the last with new variables: {shorten(self.inputs[known:])}"
-            fix = "make variables, models and metrics outside of the function"
-            raise ModelError(f"{name} reads other variables each time that it is traced", given=given, fix=fix)
+            fix = "create variables, models and metrics outside the function"
+            raise ModelError(f"{name} reads other variables each time it is traced", given=given, fix=fix)
         self._place_on_mesh(arrays)
-        # first the variables whose memory the program writes into, in the order of its outputs, as JAX pairs the two
+        # donated variables first, in the order of the outputs, as JAX pairs the two
         replaced = {id(variable): index for index, variable in enumerate(self.assigned)}
         self.inputs.sort(key=lambda variable: replaced.get(id(variable), len(replaced)))
         self._replaced = len(replaced)
-        # in one order for all functions, so that no two threads wait for each other
+        # one order for all functions, so that threads cannot deadlock
         self._locks = sorted({variable._lock for variable in self.inputs} | {Operators._lock}, key=id)
-        self._compiled: dict[Any, Any] = {}  # by where inputs and arrays are
+        self._compiled: dict[Any, Any] = {}  # by the shardings of inputs and arrays
 
     def _traced(self, values: list[Any], arrays: list[Any]) -> tuple[list[Any], Any]:
-        """The values of what the function has assigned, and what it returns."""
+        """Return the new values of the assigned variables, and the result of the function."""
         given, others = iter(arrays), iter(self.others)
         leaves = [next(given if is_array else others) for is_array in self._are_arrays]
         args, kwargs = self._treedef.unflatten(leaves)
@@ -150,7 +144,7 @@ class _Program:
         return [_own(variable, value) for variable, value in assigned], result
 
     def _place_on_mesh(self, arrays: Sequence[Any]) -> None:
-        """Copy what the function assigns to all devices of the mesh, where it is on none: it will come from there."""
+        """Replicate assigned variables without a mesh on the mesh of the step, where their new values will be."""
         found = (array for array in (*(variable.peek() for variable in self.inputs), *arrays) if is_dtensor(array))
         mesh = next((layout_of(array).mesh for array in found), None)
         for variable in self.assigned if mesh is not None else ():
@@ -159,11 +153,10 @@ class _Program:
                 variable._store(place_copy(array, TensorLayout.replicated(array.ndim, mesh).backend_layout))
 
     def _split(self, replaced: list[Any], kept: list[Any], arrays: list[Any]) -> tuple[list[Any], Any, jax.Array]:
-        """As `_traced`, where the variables that have new arrays come first; and what is ready when all is."""
+        # the last output is never donated: it shows when an execution is done
         return *self._traced([*replaced, *kept], arrays), jnp.zeros((), bool)
 
     def _compile(self, arguments: tuple[list[Any], list[Any], list[Any]]) -> Any:
-        """The program for arguments that are where these are."""
         replaced, kept, arrays = arguments
         known = list(zip(self.inputs, [*replaced, *kept], strict=True))
         _check_devices([*known, *((None, array) for array in arrays)], self._name)
@@ -175,7 +168,7 @@ class _Program:
         return jaxprs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
 
     def __call__(self, arrays: list[Any]) -> Any:
-        if current_scope() is not None or any(map(is_traced, arrays)):  # inside of another function
+        if current_scope() is not None or any(map(is_traced, arrays)):  # inside another function
             assigned, result = self._traced([variable.value for variable in self.inputs], arrays)
             for variable, value in zip(self.assigned, assigned, strict=True):
                 variable.assign(value)
@@ -183,13 +176,13 @@ class _Program:
         is_shared = self._is_shared(arrays)
         if is_shared:
             heartbeat.note_shared_steps(self._name, 1)
-        told = heartbeat.failures_told(self._name, is_shared=False)  # the loop around it has further steps
-        with told, interrupt_between_steps(is_shared=is_shared):
+        failures = heartbeat.failures_told(self._name, is_shared=False)  # the user's loop may have further steps
+        with failures, interrupt_between_steps(is_shared=is_shared):
             _finish_oldest()
             return self._dispatched(arrays)
 
     def _dispatched(self, arrays: list[Any]) -> Any:
-        """Start the program, and store what it assigns."""
+        """Run the program, and store the assigned values."""
         with shield(), contextlib.ExitStack() as held:
             for lock in self._locks:
                 held.enter_context(lock)
@@ -211,14 +204,13 @@ class _Program:
         return result
 
     def _is_shared(self, arrays: list[Any]) -> bool:
-        """Whether all processes of the job run it."""
+        """Whether all processes of the job run the program."""
         given = itertools.chain(arrays, (variable.peek() for variable in self.inputs))
         placed = (array for array in given if isinstance(array, jax.Array) and array.committed)
         return any(job.are_shared(array.sharding.device_set) for array in itertools.islice(placed, 1))
 
 
 def _finish_oldest() -> None:
-    """Wait until so few programs run that there is room for another one."""
     with contextlib.suppress(IndexError):  # another thread was faster
         while len(_in_flight) >= _MAX_IN_FLIGHT:
             _in_flight.popleft().block_until_ready()
@@ -226,23 +218,24 @@ def _finish_oldest() -> None:
 
 
 _LOST = (
-    "keras_dist: the function failed while it wrote into the memory of the variables that it assigns: their values are "
-    "lost. Restore a checkpoint, or assign to them."
+    "keras_dist: the function failed while it wrote into the memory of the variables that it assigns. Their values are "
+    "lost: restore a checkpoint, or assign new values."
 )
 
 
 def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = False) -> tuple[Any, PyTree]:
-    """Return what `fn()` returns, and the gradients of its first output with respect to variables that it reads.
+    """Return the result of `fn()`, and the gradients of the loss with respect to variables.
 
-    It takes the place of `tf.GradientTape`: JAX differentiates functions, and records nothing.
+    It replaces `tf.GradientTape`: JAX differentiates functions, and records nothing.
 
     Args:
-        fn: takes no arguments, and returns a scalar; with `has_aux` a pair of a scalar and anything else.
-        variables: what to differentiate with respect to, such as `model.trainable_variables`.
+        fn: a function of no arguments that returns a scalar loss; with `has_aux` a pair of a loss and anything else.
+        variables: variables to differentiate with respect to, such as `model.trainable_variables`.
         has_aux: whether `fn` returns a pair.
 
     Returns:
-        What `fn` returned, and the gradients in the structure of `variables`; zeros for those that `fn` does not read.
+        The result of `fn`, and the gradients in the structure of `variables`; zeros for variables that `fn` does not
+        read.
 
     Example:
         >>> import jax.numpy as jnp
@@ -278,17 +271,17 @@ def value_and_grad(fn: Callable[[], Any], variables: PyTree, has_aux: bool = Fal
 
 @contextlib.contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Explain what Flax says of an object whose attribute a traced function sets."""
+    """Raise our own error where Flax refuses to set an attribute in a traced function."""
     try:
         yield
     except TraceError as error:
-        summary = f"{step} sets an attribute of an object that was made outside of it"
+        summary = f"{step} sets an attribute of an object that was created outside the function"
         fix = "make it a dtensor.DVariable(value, trainable=False), and assign to that"
         raise ModelError(summary, given=str(error), fix=fix) from error
 
 
 def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:
-    """Check that all arrays which were placed on devices are on the same ones."""
+    """Check that all committed arrays are on the same devices."""
     first: Any = None
     for variable, array in arrays:
         if isinstance(array, jax.Array) and array.committed:
@@ -300,7 +293,7 @@ def _check_devices(arrays: Iterable[tuple[Any, Any]], step: str) -> None:
 
 
 def _devices_of(array: jax.Array) -> list[Any]:
-    """The devices in their order, which must be the same for all arrays of a program."""
+    """Return the devices in order, which must be the same for all arrays of a program."""
     sharding = array.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         return list(cast(jax.sharding.Mesh, sharding.mesh).devices.flat)
@@ -313,7 +306,7 @@ def _described(variable: Any, array: jax.Array) -> str:
 
 
 def _is_object(leaf: Any) -> bool:
-    """Whether its arrays are those of variables, though JAX would see them in it."""
+    """Whether a value is a variable or module, not to be flattened into its arrays."""
     return isinstance(leaf, Operators | nnx.Module | nnx.Variable)
 
 
@@ -326,15 +319,15 @@ def _value_of(leaf: Any) -> Any:
 
 
 def _kind(leaf: Any) -> Any:
-    """What a program depends on."""
+    """Return the part of an argument that a program depends on."""
     if _is_array(leaf):
         return leaf.shape, leaf.dtype
     if isinstance(leaf, int | float | complex):
-        return type(leaf), repr(leaf)  # 0.0 and -0.0 are two
+        return type(leaf), repr(leaf)  # 0.0 == -0.0
     return leaf if isinstance(leaf, str | TensorLayout | DeviceMesh | None) else id(leaf)
 
 
 def _own(variable: Any, value: jax.Array) -> jax.Array:
-    """The new value of a variable in memory of its own, with the layout of the former one, if that has one."""
+    """Copy a new value of a variable, with the layout of the current value."""
     value = jnp.copy(value)
     return jax.lax.with_sharding_constraint(value, variable.peek().sharding) if is_dtensor(variable) else value

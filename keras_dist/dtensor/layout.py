@@ -1,4 +1,4 @@
-"""`Mesh` and `Layout` under the names of DTensor: kinds of `DeviceMesh` and `TensorLayout` that print as there."""
+"""`Mesh` and `Layout`: `DeviceMesh` and `TensorLayout` with the names and the text form of DTensor."""
 
 from __future__ import annotations
 
@@ -24,44 +24,38 @@ from keras_dist.dtensor import clients
 from keras_dist.errors import LayoutError, MeshError, shorten
 
 UNSHARDED = "unsharded"
-"""The entry of a layout for a dim that is whole on every device."""
+"""The entry of a layout for a dim that is not sharded."""
 
 _LONGEST_TEXT = 2**20
-"""The most characters of a layout in text."""
+"""Largest number of characters of a layout or mesh in text."""
 
 
 class MeshDimension(NamedTuple):
-    """A dim of a mesh.
-
-    Attributes:
-        name: what layouts call it.
-        size: the number of devices along it.
-    """
+    """Name and size of a dim of a mesh."""
 
     name: str
     size: int
 
 
 class _Sizes(tuple[int, ...]):
-    """The sizes of a mesh's dims: those of `DeviceMesh.shape`, and called, as DTensor does, a list of them."""
+    """`DeviceMesh.shape`, which can also be called, as `Mesh.shape()` in DTensor."""
 
     __slots__ = ()
 
     def __call__(self) -> list[int]:
-        """Return the sizes as a list."""
         return list(self)
 
 
 class Mesh(DeviceMesh):
-    """Devices arranged on named dims: a `DeviceMesh` with DTensor's names. `create_mesh` makes one.
+    """Devices arranged on named dims: a `DeviceMesh` with DTensor's names. Usually made by `create_mesh`.
 
     Args:
         dim_names: a name for each dim.
-        global_device_ids: an array of the mesh's shape: for each place the number of its device in `global_devices`.
-        local_device_ids: those of this process; only compared, for devices know their process.
-        local_devices: the devices of this process; in a job of one process all devices.
-        mesh_name: what it is called in text.
-        global_devices: names such as `"cpu:0"`, or `jax.Device`s; by default `local_devices`, or all of the job.
+        global_device_ids: array of the mesh's shape; for each position the index of the device in `global_devices`.
+        local_device_ids: positions of this process's devices; only checked.
+        local_devices: devices of this process; in a job of one process all devices.
+        mesh_name: name of the mesh in text.
+        global_devices: names such as `"cpu:0"`, or `jax.Device`s. By default `local_devices`, or all of the job.
 
     Raises:
         MeshError: the arguments do not fit together.
@@ -74,7 +68,7 @@ class Mesh(DeviceMesh):
         >>> mesh.local_device_locations()[5]
         {'batch': 1, 'model': 1}
 
-    Differs from DTensor: `shape` is also the tuple that `DeviceMesh.shape` is.
+    Differs from DTensor: `shape` is a tuple, as in `DeviceMesh`, which can also be called.
 
     Source: `tf.experimental.dtensor.Mesh`.
     """
@@ -91,21 +85,19 @@ class Mesh(DeviceMesh):
         devices = list(global_devices or local_devices or list_devices())
         ids = np.asarray(global_device_ids)
         flat = ids.flatten().tolist()
-        if sorted(flat) != list(range(min(flat, default=0), min(flat, default=0) + len(flat))):
-            expected = "an array of numbers without a gap, one for each device"
-            raise argument_error("global_device_ids", global_device_ids, expected, error=MeshError)
-        if max(flat) >= len(devices):
-            expected = f"numbers of the {len(devices)} devices, from 0"
+        first = min(flat, default=0)
+        if sorted(flat) != list(range(first, first + len(flat))) or max(flat) >= len(devices):
+            expected = f"an array of consecutive indices of the {len(devices)} devices"
             raise argument_error("global_device_ids", global_device_ids, expected, error=MeshError)
         super().__init__(ids.shape, list(dim_names), [clients.short_device_name(devices[index]) for index in flat])
         self._name = mesh_name
         if local_device_ids is not None and list(local_device_ids) != self.local_device_ids():
-            expected = f"{self.local_device_ids()}, the places of this process's devices in the mesh"
+            expected = f"{self.local_device_ids()}, the positions of this process's devices in the mesh"
             raise argument_error("local_device_ids", local_device_ids, expected, error=MeshError)
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh, mesh_name: str = "") -> Self:
-        """Return the same mesh with DTensor's names. A `Mesh` is a `DeviceMesh`, so that nothing is needed back."""
+        """Return a `DeviceMesh` as a `Mesh`."""
         mesh = cls.__new__(cls)
         mesh.__setstate__((list(device_mesh.axis_names), device_mesh.devices, device_mesh.dcn_shape, mesh_name))
         return mesh
@@ -117,10 +109,10 @@ class Mesh(DeviceMesh):
 
     @classmethod
     def from_string(cls, mesh_str: str) -> Self:
-        """Return the mesh that `to_string` gave, of devices of this job.
+        """Return the mesh of a text that `to_string` returned, on devices of this job.
 
         Raises:
-            MeshError: it is none.
+            MeshError: the text does not describe a mesh.
             DeviceError: a device does not exist.
         """
         try:
@@ -131,13 +123,13 @@ class Mesh(DeviceMesh):
             if len(sizes) != len(pairs):
                 raise ValueError
         except (ValueError, IndexError):
-            expected = "what `Mesh.to_string` gives"
             example = "|batch=2|0,1|0,1|/job:localhost/replica:0/task:0/device:CPU:0,/job:localhost/.../device:CPU:1"
+            expected = "text as `Mesh.to_string` returns it"
             raise argument_error("mesh_str", mesh_str, expected, example=example, error=MeshError) from None
         return cls.from_device_mesh(DeviceMesh(sizes, devices=names), name)
 
     def to_string(self) -> str:
-        """Return the mesh as text: `name|dims|device numbers|those of this process|its devices`, or all of a job."""
+        """Return the mesh as text: `name|dims|device ids|local ids|local devices`, in a job also all devices."""
         dims = ",".join(f"{name}={size}" for name, size in self.axis_sizes.items())
         local, devices = self.local_device_ids(), self.global_devices()
         fields = [self.name, dims, _listed(range(self.size)), _listed(local), _listed(devices[i] for i in local)]
@@ -145,29 +137,29 @@ class Mesh(DeviceMesh):
 
     @property
     def name(self) -> str:
-        """What it is called in text."""
+        """Name of the mesh in text."""
         return self._name
 
     @property
     def shape(self) -> _Sizes:
-        """The sizes of the dims, as a tuple; called, a list."""
+        """Sizes of the dims, as a tuple; when called, as a list."""
         return _Sizes(self._shape)
 
     @property
     def dim_names(self) -> list[str]:
-        """The names of the dims."""
+        """Names of the dims."""
         return list(self.axis_names)
 
     def dim_size(self, dim_name: str) -> int:
         """Return the number of devices along a dim.
 
         Raises:
-            MeshError: there is no such dim.
+            MeshError: the mesh has no such dim.
         """
         return self.axis_size(dim_name)
 
     def contains_dim(self, dim_name: str) -> bool:
-        """Return whether there is a dim of this name."""
+        """Return whether the mesh has a dim of this name."""
         return dim_name in self.axis_names
 
     __contains__ = contains_dim
@@ -180,7 +172,7 @@ class Mesh(DeviceMesh):
         return device_name(self._devices.flat[0]).partition(":")[0].upper()
 
     def global_device_ids(self) -> np.ndarray:
-        """Return the numbers of the devices in the mesh, as an array of its shape."""
+        """Return the indices of the devices in the mesh, as an array of its shape."""
         return np.arange(self.size).reshape(self._shape)
 
     def global_devices(self) -> list[str]:
@@ -188,7 +180,7 @@ class Mesh(DeviceMesh):
         return [clients.full_device_name(device) for device in self._flat()]
 
     def local_device_ids(self) -> list[int]:
-        """Return the places in the mesh of the devices of this process."""
+        """Return the indices in the mesh of the devices of this process."""
         return [index for index, device in enumerate(self._flat()) if device.process_index == process_index()]
 
     def local_devices(self) -> list[str]:
@@ -197,38 +189,38 @@ class Mesh(DeviceMesh):
         return [devices[index] for index in self.local_device_ids()]
 
     def num_local_devices(self) -> int:
-        """Return how many of the devices are of this process."""
+        """Return the number of devices of this process in the mesh."""
         return len(self.local_device_ids())
 
     def local_device_locations(self) -> list[dict[str, int]]:
-        """Return the place of each device of this process, as its index along each dim."""
+        """Return the index along each dim, for each device of this process."""
         places = self.unravel_index()
         return [places[index] for index in self.local_device_ids()]
 
     def unravel_index(self) -> dict[int, dict[str, int]]:
-        """Return the place of each device of the mesh, as its index along each dim."""
+        """Return the index along each dim, for each device of the mesh."""
         places = np.ndindex(*self._shape)
         return {index: dict(zip(self.dim_names, place, strict=True)) for index, place in enumerate(places)}
 
     def coords(self, device_idx: int) -> np.ndarray:
-        """Return the place of a device, as an array of its index along each dim."""
+        """Return the index of a device along each dim, as an array."""
         return np.array(np.unravel_index(device_idx, self._shape))
 
     @property
     def strides(self) -> list[int]:
-        """How far apart in the list of devices neighbours along each dim are."""
+        """Distance of neighbours along each dim in the list of devices."""
         return [math.prod(self._shape[dim + 1 :]) for dim in range(len(self._shape))]
 
     def min_global_device_id(self) -> int:
-        """Return the smallest number of a device: 0."""
+        """Return the smallest index of a device: 0."""
         return 0
 
     def is_single_device(self) -> bool:
-        """Return whether it is a mesh of one device."""
+        """Return whether the mesh has one device."""
         return self.size == 1
 
     def is_remote(self) -> bool:
-        """Return whether no device is of this process."""
+        """Return whether no device of the mesh belongs to this process."""
         return not self.local_device_ids()
 
     def _flat(self) -> list[Device]:
@@ -246,14 +238,15 @@ class Mesh(DeviceMesh):
 
 
 class Layout(TensorLayout):
-    """Which dim of a mesh each dim of a tensor is sharded over: a `TensorLayout` with DTensor's names.
+    """The dims of a mesh over which the dims of a tensor are sharded: a `TensorLayout` with DTensor's names.
 
     Args:
-        sharding_specs: an entry for each dim of the tensor: `UNSHARDED`, or the name of a dim of the mesh.
+        sharding_specs: an entry for each dim of the tensor: `UNSHARDED`, the name of a dim of the mesh, or several
+            names in a tuple.
         mesh: the mesh; a `DeviceMesh` is converted.
 
     Raises:
-        LayoutError: an entry is no dim of the mesh, or is used for two dims.
+        LayoutError: an entry is not a dim of the mesh, or is used for two dims.
 
     Example:
         >>> from keras_dist import dtensor
@@ -264,8 +257,8 @@ class Layout(TensorLayout):
         >>> layout.offset_to_shard()[5]
         (1, 0)
 
-    Differs from DTensor: `shape` is the number of shards of each dim of the tensor, as its tutorials use it; there it
-    is the shape of the mesh. A dim may lie along several dims of the mesh: a tuple of names.
+    Differs from DTensor: `shape` is the number of shards of each dim of the tensor, as in its tutorials, not the shape
+    of the mesh. A dim may be sharded over several dims of the mesh.
 
     Source: `tf.experimental.dtensor.Layout`.
     """
@@ -274,7 +267,7 @@ class Layout(TensorLayout):
 
     def __init__(self, sharding_specs: Sequence[Any], mesh: DeviceMesh) -> None:
         if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise argument_error("mesh", mesh, "a Mesh, as `create_mesh` gives", error=LayoutError)
+            raise argument_error("mesh", mesh, "a Mesh, as `create_mesh` returns", error=LayoutError)
         entries: Any = sharding_specs
         if isinstance(entries, Sequence) and not isinstance(entries, str):
             entries = [None if isinstance(entry, str) and entry == UNSHARDED else entry for entry in entries]
@@ -282,19 +275,18 @@ class Layout(TensorLayout):
 
     @classmethod
     def from_tensor_layout(cls, layout: TensorLayout) -> Self:
-        """Return the same layout with DTensor's names. A `Layout` is a `TensorLayout`: nothing is needed back.
+        """Return a `TensorLayout` as a `Layout`.
 
         Raises:
-            LayoutError: it has no mesh.
+            LayoutError: the layout has no mesh.
         """
         if layout.device_mesh is None:
-            expected = "a layout with a mesh"
-            raise argument_error("layout", layout, expected, error=LayoutError)
+            raise argument_error("layout", layout, "a layout with a mesh", error=LayoutError)
         return cls(layout.axes, layout.device_mesh)
 
     @classmethod
     def replicated(cls, mesh: DeviceMesh, rank: int) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the layout of a tensor of `rank` dims that is whole on every device."""
+        """Return the layout of a replicated tensor of `rank` dims."""
         return cls([UNSHARDED] * _rank(rank), mesh)
 
     @classmethod
@@ -302,7 +294,7 @@ class Layout(TensorLayout):
         """Return the layout of a tensor of `rank` dims whose dim `axis` is sharded over `batch_dim` of the mesh.
 
         Raises:
-            LayoutError: the tensor has no such dim, or the mesh none of this name.
+            LayoutError: the tensor has no dim `axis`, or the mesh no dim of this name.
         """
         if not is_int(axis, 0, _rank(rank) - 1):
             raise argument_error("axis", axis, f"a dim of a tensor of {rank} dims, from 0", error=LayoutError)
@@ -320,28 +312,30 @@ class Layout(TensorLayout):
 
     @classmethod
     def from_string(cls, layout_str: str) -> Self:
-        """Return the layout that `to_string` gave, on devices of this job.
+        """Return the layout of a text that `to_string` returned, on devices of this job.
 
         Raises:
-            LayoutError: it is none.
+            LayoutError: the text does not describe a layout.
         """
         head, found, mesh = _text(layout_str).partition(" mesh:")
         kind, _, specs = head.partition(":")
         if not found or kind != "sharding_specs":
-            expected = "what `Layout.to_string` gives"
-            example = "sharding_specs:batch,unsharded, mesh:|batch=2|0,1|0,1|..."
+            expected, example = (
+                "text as `Layout.to_string` returns it",
+                "sharding_specs:batch,unsharded, mesh:|batch=2|...",
+            )
             raise argument_error("layout_str", layout_str, expected, example=example, error=LayoutError)
         entries = [entry.split("+") for entry in specs.split(",")[:-1]]
         return cls([tuple(entry) if len(entry) > 1 else entry[0] for entry in entries], Mesh.from_string(mesh))
 
     def to_string(self) -> str:
-        """Return the layout as text; several dims of the mesh for one dim are joined by `+`."""
+        """Return the layout as text. Several dims of the mesh in one entry are joined by `+`."""
         specs = "".join("+".join(axis_tuple(spec)) + "," for spec in self.sharding_specs)
         return f"sharding_specs:{specs} mesh:{self.mesh.to_string()}"
 
     @property
     def sharding_specs(self) -> list[Any]:
-        """An entry for each dim of the tensor: `UNSHARDED`, or the name of a dim of the mesh."""
+        """An entry for each dim of the tensor: `UNSHARDED`, a dim of the mesh, or several in a tuple."""
         return [UNSHARDED if axis is None else axis for axis in self.axes]
 
     @property
@@ -351,12 +345,12 @@ class Layout(TensorLayout):
 
     @property
     def rank(self) -> int:
-        """The number of dims of the tensor."""
+        """Number of dims of the tensor."""
         return len(self.axes)
 
     @property
     def shape(self) -> list[int]:
-        """The number of shards of each dim of the tensor."""
+        """Number of shards of each dim of the tensor."""
         return [self.num_shards(dim) for dim in range(self.rank)]
 
     def num_shards(self, idx: int) -> int:
@@ -364,11 +358,11 @@ class Layout(TensorLayout):
         return self.mesh.axis_size(self.axes[idx])
 
     def is_fully_replicated(self) -> bool:
-        """Return whether the tensor is whole on every device."""
+        """Return whether no dim is sharded."""
         return not any(self.axes)
 
     def is_batch_parallel(self) -> bool:
-        """Return whether no dim but the first is sharded, and that one is."""
+        """Return whether the first dim is sharded, and no other."""
         return bool(self.axes) and self.axes[0] is not None and not any(self.axes[1:])
 
     def is_single_device(self) -> bool:
@@ -379,7 +373,7 @@ class Layout(TensorLayout):
         """Return the layout without these dims of the tensor.
 
         Raises:
-            LayoutError: there is no such dim.
+            LayoutError: the tensor has no such dim.
         """
         gone = [dims] if isinstance(dims, int) else list(dims)
         if not all(is_int(dim, 0, self.rank - 1) for dim in gone):
@@ -387,7 +381,7 @@ class Layout(TensorLayout):
         return Layout([spec for dim, spec in enumerate(self.sharding_specs) if dim not in gone], self.mesh)
 
     def offset_to_shard(self) -> list[tuple[int, ...]]:
-        """Return for each device of the mesh, in order, which shard along each dim of the tensor it holds."""
+        """Return the index of the shard along each dim of the tensor, for each device of the mesh, in order."""
         sizes = self.mesh.axis_sizes
 
         def shard(place: Mapping[str, int], axis: Any) -> int:
@@ -399,7 +393,7 @@ class Layout(TensorLayout):
         return [tuple(shard(place, axis) for axis in self.axes) for place in self.mesh.unravel_index().values()]
 
     def offset_tuple_to_global_index(self, offset_tuple: Sequence[int]) -> int:
-        """Return the number of a shard among all shards of the tensor."""
+        """Return the index of a shard among all shards of the tensor."""
         return int(np.ravel_multi_index(tuple(offset_tuple), tuple(self.shape))) if self.rank else 0
 
     def __repr__(self) -> str:
@@ -412,7 +406,7 @@ Mesh.layout_class = Layout
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Return whether it is an array on a mesh, or a variable that holds one. What is traced has no layout yet.
+    """Return whether `tensor` is an array on a mesh, or a variable of such an array. Traced arrays have no layout yet.
 
     Source: `tf.experimental.dtensor.is_dtensor`.
     """
@@ -422,14 +416,14 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def array_of(tensor: Any) -> Any:
-    """Return the array itself of a variable; anything else as it is."""
+    """Return the array of a variable, without a copy; anything else as it is."""
     if isinstance(tensor, Operators):
         return tensor.peek()
     return tensor.get_raw_value() if isinstance(tensor, nnx.Variable) else tensor
 
 
 def layout_of(array: jax.Array) -> Layout:
-    """The layout of an array; that of one without a mesh is on a mesh of its devices."""
+    """Return the layout of an array. An array without a mesh is replicated on a mesh of its devices."""
     sharding = array.sharding
     if not isinstance(sharding, jax.sharding.NamedSharding):
         devices = sorted(sharding.device_set, key=lambda device: device.id)
@@ -440,13 +434,13 @@ def layout_of(array: jax.Array) -> Layout:
 
 @functools.lru_cache(maxsize=64)
 def mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
-    """The mesh that a mesh of JAX is."""
+    """Return a mesh of JAX as a `Mesh`."""
     return Mesh.from_device_mesh(DeviceMesh(mesh.axis_sizes, mesh.axis_names, mesh.devices))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
-        expected = f"text of at most {_LONGEST_TEXT} characters"
+        expected = f"a string of at most {_LONGEST_TEXT} characters"
         raise argument_error("layout_str", shorten(value), expected, error=LayoutError)
     return value
 

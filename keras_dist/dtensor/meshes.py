@@ -1,4 +1,4 @@
-"""`create_mesh`, of devices of this process, and `create_distributed_mesh`, of those of all processes."""
+"""`create_mesh` for devices of this process, and `create_distributed_mesh` for devices of all processes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def create_mesh(
     mesh_name: str = "",
     device_type: str | None = None,
 ) -> Mesh:
-    """Make a mesh of devices of this process, or of those that are given.
+    """Create a mesh of devices of this process, or of the given devices.
 
     Args:
-        mesh_dims: the dims, as `[("batch", 2), ("model", 4)]` or a dict; one size may be -1, which takes the devices
-            that are left. By default one dim, `"x"`, over all devices.
-        devices: names such as `"CPU:0"`, also in their full form, or `jax.Device`s, in row-major order of the mesh; by
-            default all of this process.
-        mesh_name: what the mesh is called in text.
-        device_type: `"CPU"`, `"GPU"` or `"TPU"`, where `devices` are left out; by default the one that JAX prefers.
+        mesh_dims: names and sizes of the dims, as `[("batch", 2), ("model", 4)]` or a dict. One size may be -1: it is
+            inferred from the number of devices. By default one dim, `"x"`, over all devices.
+        devices: names such as `"CPU:0"`, also in their full form, or `jax.Device`s, in row-major order of the mesh. By
+            default all devices of this process.
+        mesh_name: name of the mesh in text.
+        device_type: `"CPU"`, `"GPU"` or `"TPU"`, if `devices` is None. By default the backend that JAX prefers.
 
     Raises:
         MeshError: dims and devices do not fit together, or a name or a device appears twice.
@@ -44,15 +44,15 @@ def create_mesh(
         >>> dtensor.create_mesh({"batch": -1, "model": 4}, mesh_name="train").to_string()[:22]
         'train|batch=2,model=4|'
 
-    Differs from DTensor: `devices` come second; -1 beside other dims; devices of other processes may be given; the
-    devices are those that JAX prefers, not always CPUs.
+    Differs from DTensor: `devices` is the second argument. -1 may stand beside other dims. Devices of other processes
+    may be given. The default devices are those of the backend that JAX prefers, not always CPUs.
 
     Source: `tf.experimental.dtensor.create_mesh`.
     """
     if isinstance(devices, str):
         raise argument_error("devices", devices, "a sequence of devices", example=["CPU:0", "CPU:1"], error=MeshError)
     if devices is None and (device_type is not None or process_count() > 1):
-        devices = _local_devices(device_type)
+        devices = _devices_of(process_index(), device_type)
     elif devices is not None:
         devices = [clients.short_device_name(device) for device in devices]
         other = [name for name in devices if device_type is not None and not name.startswith(f"{device_type.lower()}:")]
@@ -70,39 +70,37 @@ def create_distributed_mesh(
     client_id: int | None = None,
     device_type: str | None = None,
 ) -> Mesh:
-    """Make a mesh of devices of all processes of the job. All call it with the same dims.
+    """Create a mesh of devices of all processes of the job. All processes call it with the same dims.
 
     Args:
-        mesh_dims: the dims; see `create_mesh`.
-        mesh_name: what the mesh is called in text.
-        num_global_devices: how many devices, as many of each process; by default all.
-        num_clients: the number of processes; only compared, for JAX knows it.
-        client_id: the index of this process; only compared.
-        device_type: `"CPU"`, `"GPU"` or `"TPU"`; by default the one that JAX prefers.
+        mesh_dims: names and sizes of the dims; see `create_mesh`.
+        mesh_name: name of the mesh in text.
+        num_global_devices: number of devices, the same number from each process. By default all devices.
+        num_clients: number of processes; only checked against the job.
+        client_id: index of this process; only checked against the job.
+        device_type: `"CPU"`, `"GPU"` or `"TPU"`. By default the backend that JAX prefers.
 
     Raises:
-        MeshError: the dims do not fit the devices, or a number is not that of the job.
-        DeviceError: there are no such devices.
+        MeshError: the dims do not fit the devices, or a number differs from the job's.
+        DeviceError: no such devices exist.
 
     Example:
         >>> from keras_dist import dtensor
         >>> dtensor.create_distributed_mesh([("batch", 4)], num_global_devices=4).num_local_devices()
         4
 
-    Differs from DTensor: in place of `local_devices`, give `create_mesh` the devices of all processes.
+    Differs from DTensor: there is no `local_devices`; pass the devices of all processes to `create_mesh` instead.
 
     Source: `tf.experimental.dtensor.create_distributed_mesh`.
     """
-    told = {"num_clients": (num_clients, process_count()), "client_id": (client_id, process_index())}
-    for argument, (value, own) in told.items():
+    processes = process_count()
+    for argument, value, own in (("num_clients", num_clients, processes), ("client_id", client_id, process_index())):
         if value not in (None, own):
-            expected = f"{own}, as keras_dist.initialize has found"
-            raise argument_error(argument, value, expected, error=MeshError)
+            raise argument_error(argument, value, f"{own}, as keras_dist.initialize has found", error=MeshError)
     devices = list_devices(device_type)
     if num_global_devices is not None:
-        processes = process_count()
         if not is_int(num_global_devices, 1, len(devices)) or num_global_devices % processes:
-            expected = f"a number of devices up to {len(devices)}, as many of each of the {processes} processes"
+            expected = f"at most {len(devices)} devices, the same number from each of the {processes} processes"
             raise argument_error("num_global_devices", num_global_devices, expected, error=MeshError)
         each = num_global_devices // processes
         devices = [name for process in range(processes) for name in _devices_of(process, device_type)[:each]]
@@ -116,21 +114,15 @@ def _mesh(mesh_dims: Any, devices: Sequence[str] | None, mesh_name: str) -> Mesh
         expected = "a name and a size for each dim"
         raise argument_error("mesh_dims", mesh_dims, expected, example=[("batch", 2), ("model", 4)], error=MeshError)
     if not isinstance(mesh_name, str):
-        fix = "devices=" if isinstance(mesh_name, Sequence) else "train"
-        raise argument_error("mesh_name", shorten(mesh_name), "text", example=fix, error=MeshError)
-    mesh = Mesh.from_device_mesh(
-        DeviceMesh([size for _, size in pairs], [name for name, _ in pairs], devices), mesh_name
-    )
-    _ = mesh.backend_mesh  # of devices that exist
+        raise argument_error("mesh_name", shorten(mesh_name), "a string", example="train", error=MeshError)
+    sizes, names = [size for _, size in pairs], [name for name, _ in pairs]
+    mesh = Mesh.from_device_mesh(DeviceMesh(sizes, names, devices), mesh_name)
+    _ = mesh.backend_mesh  # raises where a device does not exist
     return mesh
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
-
-
-def _local_devices(device_type: str | None) -> list[str]:
-    return _devices_of(process_index(), device_type)
 
 
 def _devices_of(process: int, device_type: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""`to_layout_map`: the rules of a Keras 2 `LayoutMap` as those of today's."""
+"""`to_layout_map`: from a `LayoutMap` of Keras 2 to one of Keras 3."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from keras_dist.models import Model
 def to_layout_map(
     old_map: keras.LayoutMap, model: Model, print_fn: Callable[[str], object] | None = print
 ) -> LayoutMap:
-    """Return the rules for `ModelParallel` that place a model's weights as a Keras 2 map does.
+    """Return rules for `ModelParallel` that shard a model's weights as a Keras 2 map does.
 
-    Paths have slashes then, and a rule must match the whole of one; no two may match the same. A rule is kept where it
-    can mean the same under these conditions, or with `.*` at its end; else each weight gets a rule of its own. That
-    all weights get the same axes is checked.
+    Rules of Keras 3 match whole paths, with slashes, and no two of them may match one path. A rule is kept, or gets
+    `.*` at its end, if it decides for the same weights then; else each of its weights gets a separate rule. The
+    layouts of all weights are compared at the end.
 
-    The report shows each old rule with its new form and the weights that it decides for.
+    The report lists each old rule with its new form and the weights that it decides for.
 
     Args:
         old_map: the rules, with their mesh.
-        model: the model whose weights they are for. They are created now if that is possible.
-        print_fn: what takes the report, as text; None for no report.
+        model: the model that the rules are for. Its weights are created if they do not exist yet.
+        print_fn: called with the report, as text; None for no report.
 
     Raises:
-        LayoutError: `old_map` is no such map, cannot be applied to the model, or a weight would lie elsewhere.
+        LayoutError: `old_map` is not such a map, or cannot be applied to the model.
         ModelError: the weights of the model do not exist yet, and its inputs are not known.
 
     Example:
@@ -62,7 +62,7 @@ def to_layout_map(
             rules[key] = old_map.rule_layout(rule).axes
     for row in ModelParallel(rules).plan_variables(graph.specs, graph.treedef).rows:
         axes = old.row(row.path).axes
-        if row.axes != axes:  # where today's maps decide without a rule: a statistic follows its parameter
+        if row.axes != axes:  # without a rule a statistic follows its parameter
             rules[row.path] = axes
     new = ModelParallel(rules).plan_variables(graph.specs, graph.treedef)
     moved = [row for row, before in zip(new.rows, old.rows, strict=True) if row.axes != before.axes]
@@ -80,7 +80,7 @@ def to_layout_map(
 
 
 def _decided(strategy: ByLayoutMap, specs: Iterable[VariableSpec]) -> dict[str, list[str]]:
-    """For each rule the paths that it decides for."""
+    """Return, for each rule, the paths that it decides for."""
     decided: dict[str, list[str]] = {rule: [] for rule in strategy.layout_map}
     for spec in specs:
         rule = strategy.rule_of(spec)

@@ -1,9 +1,9 @@
-"""Checkpoints of variables and arrays with layouts, which are restored onto any mesh and layout."""
+"""Checkpoints of variables and arrays with layouts, in the format of `keras_dist.checkpoint`, for any layout."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,26 +22,25 @@ from keras_dist.errors import CheckpointError, LayoutError, MeshError
 from keras_dist.optimizers import Optimizer
 from keras_dist.saving.buckets import folder_path
 
-_PLACE = "checkpoints/1"
 _SHOWN = 5
-"""How many wrong variables an error lists; `problems` has all."""
+"""Number of wrong variables that an error lists; its `problems` has all."""
 
 
 class DTensorCheckpoint:
-    """Saves the variables of objects, and restores them, whatever the layouts that they have then.
+    """Saves the variables of objects, and restores them onto the layouts that they have then.
 
-    A checkpoint is a folder that is whole or not there, with a checksum of each file. In a job of several processes
-    all call `save` and `restore`, with a place that all see; each writes and reads the parts that its devices hold.
+    A checkpoint is a folder, written as a whole, with a checksum of each file. In a job of several processes all call
+    `save` and `restore` with a folder that all can access; each writes and reads the shards of its devices.
 
     Args:
-        mesh: the mesh on which the variables lie.
-        root: an object whose variables are saved, under `root`.
-        objects: others, by the name under which their variables are saved: a `DVariable`, a `dtensor.Module` or another
-            `nnx.Module`, a model, an optimizer, a metric, or a dict, list or tuple of them. An optimizer that is given
-            beside its model is built first: `optimizer.build(model.trainable_variables)`.
+        mesh: the mesh of the variables.
+        root: an object whose variables are saved under the name `root`.
+        objects: further objects by name: a `DVariable`, a `dtensor.Module` or another `nnx.Module`, a model, an
+            optimizer, a metric, or a dict, list or tuple of these. Build an optimizer that is saved beside its model
+            first: `optimizer.build(model.trainable_variables)`.
 
     Raises:
-        MeshError: `mesh` is no mesh.
+        MeshError: `mesh` is not a mesh.
 
     Example:
         >>> import tempfile
@@ -55,8 +54,8 @@ class DTensorCheckpoint:
         >>> float(whole[5]), whole.layout.sharding_specs
         (5.0, ['unsharded'])
 
-    Differs from DTensor: the path is not numbered; `restore` raises where the variables are not those that were saved,
-    and returns nothing. Objects that were saved and are not given are left alone.
+    Differs from DTensor: the path gets no number. `restore` returns None, and raises unless the variables are those
+    that were saved; saved objects that are not given are ignored.
 
     Source: `tf.experimental.dtensor.DTensorCheckpoint`.
     """
@@ -66,28 +65,28 @@ class DTensorCheckpoint:
         self._objects = objects if root is None else {"root": root, **objects}
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the values to a folder, which replaces an earlier checkpoint there, and return its path.
+        """Write the values to a folder, replace an earlier checkpoint there, and return the path.
 
         Args:
             path: the folder, which may be in a bucket (`gs://`).
 
         Raises:
-            CheckpointError: the place cannot hold it, or an object has no variables.
-            LayoutError: a variable lies on another mesh.
-            OSError: it cannot be written.
+            CheckpointError: the folder cannot hold a checkpoint, or an object has no variables.
+            LayoutError: a variable is on another mesh.
+            OSError: the folder cannot be written.
         """
         return _write(self._mesh, path, self._variables())
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Read the values from a folder into the variables, each with the layout that it has.
+        """Read the values from a folder into the variables. Each variable keeps its layout.
 
         Args:
             path: the folder.
 
         Raises:
-            CheckpointError: it is damaged, or its variables are not those of the objects: nothing is changed then.
-            LayoutError: a variable lies on another mesh.
-            OSError: it cannot be read.
+            CheckpointError: the checkpoint is damaged, or has other variables. Nothing is changed then.
+            LayoutError: a variable is on another mesh.
+            OSError: the folder cannot be read.
         """
         variables = self._variables()
         for name, value in _read(self._mesh, path, variables, tuple(self._objects)).items():
@@ -111,7 +110,7 @@ def name_based_save(
     """Write arrays to a folder, by name. See `DTensorCheckpoint.save`.
 
     Args:
-        mesh: the mesh on which the arrays lie.
+        mesh: the mesh of the arrays.
         checkpoint_prefix: the folder.
         name_tensor_dict: arrays and variables by name.
 
@@ -123,16 +122,16 @@ def name_based_save(
 def name_based_restore(
     mesh: DeviceMesh, checkpoint_prefix: str | os.PathLike[str], name_tensor_dict: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """Return arrays that `name_based_save`, `sharded_save` or `DTensorCheckpoint` has written, in other layouts or not.
+    """Read arrays that `name_based_save` or `DTensorCheckpoint` has written, onto any layouts.
 
     Args:
-        mesh: the mesh on which they are to lie.
+        mesh: the mesh of the result.
         checkpoint_prefix: the folder.
-        name_tensor_dict: for each name an array or a variable that says the shape, the dtype and the layout; or a
+        name_tensor_dict: for each name an array or a variable of the shape, dtype and layout of the result; or a
             `jax.ShapeDtypeStruct` with a sharding, which takes no memory.
 
     Raises:
-        CheckpointError: an array was not saved, or with another shape or dtype.
+        CheckpointError: an array was not saved, or was saved with another shape or dtype.
         LayoutError: a value has no layout, or is on another mesh.
         OSError: the folder cannot be read.
 
@@ -142,96 +141,60 @@ def name_based_restore(
         >>> from keras_dist import dtensor
         >>> mesh = dtensor.create_mesh([("batch", 8)])
         >>> w = dtensor.copy_to_mesh(jnp.arange(8.0), dtensor.Layout(["batch"], mesh))
-        >>> place = tempfile.mkdtemp() + "/1"
-        >>> dtensor.name_based_save(mesh, place, {"w": w})
+        >>> folder = tempfile.mkdtemp() + "/1"
+        >>> dtensor.name_based_save(mesh, folder, {"w": w})
         >>> whole = dtensor.relayout(w, dtensor.Layout.replicated(mesh, 1))
-        >>> dtensor.name_based_restore(mesh, place, {"w": whole})["w"].tolist()[-1]
+        >>> dtensor.name_based_restore(mesh, folder, {"w": whole})["w"].tolist()[-1]
         7.0
 
     Source: `tf.experimental.dtensor.name_based_restore`.
     """
     for tensor in name_tensor_dict.values():
         if not isinstance(tensor, jax.ShapeDtypeStruct) or tensor.sharding is None:
-            fetch_layout(tensor)  # it has one
+            fetch_layout(tensor)  # raises without a layout
     return _read(check_mesh(mesh, MeshError), checkpoint_prefix, name_tensor_dict)
 
 
-def sharded_save(
-    mesh: DeviceMesh,
-    file_prefix: str | os.PathLike[str],
-    tensor_names: Sequence[str],
-    shape_and_slices: Sequence[str] | None,
-    tensors: Sequence[Any],
-) -> None:
-    """Write arrays to a folder, by name: `name_based_save` of two lists.
-
-    Args:
-        mesh: the mesh on which the arrays lie.
-        file_prefix: the folder.
-        tensor_names: their names.
-        shape_and_slices: None, or an empty string for each: parts of arrays have no names here either.
-        tensors: the arrays and variables.
-
-    Raises:
-        CheckpointError: there are more names than arrays or fewer, or one is there twice.
-
-    Source: `tf.experimental.dtensor.sharded_save`.
-    """
-    if len({*tensor_names}) != len(tensor_names) or len(tensor_names) != len(tensors):
-        expected = f"{len(tensors)} different names, one for each array"
-        raise argument_error("tensor_names", tensor_names, expected, error=CheckpointError)
-    if any(shape_and_slices or ()):
-        expected = "None, or an empty string for each array"
-        raise argument_error("shape_and_slices", shape_and_slices, expected, error=CheckpointError)
-    name_based_save(mesh, file_prefix, dict(zip(tensor_names, tensors, strict=True)))
-
-
 def _variables_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The variables of an object, each with its name."""
     if isinstance(value, Operators | nnx.Variable):
         yield name, value
     elif isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _variables_of(item, f"{name}/{key}")
     elif isinstance(value, nnx.Module) and (isinstance(value, Module) or not hasattr(value, "variables")):
         for path, node in nnx.iter_graph(value):
             if isinstance(node, nnx.Variable):
                 yield "/".join([name, *map(str, path)]), node
     elif isinstance(value, Optimizer) and not value.built:
-        return  # what it counts before there is a state is none of it
+        return  # its step counter alone is not a state
     elif isinstance(listed := getattr(value, "variables", None), list):  # of a model, an optimizer or a metric
         paths = [variable.path for variable in listed]
         for index, (variable, path) in enumerate(zip(listed, paths, strict=True)):
             yield f"{name}/{path}" if paths.count(path) == 1 else f"{name}/{path}/{index}", variable
 
 
+def _folder(path: str | os.PathLike[str]) -> Any:
+    return folder_path(check_path("path", path, "checkpoints/1", CheckpointError))
+
+
 def _write(mesh: DeviceMesh, path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> str:
-    place = check_path("path", path, _PLACE, CheckpointError)
-    arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
+    folder, arrays = _folder(path), {name: array_of(tensor) for name, tensor in tensors.items()}
     rows = tuple(
         make_row(name, array.shape, array.dtype, "parameter", _layout_on(mesh, array, name), None)
         for name, array in arrays.items()
     )
-    Snapshot(0, arrays, LayoutPlan(mesh, rows, jax.tree.structure(list(rows)))).begin(folder_path(place))()
-    return place
+    Snapshot(0, arrays, LayoutPlan(mesh, rows, jax.tree.structure(list(rows)))).begin(folder)()
+    return os.fspath(path)
 
 
 def _read(
     mesh: DeviceMesh, path: str | os.PathLike[str], tensors: Mapping[str, Any], whole: tuple[str, ...] = ()
 ) -> dict[str, jax.Array]:
-    """Return what was saved in the shapes, dtypes and layouts of `tensors`.
-
-    Args:
-        mesh: of the layouts.
-        path: the folder.
-        tensors: arrays, variables or structs by name.
-        whole: objects that were saved with these variables and no others.
-    """
+    """Read arrays in the shapes, dtypes and layouts of `tensors`; the objects `whole` must have no further arrays."""
     likes = {name: array_of(tensor) for name, tensor in tensors.items()}
     for name, like in likes.items():
         _layout_on(mesh, like, name)
-    stored = Stored.of_job(folder_path(check_path("path", path, _PLACE, CheckpointError)))
+    stored = Stored.of_job(_folder(path))
     saved = {
         name: f"shape {tuple(noted['shape'])}, {noted['dtype']}" for name, noted in stored.record["arrays"].items()
     }
@@ -241,30 +204,26 @@ def _read(
         for name, kind in asked.items()
         if saved.get(name) != kind
     ]
+    prefixes = tuple(f"{each}/" for each in whole)
     problems += [
-        f"{name!r}: saved, and not asked for"
-        for name in saved
-        if name not in asked and name.startswith(tuple(f"{each}/" for each in whole))
+        f"{name!r}: saved, and not asked for" for name in saved if name not in asked and name.startswith(prefixes)
     ]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         given = "; ".join(problems[:_SHOWN]) + more
         summary = f"{str(stored.folder)!r} does not hold these variables"
-        fix = "make the objects as those that were saved, and name them alike; build optimizers first"
+        fix = "create the objects with the names and shapes of the saved ones; build optimizers first"
         raise CheckpointError(summary, given=given, fix=fix, problems=tuple(problems))
-    on_mesh = {name: _has_mesh(like) for name, like in likes.items()}
-    found = stored.arrays(
-        {
-            name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding if on_mesh[name] else None)
-            for name, like in likes.items()
-        }
-    )
-    # from the host onto the one device where it was: as it is, where it came onto a mesh
-    return {name: jax.device_put(value, likes[name].sharding) for name, value in found.items()}
+    structs = {
+        name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=like.sharding if _has_mesh(like) else None)
+        for name, like in likes.items()
+    }
+    # arrays without a mesh are read to the host, and put on their device here
+    return {name: jax.device_put(value, likes[name].sharding) for name, value in stored.arrays(structs).items()}
 
 
 def _layout_on(mesh: DeviceMesh, array: Any, name: str) -> TensorLayout:
-    """The layout of an array on the mesh, where one of a single device counts as replicated."""
+    """Return the layout of an array on the mesh; an array of a single device is saved as replicated."""
     if not _has_mesh(array):
         return TensorLayout.replicated(len(array.shape), mesh)
     sharding = array.sharding

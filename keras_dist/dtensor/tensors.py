@@ -1,4 +1,4 @@
-"""Arrays with layouts: moved from one layout to another, computed where they are to lie."""
+"""Functions of arrays with layouts: placing, resharding, and computing them in shards."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from keras_dist.errors import LayoutError, MeshError, shorten, with_type
 def copy_to_mesh(
     tensor: Any, layout: TensorLayout | None = None, source_layout: TensorLayout | None = None
 ) -> jax.Array:
-    """Put an array on a mesh. In a job of several processes, all give the same array.
+    """Place an array on a mesh. In a job of several processes, all pass the same array.
 
     Args:
-        tensor: an array of numpy, JAX or another library, or a variable; it may lie on another mesh.
-        layout: where its dims are to lie; by default it is replicated on the default mesh.
+        tensor: an array of NumPy, JAX or another library, or a variable; it may be on another mesh.
+        layout: layout of the result. By default the array is replicated on the default mesh.
         source_layout: ignored, as in DTensor.
 
     Raises:
-        LayoutError: the layout does not fit the array, or none is given, and there is no default mesh.
-        DataError: an integer does not fit into those of JAX.
+        LayoutError: the layout does not fit the array; or there is neither a layout nor a default mesh.
+        DataError: an integer does not fit into JAX's integers.
 
     Example:
         >>> import numpy as np
@@ -50,7 +50,7 @@ def copy_to_mesh(
         >>> dtensor.copy_to_mesh(np.zeros((16, 4)), dtensor.Layout(["batch", dtensor.UNSHARDED], mesh)).shape
         (16, 4)
 
-    Differs from DTensor: any layout, not only a replicated one.
+    Differs from DTensor: takes any layout, not only a replicated one.
 
     Source: `tf.experimental.dtensor.copy_to_mesh`.
     """
@@ -59,22 +59,22 @@ def copy_to_mesh(
     if layout is None:
         mesh = get_default_mesh()
         if mesh is None:
-            fix = "give a layout, or call it inside of `with default_mesh(mesh):`"
+            fix = "give a layout, or call it inside `with default_mesh(mesh):`"
             raise argument_error("layout", layout, "a Layout without a default mesh", fix=fix, error=LayoutError)
         layout = Layout.replicated(mesh, np.ndim(tensor))
     return _placed(tensor, checked_layout(layout))
 
 
 def relayout(tensor: Any, layout: TensorLayout, name: str | None = None) -> jax.Array:
-    """Change the layout of an array on its mesh. An array without a layout is put on the mesh.
+    """Reshard an array on its mesh. An array without a mesh is placed on the mesh of `layout`.
 
     Args:
         tensor: the array; inside `jax.jit`, a traced value.
-        layout: where its dims are to lie.
+        layout: layout of the result.
         name: ignored.
 
     Returns:
-        The array with this layout; `tensor` itself if it has it.
+        The array with this layout; `tensor` itself if it has the layout already.
 
     Raises:
         LayoutError: the layout does not fit the array, or is on another mesh.
@@ -95,22 +95,22 @@ def relayout(tensor: Any, layout: TensorLayout, name: str | None = None) -> jax.
     tensor, layout = as_array(tensor, "tensor"), checked_layout(layout)
     if is_dtensor(tensor) and fetch_layout(tensor).mesh != layout.mesh:
         given = f"an array on {shown(fetch_layout(tensor).mesh)}, and a layout on {shown(layout.mesh)}"
-        fix = "copy_to_mesh(tensor, layout), which goes from one mesh to another"
+        fix = "copy_to_mesh(tensor, layout)"
         raise LayoutError("relayout cannot move an array to another mesh", given=given, fix=fix)
     return _placed(tensor, layout)
 
 
 def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> jax.Array:
-    """Change the layout of an array to that of another one.
+    """Reshard an array to the layout of another array.
 
     Args:
         tensor: the array; inside `jax.jit`, a traced value.
-        layout_tensor: an array with a layout and as many dims; inside `jax.jit` also a traced value of the same shape,
-            whose layout XLA chooses for both (with JAX from 0.12 on, unless that of `tensor` is decided elsewhere).
+        layout_tensor: an array with a layout and the same number of dims. Inside `jax.jit` it may be a traced value of
+            the same shape; XLA then chooses one layout for both.
         name: ignored.
 
     Raises:
-        LayoutError: `layout_tensor` has no layout, or it does not fit; or its shape differs, and it is traced.
+        LayoutError: `layout_tensor` has no layout, the layout does not fit, or the shapes of traced values differ.
 
     Source: `tf.experimental.dtensor.relayout_like`.
     """
@@ -119,27 +119,27 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
         return relayout(tensor, fetch_layout(layout_tensor), name)
     tensor = jnp.asarray(as_array(tensor, "tensor"))
     if tensor.shape != array.shape:
-        summary = "relayout_like needs two arrays of one shape inside of a compiled function"
+        summary = "relayout_like needs two arrays of one shape inside a compiled function"
         fix = "relayout(tensor, layout) with a layout that was fetched before the call"
         raise LayoutError(summary, given=f"shapes {tensor.shape} and {array.shape}", fix=fix)
     return shard_alike(tensor, array)
 
 
 def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args: Any, **kwargs: Any) -> Any:
-    """Call a function so that what it returns is computed where it is to lie: no device holds more than its shard.
+    """Call a function and compute its results in shards: no device holds more than its shard.
 
     Args:
         fn: a function of arrays and other values, such as `jnp.zeros` or `jax.random.uniform`.
-        layout: where the dims of what it returns lie; None for a plain call.
-        args: its arguments; arrays among them, and in dicts, lists and tuples, are traced.
-        kwargs: those by name.
+        layout: layout of all results; None for a plain call.
+        args: positional arguments; arrays in them, also in dicts, lists and tuples, are traced.
+        kwargs: keyword arguments.
 
     Returns:
-        What `jax.jit` of the function returns, bit for bit, whatever the layout; inside of a compiled function, what
-        `fn` returns, with this layout. (Called operation by operation, a sum of products is rounded once more.)
+        The result of `jax.jit(fn)`, bit for bit, for any layout; inside a compiled function, the result of `fn`, with
+        this layout.
 
     Raises:
-        LayoutError: the layout does not fit what the function returns.
+        LayoutError: the layout does not fit a result.
 
     Example:
         >>> import jax
@@ -172,7 +172,7 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
     mesh = layout.mesh
     arrays = [_operand(leaf, mesh) for is_array, leaf in zip(are_arrays, leaves, strict=True) if is_array]
     with default_mesh(mesh):
-        closed, shapes = jax.make_jaxpr(call, return_shape=True)(arrays)  # once: who draws numbers draws them once
+        closed, shapes = jax.make_jaxpr(call, return_shape=True)(arrays)  # once, since `fn` may draw random numbers
     results, structure = jax.tree.flatten(shapes)
     for result in results:
         report(problems_of("the result", result.shape, layout, mesh, None), [], mesh, strict=True)
@@ -183,17 +183,17 @@ def call_with_layout(fn: Callable[..., Any], layout: TensorLayout | None, *args:
 
 @contextlib.contextmanager
 def default_mesh(mesh: DeviceMesh) -> Iterator[None]:
-    """Make a mesh the default one inside of a `with` block.
+    """Set the default mesh inside a `with` block, by `jax.set_mesh`.
 
-    It is `jax.set_mesh`: arrays that are made inside from nothing, as by `jnp.zeros`, are replicated on the mesh;
-    `jax.lax.with_sharding_constraint` takes bare `PartitionSpec`s. `copy_to_mesh` and `DVariable` without a layout
-    replicate on it. What is computed from arrays of another mesh stays there.
+    `jnp.zeros` and the like return arrays that are replicated on the mesh; so do `copy_to_mesh` and `DVariable` without
+    a layout. `jax.lax.with_sharding_constraint` takes bare `PartitionSpec`s. Results of arrays on another mesh stay on
+    that mesh.
 
     Args:
         mesh: the mesh.
 
     Raises:
-        MeshError: it is none.
+        MeshError: `mesh` is not a mesh.
 
     Example:
         >>> import jax.numpy as jnp
@@ -211,7 +211,7 @@ def default_mesh(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def run_on(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    """Return `default_mesh(mesh)`, whose older name it is.
+    """Older name of `default_mesh`.
 
     Source: `tf.experimental.dtensor.run_on`.
     """
@@ -219,7 +219,7 @@ def run_on(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
 
 
 def get_default_mesh() -> Mesh | None:
-    """Return the mesh that `default_mesh` or `jax.set_mesh` has set; None without.
+    """Return the mesh that `default_mesh` or `jax.set_mesh` has set, or None.
 
     Source: `tf.experimental.dtensor.get_default_mesh`.
     """
@@ -228,27 +228,24 @@ def get_default_mesh() -> Mesh | None:
 
 
 def fetch_layout(tensor: Any) -> Layout:
-    """Return the layout of an array, or of a variable: of a model, an optimizer, or a `DVariable`.
+    """Return the layout of an array, or of a variable of a model or optimizer, or of a `DVariable`.
 
     Args:
-        tensor: the array; of a variable also inside of a compiled function.
+        tensor: the array or variable. Inside a compiled function only variables have layouts.
 
     Raises:
-        LayoutError: it lies on no mesh, or is traced.
+        LayoutError: the array is on no mesh, or is traced.
 
     Source: `tf.experimental.dtensor.fetch_layout`.
     """
     array = array_of(tensor)
     if is_dtensor(array):
         return layout_of(array)
-    is_traced = jax_internals.is_traced(array)
-    raise LayoutError(
-        "a traced array has no layout yet" if is_traced else "an array without a mesh has no layout",
-        given=with_type(tensor),
-        fix="fetch the layout before the call, or set one: relayout(tensor, layout)"
-        if is_traced
-        else "put it on a mesh first: copy_to_mesh(tensor, layout)",
-    )
+    if jax_internals.is_traced(array):
+        fix = "fetch the layout before the call, or set one: relayout(tensor, layout)"
+        raise LayoutError("a traced array has no layout yet", given=with_type(tensor), fix=fix)
+    fix = "place it on a mesh first: copy_to_mesh(tensor, layout)"
+    raise LayoutError("an array without a mesh has no layout", given=with_type(tensor), fix=fix)
 
 
 def check_layout(tensor: Any, layout: TensorLayout) -> None:
@@ -259,22 +256,19 @@ def check_layout(tensor: Any, layout: TensorLayout) -> None:
         layout: the layout.
 
     Raises:
-        LayoutError: it has another one, or none.
+        LayoutError: the array has another layout, or none.
 
     Source: `tf.experimental.dtensor.check_layout`.
     """
     found, layout = fetch_layout(tensor), checked_layout(layout)
     if found != layout:
-        raise LayoutError(
-            "the layout of the array is another one",
-            given=f"{found.sharding_specs} on {shown(found.mesh)}",
-            expected=f"{layout.sharding_specs} on {shown(layout.mesh)}",
-            fix="relayout(tensor, layout), or copy_to_mesh(tensor, layout) from another mesh",
-        )
+        given, expected = (f"{each.sharding_specs} on {shown(each.mesh)}" for each in (found, layout))
+        fix = "relayout(tensor, layout), or copy_to_mesh(tensor, layout) from another mesh"
+        raise LayoutError("the array has another layout", given=given, expected=expected, fix=fix)
 
 
 def checked_layout(layout: Any) -> Layout:
-    """Return what stands for a layout on a mesh as a `Layout`."""
+    """Return `layout`, if it is a layout with a mesh, as a `Layout`."""
     if isinstance(layout, Layout):
         return layout
     if isinstance(layout, TensorLayout):
@@ -283,7 +277,7 @@ def checked_layout(layout: Any) -> Layout:
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return what stands for an array as an array of JAX, or one of numpy that belongs to nobody else."""
+    """Return an array or variable as a JAX array, anything else as a new NumPy array."""
     value = value_of(value)
     if isinstance(value, nnx.Variable):
         value = value.get_value()
@@ -291,12 +285,7 @@ def as_array(value: Any, name: str) -> Any:
 
 
 def host_array(array: np.ndarray, name: str) -> np.ndarray:
-    """Return an array in the byte order of this machine and an element type of JAX.
-
-    Raises:
-        LayoutError: it holds no numbers.
-        DataError: an integer does not fit into those of JAX.
-    """
+    """Return a NumPy array in the byte order of this machine and an element type of JAX."""
     if array.dtype != np.bool_ and not jnp.issubdtype(array.dtype, jnp.number):
         raise argument_error(name, array, "an array of numbers", error=LayoutError)
     check_fits(array, name)
@@ -306,32 +295,30 @@ def host_array(array: np.ndarray, name: str) -> np.ndarray:
 def _placed(tensor: Any, layout: Layout) -> jax.Array:
     sharding = layout.backend_layout
     if isinstance(tensor, jax.Array) and not jax_internals.is_traced(tensor):
-        # between the devices of this process and those of others JAX copies nothing
+        # JAX cannot copy between devices of this process and of others
         is_known = tensor.is_fully_addressable or tensor.is_fully_replicated
         if tensor.is_fully_addressable != sharding.is_fully_addressable and is_known:
             tensor = np.asarray(tensor)
         elif sharding.is_fully_addressable and not is_known:
-            summary = "an array that other processes hold parts of cannot be copied to devices of this one"
+            summary = "an array that other processes hold parts of cannot be copied to devices of this process"
             raise not_addressable(summary, layout_of(tensor), "tensor")
     return distribute_tensor(tensor, layout)
 
 
 def _operand(leaf: jax.Array | np.ndarray, mesh: Mesh) -> jax.Array | np.ndarray:
-    """An array that a program on the mesh can take."""
+    """Return an array as an operand of a program on the mesh."""
     if not isinstance(leaf, jax.Array) or not leaf.committed or (is_dtensor(leaf) and fetch_layout(leaf).mesh == mesh):
         return leaf
     return copy_to_mesh(leaf, Layout.replicated(mesh, leaf.ndim))
 
 
 def shown(mesh: DeviceMesh) -> str:
-    """How errors tell meshes apart."""
+    """Describe a mesh and its devices, for errors."""
     return f"mesh {mesh.describe()} of {shorten(list(map(device_name, mesh.backend_mesh.devices.flat)))}"
 
 
 def not_addressable(summary: str, layout: Layout, name: str) -> LayoutError:
     """Return the error for an array of which this process has only a part."""
     given = f"layout {layout.sharding_specs} over {process_count()} processes"
-    fix = (
-        f"in all processes relayout({name}, Layout.replicated(mesh, rank)) first; or unpack({name}) for own components"
-    )
+    fix = f"relayout({name}, Layout.replicated(mesh, rank)) in all processes first; or unpack({name}) for local shards"
     return LayoutError(summary, given=given, fix=fix)

@@ -1,4 +1,4 @@
-"""`DVariable`: an array with a layout that is assigned in place; `Module`: an object that holds some."""
+"""`DVariable`: a variable outside of models; `Module`: an object that holds variables."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from keras_dist.variables.variable import Parameter, Statistic, Variable
 
 
 class DVariable(Variable):
-    """An array with a layout, which is assigned in place: a `keras_dist.Variable` outside of models.
+    """A `keras_dist.Variable` outside of models: an array with a layout, assigned in place.
 
-    It stands for its value in arithmetic and functions of `jax.numpy`, and is an `nnx.Param`, or an `nnx.Variable`
-    where it is not trained. To a `dtensor.function` it is an input, and an output where the function assigns it.
+    It can be used as an array in arithmetic and functions of `jax.numpy`. It is an `nnx.Param` if trainable, else an
+    `nnx.Variable`. A `dtensor.function` takes the variables that it reads as inputs, and returns those it assigns.
 
     Args:
-        initial_value: an array, as `call_with_layout` gives; or a function of no arguments that returns it.
-        trainable: whether gradients train it.
-        name: its name; by default the attribute's.
-        dtype: its element type; that of the value by default.
-        layout: where its dims lie; by default as the value does, or replicated on the default mesh, where that has no
+        initial_value: an array, such as `call_with_layout` returns; or a function of no arguments that returns one.
+        trainable: whether gradients train the variable.
+        name: name of the variable. By default the name of the attribute.
+        dtype: element type. By default that of the value.
+        layout: layout of the variable. By default the value's; a value without a mesh is replicated on the default
             mesh.
 
     Raises:
@@ -48,13 +48,13 @@ class DVariable(Variable):
         >>> w.assign_sub(w / 2)[:2].tolist(), w.layout.sharding_specs
         ([0.5, 0.5], ['batch'])
 
-    Differs from DTensor: `layout` may be given; `save_as_bf16` is not here.
+    Differs from DTensor: takes `layout`; `save_as_bf16` is not available.
 
     Source: `tf.experimental.dtensor.DVariable`.
     """
 
     def __new__(cls, initial_value: Any = None, trainable: bool = True, *_: Any, **__: Any) -> DVariable:
-        """Make an `nnx.Param`, or a plain `nnx.Variable`."""
+        """Create an `nnx.Param`, or a plain `nnx.Variable`."""
         kind: Any = (_TrainedDVariable if trainable else _OtherDVariable) if cls is DVariable else cls
         return super().__new__(kind)  # pyright: ignore[reportReturnType]
 
@@ -73,17 +73,17 @@ class DVariable(Variable):
 
     @property
     def layout(self) -> Layout:
-        """The layout of its array."""
+        """Layout of the array."""
         return layout_of(self._array())
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sizes of its dims."""
+        """Sizes of the dims."""
         return self._array().shape
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The element type."""
+        """Element type."""
         return self._array().dtype
 
     def _array(self) -> jax.Array:
@@ -98,7 +98,7 @@ class DVariable(Variable):
 
     @property
     def _raw_value(self) -> jax.Array:
-        # what JAX takes for its array, where the variable itself is an argument of a function such as `jnp.matmul`
+        # JAX reads it where the variable itself is an argument of a function such as `jnp.matmul`
         scope = current_scope()
         return self._read() if scope is None else scope.get(self, self._read)
 
@@ -107,10 +107,10 @@ class DVariable(Variable):
         self._store(_copied(value))
 
     def numpy(self) -> np.ndarray:
-        """Return the value as an array of numpy.
+        """Return the value as a NumPy array.
 
         Raises:
-            LayoutError: other processes of the job hold parts of it.
+            LayoutError: other processes of the job hold parts of the value.
         """
         if current_scope() is not None:
             return super().numpy()
@@ -139,7 +139,7 @@ class DVariable(Variable):
 
 
 def _copied(value: Any) -> Any:
-    """An array in memory of its own; anything else, and traced arrays, as they are."""
+    """Copy an array; return anything else, and traced arrays, as they are."""
     if not isinstance(value, jax.Array) or is_traced(value):
         return value
     return place_copy(value, value.sharding) if value.committed else jnp.array(value, copy=True)
@@ -154,9 +154,9 @@ class _OtherDVariable(DVariable, Statistic):
 
 
 class Module(nnx.Module):
-    """An object that holds variables: an `nnx.Module` with the properties of `tf.Module`.
+    """An `nnx.Module` with the properties of `tf.Module`.
 
-    Variables and other modules may be its attributes, and in lists and dicts among these.
+    Its attributes may be variables, modules, and lists and dicts of these.
 
     Example:
         >>> import jax.numpy as jnp
@@ -175,10 +175,10 @@ class Module(nnx.Module):
 
     @property
     def variables(self) -> list[nnx.Variable]:
-        """Its variables, and those of objects among its attributes."""
+        """All variables, also of modules among the attributes."""
         return [variable for _, variable in nnx.iter_graph(self) if isinstance(variable, nnx.Variable)]
 
     @property
     def trainable_variables(self) -> list[nnx.Variable]:
-        """Those that gradients train."""
+        """The trainable variables."""
         return [variable for variable in self.variables if isinstance(variable, nnx.Param)]

@@ -1,7 +1,4 @@
-"""What a train step needs before it runs: where its state lives, what moves between devices, and what it computes.
-
-And which layout would be better: `AutoParallel` finds one.
-"""
+"""Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
 from keras_dist.planner.auto import AutoParallel
 from keras_dist.planner.checking import CheckReport, check

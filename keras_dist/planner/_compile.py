@@ -20,9 +20,9 @@ from keras_dist.planner.hlo import parse_program
 
 
 def main(folder: pathlib.Path) -> None:
-    """Compile what is in a folder."""
+    """Compile the program in a folder."""
     request = json.loads((folder / "request.json").read_text())
-    faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also where nobody is left to kill it
+    faulthandler.dump_traceback_later(request["timeout_seconds"], exit=True)  # also after the death of the parent
     began = time.perf_counter()
     try:
         compiled = _compiled(request, (folder / "program.mlirbc").read_bytes())

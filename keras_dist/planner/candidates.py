@@ -1,4 +1,4 @@
-"""`Screen`: what a step would need under other layouts, on other meshes, without tracing it again."""
+"""`Screen`: evaluates a traced step under other layouts, on other meshes, without tracing it again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ _CLEAN = "func.func(sdy-drop-sharding-rules),canonicalize,cse,symbol-dce"
 
 
 class Screen:
-    """A lowered step, in which layouts are exchanged: a copy of its module is laid out and propagated, in milliseconds.
+    """A lowered step whose layouts can be replaced: a copy of its module is propagated, in milliseconds.
 
-    What the optimizer computes of gradients element by element is left out: it is most of the operations, and as it
-    lies where the weights do it moves nothing. So are constraints of layouts in the step.
-
-    Args:
-        program: the step, lowered for any mesh.
+    Elementwise operations of the optimizer are left out: they are most of the operations, and have the layouts of the
+    weights, so they move nothing. Layout constraints in the step are left out, too.
     """
 
     def __init__(self, program: StepProgram) -> None:
@@ -43,13 +40,7 @@ class Screen:
         self._results = _with_ranks(names, returned)
 
     def propagate(self, sizes: Mapping[str, int], layouts: Mapping[str, Sequence[Axis]]) -> Propagated:
-        """Return what the step needs on a mesh.
-
-        Args:
-            sizes: the axes of the mesh.
-            layouts: for each array of the state and of the batch the axes of its dims; others are replicated. What
-                the step returns of the state lies as it was given.
-        """
+        """Return the figures of the step on a mesh of these sizes; arrays without a layout are replicated."""
         arguments, results = (
             [layouts.get(path) or (None,) * rank for path, rank in named] for named in (self._arguments, self._results)
         )
@@ -65,7 +56,7 @@ def _returned(block: Any) -> list[Any]:
 
 
 def _return_gradients(block: Any, program: StepProgram) -> None:
-    """Return the gradient of each weight in its place, and slots as they were, where these follow from it."""
+    """Make the step return gradients in place of new weights, and slots unchanged if computed from gradients alone."""
     end = list(block.operations)[-1].operation
     arguments = dict(zip(program.arguments, block.arguments, strict=True))
     gradients: set[Any] = set()
@@ -84,7 +75,7 @@ def _return_gradients(block: Any, program: StepProgram) -> None:
 
 
 def _sources(value: Any) -> set[Any]:
-    """What a value is computed of element by element, arguments, constants and scalars left out."""
+    """Return the values from which `value` is computed elementwise, without arguments, constants and scalars."""
     found: set[Any] = set()
     seen, left = {value}, [value]
     while left:
@@ -101,7 +92,7 @@ def _sources(value: Any) -> set[Any]:
 
 
 def _is_elementwise(operation: Any) -> bool:
-    """Whether all dims of operands and results are the same; numbers, which are sent everywhere, have none."""
+    """Whether operands and results have the same dims, apart from scalars, which are broadcast."""
     rule = shardy.factors_of(operation)
     if rule is None:
         return not list(operation.operands)  # a constant

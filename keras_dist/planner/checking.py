@@ -1,4 +1,4 @@
-"""`check`: whether the layout rules of a run can be applied to its model, and whether each decides something."""
+"""`check`: finds layout rules that cannot be applied to a model, or have no effect."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from keras_dist.training.activations import tensor_names
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """What is wrong with the layout rules of a run. Printing it gives text.
+    """Problems of the layout rules of a run. Printing it lists them.
 
     Attributes:
         mesh: the mesh, as text.
         rules: the rules.
-        problems: rules that cannot be applied, and those that have no effect.
-        weights: for the path of each weight all paths that rules may know it by.
-        tensors: the paths of what layers return, and of the inputs.
+        problems: rules that cannot be applied, and rules without effect.
+        weights: for the path of each weight all paths that rules can match.
+        tensors: paths of the outputs of layers, and of the inputs.
     """
 
     mesh: str
@@ -37,7 +37,7 @@ class CheckReport:
     tensors: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the report as plain values for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -55,19 +55,19 @@ def check(
     optimizer: Any = None,
     loss: Any = None,
 ) -> CheckReport:
-    """Find everything that is wrong with layout rules, for a model that is not created. The step is traced.
+    """Find all problems of layout rules. The step is traced, and the model is not created.
 
     Args:
         model_or_factory: see `plan`.
         batch: see `plan`.
-        distribution: with the rules.
+        distribution: a distribution with rules.
         optimizer: see `plan`.
         loss: see `plan`.
 
     Raises:
-        DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
-        LayoutError: a layout cannot be made at all.
-        ModelError: there is no model, or it does not take the batch.
+        DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
+        LayoutError: the distribution cannot make layouts for the model.
+        ModelError: there is no model, or it does not accept the batch.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -81,7 +81,7 @@ def check(
     check_distribution("distribution", distribution)
     found: list[lint.Problem] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LayoutWarning)  # the same is found below
+        warnings.simplefilter("ignore", LayoutWarning)  # `check_rules` finds the same problems
         try:
             trace_step(model_or_factory, batch, distribution, optimizer, loss)
         except LayoutError as error:
@@ -89,7 +89,7 @@ def check(
                 raise
             found += error.problems
         source = ShapeSource(*unpack(batch, "batch"))
-        replicated = DataParallel(distribution.device_mesh)  # which no rule can stop
+        replicated = DataParallel(distribution.device_mesh)  # without rules that could raise
         with planning(), replicated.scope():
             forward, _ = forward_of(model_or_factory, source.x, replicated)
     specs, rules = forward.graph.specs, distribution.layout_map

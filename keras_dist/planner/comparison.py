@@ -1,4 +1,4 @@
-"""`Comparison`: what changes from one report to another."""
+"""`Comparison`: the changes from one report to another."""
 
 from __future__ import annotations
 
@@ -16,29 +16,24 @@ if TYPE_CHECKING:
     from keras_dist.planner.report import PlanReport
 
 _MOST_LAYOUTS = 40
-"""The most layouts in a table; `Comparison.layouts` has all."""
+"""Largest number of layouts in a table; `Comparison.layouts` has all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A number before and after.
-
-    Attributes:
-        before: in the first report; 0 for what is only in the second.
-        after: in the second report; 0 for what is only in the first.
-    """
+    """A number of two reports; 0 where a report does not have it."""
 
     before: int
     after: int
 
     @property
     def difference(self) -> int:
-        """What is added; negative for what is saved."""
+        """`after - before`."""
         return self.after - self.before
 
     @property
     def ratio(self) -> float | None:
-        """`after / before`; None where there was nothing before."""
+        """`after / before`; None if `before` is 0."""
         return self.after / self.before if self.before else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,13 +43,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutChange:
-    """An array that lies otherwise, has another shape, or is in one of the reports alone.
-
-    Attributes:
-        path: of the array.
-        before: its row in the first report, or None.
-        after: its row in the second report, or None.
-    """
+    """An array with another layout or shape, or in one of the reports alone: its rows in the reports, or None."""
 
     path: str
     before: Row | None
@@ -62,11 +51,11 @@ class LayoutChange:
 
     @property
     def nbytes(self) -> Change:
-        """Bytes on each device."""
+        """Bytes per device."""
         return Change(*(0 if row is None else row.nbytes_per_device for row in (self.before, self.after)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layouts, what decided them, and the bytes on each device."""
+        """Return layouts, rules and bytes per device as plain values."""
         before, after = (
             None if row is None else {"shape": list(row.shape), "axes": _plain(row.axes), "rule": row.rule}
             for row in (self.before, self.after)
@@ -76,15 +65,15 @@ class LayoutChange:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
-    """What changes from one report to another, made by `report.compare(other)`. Printing it gives tables.
+    """The changes from one report to another, as `report.compare(other)` returns them. Printing it shows tables.
 
     Attributes:
         meshes: both meshes, as text.
-        layouts: *exact*: the arrays that lie otherwise, in the order of the reports.
-        nbytes_by_role: *exact*: bytes on each device.
+        layouts: *exact*: arrays whose layouts differ, in the order of the reports.
+        nbytes_by_role: *exact*: bytes per device by role.
         collectives: *propagated*: bytes of a step by kind and axes.
-        flops: *propagated*: of a step on each device.
-        activation_nbytes: *propagated*: the bound on bytes of intermediate results on each device.
+        flops: *propagated*: FLOPs of a step per device.
+        activation_nbytes: *propagated*: bound on bytes of intermediate results per device.
     """
 
     meshes: tuple[str, str]
@@ -96,13 +85,13 @@ class Comparison:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing changes."""
+        """Whether the reports have no differences."""
         figures = (*self.nbytes_by_role.values(), *self.collectives.values(), self.flops, self.activation_nbytes)
         same_mesh = self.meshes[0] == self.meshes[1]
         return same_mesh and not self.layouts and not any(figure.difference for figure in figures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all changes as dicts, lists, strings and numbers."""
+        """Return all changes as plain values for JSON."""
         return {
             "mesh": dict(zip(("before", "after"), self.meshes, strict=True)),
             "exact": {
@@ -157,17 +146,12 @@ class Comparison:
         return tables
 
     def _layout_lines(self) -> list[tuple[str, ...]]:
-        """Slots last, since most lie as what they belong to."""
+        """Return a line for each layout; slots, which mostly have the layout of their parameter, come last."""
         ordered = sorted(self.layouts, key=lambda change: (change.after or change.before).role == "slot")  # type: ignore[union-attr]
-        lines = [
-            (
-                change.path,
-                _layout(change.before, change.after),
-                _layout(change.after, change.before),
-                *_cells(change.nbytes),
-            )
-            for change in ordered[:_MOST_LAYOUTS]
-        ]
+        lines: list[tuple[str, ...]] = []
+        for change in ordered[:_MOST_LAYOUTS]:
+            before, after = change.before, change.after
+            lines.append((change.path, _layout(before, after), _layout(after, before), *_cells(change.nbytes)))
         if rest := ordered[_MOST_LAYOUTS:]:
             total = Change(sum(change.nbytes.before for change in rest), sum(change.nbytes.after for change in rest))
             lines.append((f"{len(rest)} more", "", "", *_cells(total)))
@@ -175,13 +159,13 @@ class Comparison:
 
 
 _Table = tuple[str, Sequence[str], int, Sequence[Sequence[str]]]
-"""Title, headers, the first of those that are numbers, and lines."""
+"""Title, headers, the index of the first numeric column, and lines."""
 
 _NUMBERS = ("before", "after", "change", "ratio")
 
 
 def compare(before: PlanReport, after: PlanReport) -> Comparison:
-    """Return what changes from one report to another."""
+    """Return the changes from one report to another."""
     check_kind("other", after, type(before), "a PlanReport, as kd.plan and model.plan return it")
     rows = [{row.path: row for row in (*report.state.rows, *report.batch.rows)} for report in (before, after)]
     layouts = [LayoutChange(path, rows[0].get(path), rows[1].get(path)) for path in _united(*rows)]
@@ -204,7 +188,7 @@ def _united(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> list[Any]:
 
 
 def _placement(row: Row | None) -> object:
-    """What of a row tells whether it lies otherwise: bytes differ where meshes do."""
+    """Return the compared part of a row; bytes differ for the same axes of another mesh."""
     return row and (row.shape, str(row.dtype), row.axes, row.nbytes_per_device)
 
 
@@ -213,7 +197,7 @@ def _plain(axes: Sequence[Any]) -> list[Any]:
 
 
 def _layout(row: Row | None, other: Row | None) -> str:
-    """The layout, with the shape where that is not the other one's."""
+    """Describe a layout, with the shape if it differs from the other one."""
     if row is None:
         return "not there"
     is_same = other is None or (row.shape, row.dtype) == (other.shape, other.dtype)
@@ -221,7 +205,7 @@ def _layout(row: Row | None, other: Row | None) -> str:
 
 
 def _cells(change: Change, is_bytes: bool = True) -> tuple[str, str, str, str]:
-    """Both numbers, their difference with its sign, and their ratio."""
+    """Return both numbers, their difference and their ratio as text."""
     show: Callable[[int], str] = render_bytes if is_bytes else "{:,}".format
     sign = "+" if change.difference > 0 else "-"
     difference = f"{sign}{show(abs(change.difference))}" if change.difference else "0"

@@ -1,11 +1,10 @@
-"""What XLA makes of a program for a target that need not be there: the third and dearest tier of a plan.
+"""`compile_for`: figures of the program that XLA compiles for a target, which need not exist here.
 
-A process of its own compiles it, so that neither the settings of compilers nor their memory stay in this one.
+A separate process compiles it, so that settings and memory of compilers do not remain in this process.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import os
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -24,8 +23,8 @@ from keras_dist._support.arguments import check_axis_sizes, check_kind, check_nu
 from keras_dist._support.extras import import_extra
 from keras_dist._unstable import shardy
 from keras_dist.errors import CompilationError, CompilationTimeoutError, MeshError
-from keras_dist.planner.gpu_target_config import gpu_target_config
-from keras_dist.planner.propagation import Collective, Kind
+from keras_dist.planner.hardware import Chip
+from keras_dist.planner.propagation import Collective, Kind, nbytes_by_axes
 from keras_dist.planner.targets import Target, as_target, places_in_mesh
 from keras_dist.planner.tracing import StepProgram
 
@@ -37,23 +36,22 @@ _SIZE = r"([\d.]+)([KMGT]?)"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFigures:
-    """What is known of a program once it is compiled. Bytes are of one device.
+    """Figures of a compiled program, of one device.
 
     Attributes:
-        target: the name of what it is compiled for.
-        argument_nbytes: of its arguments, as they lie in memory: TPUs pad them to tiles.
-        output_nbytes: of its results.
-        alias_nbytes: of results that take the place of arguments.
-        temp_nbytes: of intermediate results at their peak. On `cpu` it tells nothing of other machines.
-        peak_nbytes: of all that is in memory at once: arguments, results without those in place of arguments,
-            intermediate results, and the program where it is in the device's memory.
-        limit_nbytes: of the memory of a device; 0 where that is the memory of its host.
-        collectives: the exchanges, in program order.
-        flops: of multiplications of matrices and convolutions, two for each product.
-        accessed_nbytes: which it reads and writes in memory, an estimate from the compiled program.
-        seconds_to_compile: the time it took, without the start of the process.
-        note: why it is not compiled, where it needs more memory than there is. What is known then are the bytes of its
-            arguments, without padding, and those of its peak and of the limit, as XLA says them; all else is 0.
+        target: name of the target.
+        argument_nbytes: bytes of the arguments in memory; on TPUs padded to tiles.
+        output_nbytes: bytes of the results.
+        alias_nbytes: bytes of results that reuse the memory of arguments.
+        temp_nbytes: peak bytes of intermediate results. On `cpu` it is not comparable to other machines.
+        peak_nbytes: peak bytes of memory: arguments, results, intermediate results, and on TPUs the program.
+        limit_nbytes: bytes of memory of a device; 0 for memory of the host.
+        collectives: the collectives, in program order.
+        flops: FLOPs of matrix multiplications and convolutions, two for each product.
+        accessed_nbytes: bytes read and written in memory, an estimate.
+        seconds_to_compile: compile time, without the start of the process [s].
+        note: XLA's message for a program that exceeds the memory, else empty. `argument_nbytes` is without padding
+            then, `peak_nbytes` and `limit_nbytes` are from the message, and other figures are 0.
     """
 
     target: str
@@ -71,20 +69,17 @@ class CompiledFigures:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has the memory; None where the target's has no limit of its own."""
+        """Whether the program fits into the memory of a device; None for memory of the host."""
         return self.peak_nbytes <= self.limit_nbytes if self.limit_nbytes else None
 
     @property
     def short_by_nbytes(self) -> int:
-        """Bytes of memory that a device lacks; 0 where it fits."""
+        """Missing bytes of memory; 0 if the program fits."""
         return max(0, self.peak_nbytes - self.limit_nbytes) if self.limit_nbytes else 0
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
-        """Bytes of a run by kind and axes of the mesh, as those of `Propagated`."""
-        found: collections.Counter[tuple[Kind, tuple[str, ...]]] = collections.Counter()
-        for collective in self.collectives:
-            found[collective.kind, collective.axes] += collective.nbytes_per_step
-        return dict(found)
+        """Return the bytes of a run by kind and axes of the mesh."""
+        return nbytes_by_axes(self.collectives)
 
 
 def compile_for(
@@ -95,28 +90,28 @@ def compile_for(
     devices: Sequence[str] | None = None,
     timeout_seconds: float = 600,
 ) -> CompiledFigures:
-    """Compile a lowered program for a target, on a machine that has none of its devices.
+    """Compile a lowered program for a target, on a machine without its devices.
 
-    XLA's settings in the environment of this process do not count: they are those of its own devices.
+    XLA's settings in the environment are ignored: they are for the devices of this machine.
 
     Args:
         lowered: a program lowered for the platform of the target, on a mesh with as many devices:
             `jax.jit(step).trace(x).lower(lowering_platforms=(target.platform,))`. The mesh may be abstract.
         target: a machine, or its name; see `target`.
-        mesh: the axes of the mesh in order, with their sizes; by default those of the program's.
-        devices: names of the mesh's devices in its order. By default, and if they are not those of the target, the
-            devices stand as a mesh of this shape has them by default: inner axes along the wires.
-        timeout_seconds: after which the compiling process is killed.
+        mesh: sizes of the axes of the mesh, in order. By default the mesh of the program.
+        devices: names of the devices, in the order of the mesh. By default, and for devices of another machine, the
+            default order of the target for a mesh of this shape: inner axes along links.
+        timeout_seconds: time limit for the compiling process [s].
 
     Returns:
-        The figures, also of a program that needs more memory than a device has.
+        The figures, also of a program that exceeds the memory of a device.
 
     Raises:
-        UnknownNameError, ConfigError: the name of the target is none.
-        MeshError: the mesh is of another number of devices.
+        UnknownNameError, ConfigError: `target` is not the name of a machine.
+        MeshError: the mesh and the target have different numbers of devices.
         MissingExtraError: TPUs need the extra `tpu`, GPUs `cuda`.
-        CompilationTimeoutError: it took too long.
-        CompilationError: XLA cannot compile it for this target.
+        CompilationTimeoutError: the compilation exceeds the time limit.
+        CompilationError: XLA cannot compile the program for this target.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -153,23 +148,18 @@ def figures(program: StepProgram, target: str | Target, *, timeout_seconds: floa
     """Compile a traced train step for a target; see `compile_for`.
 
     Args:
-        program: what `trace_step` gives for a mesh of the target's devices.
+        program: a step that `trace_step` traced on a mesh with as many devices.
         target: a machine, or its name.
-        timeout_seconds: after which the compiling process is killed.
+        timeout_seconds: time limit for the compiling process [s].
     """
     check_kind("program", program, StepProgram, "a StepProgram, as trace_step returns it")
-    mesh = program.state.mesh
-    return compile_for(
-        program.lowered,
-        target,
-        mesh=mesh.axis_sizes,
-        devices=mesh.device_names,
-        timeout_seconds=timeout_seconds,
-    )
+    mesh, lowered = program.state.mesh, program.lowered
+    options = {"mesh": mesh.axis_sizes, "devices": mesh.device_names}
+    return compile_for(lowered, target, timeout_seconds=timeout_seconds, **options)
 
 
 def _topology(target: Target) -> dict[str, Any] | None:
-    """What the compiling process asks JAX for the devices with; None for fake CPU devices."""
+    """Return the arguments of `get_topology_desc`; None for CPU devices."""
     if target.platform == "cpu":
         return None
     if target.platform == "cuda":
@@ -189,7 +179,7 @@ def _topology(target: Target) -> dict[str, Any] | None:
 
 
 def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[str, Any]:
-    """Start the process that compiles, and return its answer."""
+    """Run the process that compiles, and return its answer."""
     timeout = request["timeout_seconds"]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -197,36 +187,31 @@ def _ask(target: Target, request: Mapping[str, Any], bytecode: bytes) -> dict[st
         (folder / "program.mlirbc").write_bytes(bytecode)
         command = [sys.executable, "-P", "-m", "keras_dist.planner._compile", name]
         try:
+            none, pipe, environment = subprocess.DEVNULL, subprocess.PIPE, _environment_of(target)
             done = subprocess.run(
-                command,
-                env=_environment_of(target),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=timeout,
-                check=False,
+                command, env=environment, stdin=none, stdout=none, stderr=pipe, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
             summary = f"compiling for {target.name!r} took too long"
-            fix = "a larger `timeout_seconds`; the process was killed"
-            raise CompilationTimeoutError(summary, given=f"timeout_seconds={timeout}", fix=fix) from None
+            given, fix = f"timeout_seconds={timeout}", "a larger `timeout_seconds`; the process was killed"
+            raise CompilationTimeoutError(summary, given=given, fix=fix) from None
         answer = folder / "answer.json"
         if not answer.exists() or answer.stat().st_size > _LARGEST_ANSWER:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise _not_compiled(target, " ".join(lines[-3:]) or f"its process ended with code {done.returncode}")
+            raise _not_compiled(target, " ".join(lines[-3:]) or f"its process exited with code {done.returncode}")
         return json.loads(answer.read_text())
 
 
 def _environment_of(target: Target) -> dict[str, str]:
-    """The variables of the process that compiles: those of this one, without what is meant for its devices."""
+    """Return this process's environment variables without those for its devices, for the process that compiles."""
     environment = {name: value for name, value in os.environ.items() if name not in backend_environment.OF_DEVICES}
     environment |= {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "JAX_PLATFORMS": "cpu",
         "JAX_OPTIMIZATION_LEVEL": "O1",  # an eighth of the time, for the same collectives
         "JAX_ENABLE_COMPILATION_CACHE": "false",
-        "TPU_SKIP_MDS_QUERY": "1",  # else it waits for a metadata server that only Google's machines have
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # none takes a TPU
+        "TPU_SKIP_MDS_QUERY": "1",  # else libtpu waits for a metadata server, which only Google's machines have
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no process uses a TPU
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     if target.platform == "cpu":
@@ -243,30 +228,19 @@ def _read(target: Target, answer: Mapping[str, Any], argument_nbytes: int) -> Co
         return CompiledFigures(target.name, *known, (), 0, 0, answer["seconds"], note.strip().splitlines()[0])
     if note:
         raise _not_compiled(target, note)
-    sizes = {name: answer[f"{name}_nbytes"] for name in ("argument", "output", "alias", "temp", "accessed")}
-    peak = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"]
-    if target.platform == "tpu":
-        peak += answer["generated_code_nbytes"]
-    return CompiledFigures(
-        target=target.name,
-        argument_nbytes=sizes["argument"],
-        output_nbytes=sizes["output"],
-        alias_nbytes=sizes["alias"],
-        temp_nbytes=sizes["temp"],
-        peak_nbytes=peak,
-        limit_nbytes=limit,
-        collectives=tuple(
-            Collective(**{**each, "axes": tuple(each["axes"]), "places": tuple(each["places"])})
-            for each in answer["collectives"]
-        ),
-        flops=answer["flops"],
-        accessed_nbytes=sizes["accessed"],
-        seconds_to_compile=answer["seconds"],
+    argument, output, alias, temp = (answer[f"{name}_nbytes"] for name in ("argument", "output", "alias", "temp"))
+    code = answer["generated_code_nbytes"] if target.platform == "tpu" else 0
+    sizes = (argument, output, alias, temp, argument + output - alias + temp + code, limit)
+    collectives = tuple(
+        Collective(**{**each, "axes": tuple(each["axes"]), "places": tuple(each["places"])})
+        for each in answer["collectives"]
     )
+    run = answer["flops"], answer["accessed_nbytes"], answer["seconds"]
+    return CompiledFigures(target.name, *sizes, collectives, *run)
 
 
 def _exhausted(note: str, limit: int) -> tuple[int, int]:
-    """The bytes that a program would need, and those there are, as XLA's error says them."""
+    """Return the required and the available bytes in XLA's error."""
     found = re.search(rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)|[Uu]sed {_SIZE} of {_SIZE} hbm", note)
     if found is None:
         return limit + 1, limit
@@ -276,5 +250,64 @@ def _exhausted(note: str, limit: int) -> tuple[int, int]:
 
 
 def _not_compiled(target: Target, reason: str) -> CompilationError:
-    fix = f"lower it with `lowering_platforms=({target.platform!r},)`; what is known without compiling stays"
+    fix = f"lower it with `lowering_platforms=({target.platform!r},)`; the other tiers need no compilation"
     return CompilationError(f"the program cannot be compiled for {target.name!r}", given=reason[:2000], fix=fix)
+
+
+class _Gpu(NamedTuple):
+    """Figures of a GPU's architecture."""
+
+    capability: int  # CUDA's compute capability
+    cores: int  # streaming multiprocessors
+    units: int  # float32 units per core
+    shared_kib: int  # shared memory per core
+    l2_mib: float
+    clock_ghz: float
+    links: int  # NVLink
+
+
+_GPUS = {
+    "a100": _Gpu(8, 108, 64, 164, 40, 1.41, 12),
+    "h100": _Gpu(9, 132, 128, 228, 50, 1.98, 18),
+    "h200": _Gpu(9, 132, 128, 228, 50, 1.98, 18),
+    "b200": _Gpu(10, 148, 128, 228, 126, 1.965, 18),
+}
+
+
+def gpu_target_config(chip: Chip) -> str:
+    """Return XLA's `GpuTargetConfigProto` of a GPU, as text.
+
+    Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities: technical specifications; white papers of the
+        A100, H100 and Blackwell architectures.
+    """
+    gpu = _GPUS[chip.name]
+    extension = "ACCELERATED_FEATURES" if gpu.capability >= 9 else "NONE"
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {(gpu.shared_kib - 1) * 1024}
+  shared_memory_per_core: {gpu.shared_kib * 1024}
+  core_count: {gpu.cores}
+  fpus_per_core: {gpu.units}
+  l2_cache_size: {int(gpu.l2_mib * 2**20)}
+  clock_rate_ghz: {gpu.clock_ghz}
+  device_memory_size: {chip.hbm_nbytes}
+  memory_bandwidth: {int(chip.hbm_bytes_per_second)}
+  cuda_compute_capability {{ major: {gpu.capability} feature_extension: {extension} }}
+  device_interconnect_info {{ active_links: {gpu.links} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "NVIDIA {chip.name.upper()}"
+"""

@@ -1,4 +1,4 @@
-"""`dim_classes`: which dims of a model's weights and inputs must be sharded alike, found in its traced train step."""
+"""`dim_classes`: dims of a model's weights and inputs that must be sharded alike, found in its traced train step."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.tracing import StepProgram, trace_step
 
 INPUTS = "input/"
-"""What names of arrays begin with for which there are rules; of the others in a batch the rows alone are sharded."""
+"""Prefix of the arrays of a batch that rules can match; of other arrays only the rows are sharded."""
 
 _MOST_PATHS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class DimClass:
-    """Dims that must be sharded alike.
-
-    Repeated blocks, whose dims do the same but are not connected, are one class.
+    """Dims that must be sharded alike. Equivalent dims of repeated blocks are one class.
 
     Attributes:
-        name: what they are: `batch`, `sequence`, `spatial`, `embed`, `mlp`, `heads`, `vocab`, `channels`, else a number
-            as `dim7`; a number is added where several classes are the same, as in `mlp2`.
-        size: what a number of shards must divide so that all of them can be sharded: their size, or the greatest common
-            divisor of their sizes, and of those of what they fall into: a projection to 4 heads of 12 has size 4.
-        members: path and dim of each weight, and each array of the batch.
-        parts: for each member what a number of shards must divide so that it can be sharded itself.
-        nbytes: bytes of the weights among them.
+        name: `batch`, `sequence`, `spatial`, `embed`, `mlp`, `heads`, `vocab` or `channels`, with a number for further
+            classes, as `mlp2`; else a number, as `dim7`.
+        size: greatest common divisor of `parts`: a number of shards that divides it can shard all members.
+        members: path and dim of each weight, and of each array of the batch.
+        parts: for each member, its size, or the number of parts that it consists of: a projection to 4 heads of 12 has
+            4 parts. A number of shards must divide it.
+        nbytes: bytes of the weights of the class.
     """
 
     name: str
@@ -56,11 +54,11 @@ class DimClass:
 
 
 class DimClasses:
-    """The classes of a model's dims, in the order in which the step comes to them. Printing it gives a table.
+    """The classes of a model's dims, in the order of first use in the step. Printing it shows a table.
 
     Attributes:
-        program: the train step that they were found in.
-        logical_names: the names that the model itself gives to dims.
+        program: the train step.
+        logical_names: names of dims that the model itself defines.
     """
 
     def __init__(
@@ -87,13 +85,13 @@ class DimClasses:
 
     def __getitem__(self, name: str) -> DimClass:
         if not isinstance(name, str) or name not in self._classes:  # pyright: ignore[reportUnnecessaryIsInstance]
-            fix = "print(kd.planner.dim_classes(model, batch)) shows them"
+            fix = "print(kd.planner.dim_classes(model, batch)) lists the classes"
             raise unknown_name_error("the model has no dims", name, self._classes, fix=fix, error=LayoutError)
         return self._classes[name]
 
     @functools.cached_property
     def screen(self) -> Screen:
-        """The step, to be propagated under other layouts."""
+        """The step, for propagation under other layouts."""
         return Screen(self.program)
 
     def names_of(self, path: str) -> tuple[str | None, ...]:
@@ -103,17 +101,17 @@ class DimClasses:
     def layouts(
         self, rules: Mapping[str, Axis], sizes: Mapping[str, int]
     ) -> tuple[dict[str, tuple[Axis, ...]], list[Unsharded]]:
-        """Return the layouts that follow from axes for classes, and what they leave unsharded.
+        """Return layouts for axes of classes, and the dims that stay unsharded.
 
-        A dim that its axes do not divide stays whole, and so does a second dim of an array over the same axis.
+        A dim stays unsharded if its axes do not divide it, or if another dim of the array uses the same axis.
 
         Args:
-            rules: for each name of a class a mesh axis, several, or None.
-            sizes: the axes of the mesh.
+            rules: for names of classes a mesh axis, several, or None.
+            sizes: sizes of the axes of the mesh.
 
         Returns:
-            For each array of the state and the batch that has such dims the axes of all its dims; and of those that are
-            no optimizer slots what stays whole.
+            The layouts of all arrays of state and batch that are sharded, and the unsharded dims of arrays other than
+            optimizer slots.
         """
         own = {path for each in self for path, _ in each.members}
         rowwise = {row.path for row in self.program.batch.rows if not row.path.startswith(INPUTS)}
@@ -127,8 +125,8 @@ class DimClasses:
                 shards = math.prod(sizes[axis] for axis in asked)
                 reason = ""
                 if used & set(asked):
-                    reason = "another dim lies over the same axis"
-                elif parts % shards and name != "batch":  # whose rows are padded
+                    reason = "another dim is sharded over the same axis"
+                elif parts % shards and name != "batch":  # rows of a batch are padded
                     reason = f"{shards} does not divide {parts}"
                 if reason and path in own:
                     left.append(Unsharded(path, dim, str(name), reason))
@@ -140,22 +138,21 @@ class DimClasses:
         return layouts, left
 
     def cost_of(self, name: str, shards: int | None = None) -> Propagated:
-        """Return what the step needs where this class alone is sharded.
+        """Return the figures of the step if this class alone is sharded.
 
         Args:
-            name: the class.
-            shards: over how many devices; by default the smallest number that divides its size.
+            name: name of the class.
+            shards: number of devices. By default the smallest divisor of the size of the class.
 
         Raises:
-            LayoutError: there is no such class, or the number does not divide its size.
+            LayoutError: the class does not exist, or `shards` does not divide its size.
         """
         size = self[name].size
         if shards is None:
             shards = next((each for each in range(2, size + 1) if size % each == 0), 1)
         if size % shards:
-            given = f"shards={shards}"
-            fix = "leave `shards` out"
-            raise LayoutError(f"`shards` must be a divisor of {size}, the size of class {name!r}", given=given, fix=fix)
+            summary = f"`shards` must be a divisor of {size}, the size of class {name!r}"
+            raise LayoutError(summary, given=f"shards={shards}", fix="leave `shards` out")
         key = name, shards
         if key not in self._costs:
             sizes = {"shards": shards}
@@ -167,10 +164,8 @@ class DimClasses:
         table = Table("Dims that must be sharded alike", headers, numbers=("size", "bytes of weights"))
         for each in self:
             listed = [f"{path}[{dim}]" for path, dim in each.members]
-            listed = [
-                *listed[:_MOST_PATHS],
-                *([f"and {len(listed) - _MOST_PATHS} more"] if len(listed) > _MOST_PATHS else []),
-            ]
+            if len(listed) > _MOST_PATHS:
+                listed[_MOST_PATHS:] = [f"and {len(listed) - _MOST_PATHS} more"]
             causes = render_collectives(self.cost_of(each.name)) if each.size > 1 else "-"
             table.rows.append((each.name, str(each.size), "\n".join(listed), render_bytes(each.nbytes), causes))
         return render(table)
@@ -181,13 +176,13 @@ class DimClasses:
 
 @dataclasses.dataclass(frozen=True)
 class Unsharded:
-    """A dim that stays whole although a rule is for its class.
+    """A dim that stays unsharded although its class is sharded.
 
     Attributes:
-        path: the array.
-        dim: which of its dims.
-        name: the class.
-        reason: why.
+        path: path of the array.
+        dim: index of the dim.
+        name: name of the class.
+        reason: the reason.
     """
 
     path: str
@@ -200,21 +195,20 @@ class Unsharded:
 
 
 def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, loss: Any = None) -> DimClasses:
-    """Find which dims of weights and inputs must be sharded alike, in the traced train step. Allocates nothing.
+    """Find the dims of weights and inputs that must be sharded alike, in the traced train step. Nothing is allocated.
 
-    Classes come from what Shardy knows of each operation, and so do their names: no names of layers or parameters
-    count, and no table says what a layer does. Scans, tied weights, convolutions and modules of others
-    are seen as they are.
+    Classes and their names follow from Shardy's sharding rules of the operations, not from names of layers or
+    parameters. So scans, tied weights, convolutions and foreign modules are supported.
 
     Args:
         model_or_factory: as for `kd.plan`.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-        optimizer: in place of that of `compile`; without any `"adam"`.
-        loss: in place of that of `compile`; without any the mean square of the outputs, which needs no targets.
+        optimizer: replaces the optimizer of `compile`. Default without `compile`: `"adam"`.
+        loss: replaces the loss of `compile`. Default without `compile`: mean square of the outputs, without targets.
 
     Raises:
-        DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
-        ModelError: there is no model, or it does not take the batch.
+        DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
+        ModelError: there is no model, or it does not accept the batch.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -229,21 +223,14 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
 
 
 class OneDevice(ModelParallel):
-    """The distribution under which a step is traced whose layouts are not known yet.
-
-    Args:
-        axis_names: the axes of its mesh, for modules that name them; each has one device.
-
-    Attributes:
-        own_names: for each variable to whose dims the model itself gives names these.
-    """
+    """Distribution for tracing a step before its layouts are known; it notes the names that the model gives to dims."""
 
     def __init__(self, axis_names: Sequence[str] = ("batch",)) -> None:
         super().__init__(LayoutMap(DeviceMesh([1] * len(axis_names), axis_names, list_devices()[:1])))
         self.own_names: dict[str, tuple[Any, ...]] = {}
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return a layout that shards nothing, and note the names of the dims."""
+        """Return a replicated layout, and note the names of the dims."""
         own = getattr(variable, "own", None)
         if own is not None and own.layout is None:
             self.own_names[variable.path] = own.entries
@@ -251,12 +238,7 @@ class OneDevice(ModelParallel):
 
 
 def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | None = None) -> DimClasses:
-    """Find the classes of dims in a step that is traced already; see `dim_classes`.
-
-    Args:
-        program: the step.
-        own_names: for paths of weights the names that the model itself gives to their dims.
-    """
+    """Find the classes of dims in a traced step; `own_names` are the names that the model gives to dims, by path."""
     names = own_names or {}
     batch = {row.path: row for row in program.batch.rows}
     state = {row.path: row for row in program.state.rows}
@@ -289,10 +271,10 @@ def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | No
 
 
 _OWN = ("parameter", "statistic", "batch")
-"""The roles of arrays that are listed as members; others follow."""
+"""Roles of arrays that are listed as members; others have the layouts of these."""
 
 Dim = tuple[str | None, int]
-"""The class of a dim, and what a number of shards must divide so that it can be sharded."""
+"""Class of a dim, and the number of parts that a number of shards must divide."""
 
 
 class _Member(NamedTuple):
@@ -304,7 +286,7 @@ class _Member(NamedTuple):
 
 @dataclasses.dataclass
 class _Group:
-    """Classes that are not connected but alike: in each array there is one of them at most."""
+    """Equivalent classes of repeated blocks; no two of them are dims of one array."""
 
     signature: tuple[str, int, frozenset[Event]]
     members: list[_Member] = dataclasses.field(default_factory=list)
@@ -312,7 +294,7 @@ class _Group:
 
 
 def _kind(events: Sequence[Event], members: Sequence[_Member]) -> str:
-    """What the dims of a class are, by what happens to them in program order; empty for none of the known."""
+    """Return the kind of a class, by the events of its dims in program order, or an empty string."""
     seen, in_batch = set(events), any(member.row.role == "batch" for member in members)
     if any(member.row.role == "batch" and member.dim == 0 for member in members):
         return "batch"
@@ -354,16 +336,14 @@ def _named(program: StepProgram, groups: Sequence[_Group], logical_names: Sequen
 
 
 def render_collectives(step: Propagated) -> str:
-    """The exchanges of a step by kind, as text: `all_reduce of 1.8 MiB in 4 places`."""
+    """Describe the collectives of a step by kind: `all_reduce of 1.8 MiB in 4 places`."""
     nbytes: collections.Counter[str] = collections.Counter()
     places: collections.Counter[str] = collections.Counter()
     for each in step.collectives:
         nbytes[each.kind] += each.nbytes_per_step
         places[each.kind] += max(each.turns, 1)
-    return (
-        "\n".join(
-            f"{kind} of {render_bytes(size)} in {places[kind]} place{'s' if places[kind] > 1 else ''}"
-            for kind, size in nbytes.items()
-        )
-        or "nothing"
-    )
+    lines = [
+        f"{kind} of {render_bytes(size)} in {places[kind]} place{'s' if places[kind] > 1 else ''}"
+        for kind, size in nbytes.items()
+    ]
+    return "\n".join(lines) or "nothing"

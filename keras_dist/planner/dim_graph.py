@@ -1,8 +1,7 @@
-"""Which dims of a traced step belong together, and what happens to them, by Shardy's sharding rules of its operations.
+"""`DimGraph`: connects the dims of a traced step by Shardy's sharding rules, and notes events of dims.
 
-Nothing here knows names of layers or parameters, nor the primitives of a framework: a rule says of any operation which
-dims of its operands and results are one. What a few operations do with dims (products, convolutions, lookups) is noted,
-so that a class of dims can be named by its part in the step.
+A sharding rule maps the dims of operands and results of an operation to common factors. Names of layers or parameters
+are not used. Events of products, convolutions and lookups give a class of dims its name.
 """
 
 from __future__ import annotations
@@ -21,33 +20,25 @@ from keras_dist._unstable import shardy
 Event = Literal[
     "produced", "consumed", "looked up", "indexed", "stacked", "batched", "contracted", "channel", "spatial", "reduced"
 ]
-"""What happens to a dim: a weight makes it, contracts it, or has it beside a dim that tokens index; tokens index it; a
-product with a weight keeps it apart; so does one of activations, or contracts it; a convolution has it as features, or
-moves along it; a maximum is taken over it."""
+"""Events of a dim. In products with weights: `produced`, `consumed` (contracted) or `stacked` (a batching dim). In
+products of activations: `batched` or `contracted`. `indexed`: a dim that tokens index; `looked up`: its other dims. In
+convolutions: `channel` or `spatial`. `reduced`: a maximum is taken over the dim."""
 
 PASSES = "sdy-flatten-call-graph,func.func(sdy-populate-op-sharding-rules)"
-"""What makes of a lowered step a module that `DimGraph` reads: each call gets a function of its own."""
+"""Passes that prepare a lowered step for `DimGraph`; each call gets a separate copy of its function."""
 
 _Node = tuple[Any, int]  # a value and one of its dims
 
 
 class DimGraph:
-    """Union-find over the dims of all values of a step.
-
-    Args:
-        module: the operation of a module after `PASSES`.
-        is_batch: for each argument of `main` whether it is part of a batch.
-
-    Attributes:
-        arguments: the arguments of `main`.
-    """
+    """Union-find over the dims of all values of a module after `PASSES`."""
 
     def __init__(self, module: Any, is_batch: Sequence[bool]) -> None:
-        self._module = module  # its values die with it
+        self._module = module  # kept alive: its values are freed with it
         self._classes, self._tight = _UnionFind(), _UnionFind()
         self._events: list[tuple[_Node, Event]] = []
         self._splits: list[tuple[_Node, _Node, int]] = []  # a dim; its minor factor, and the size of the major one
-        self._origins: dict[Any, frozenset[int] | None] = {}  # of a value: the weights it is made of; None: the batch
+        self._origins: dict[Any, frozenset[int] | None] = {}  # weights that a value depends on; None: on the batch
         self._tokens: set[Any] = set()
         self._used: set[frozenset[int]] = set()
         operations = [each.operation for each in module.regions[0].blocks[0].operations]
@@ -64,14 +55,13 @@ class DimGraph:
         self._walk(main)
 
     def class_of(self, argument: int, dim: int) -> _Node:
-        """What stands for the class of a dim of an argument of `main`."""
+        """Return the representative of the class of a dim of an argument of `main`."""
         return self._classes.find((self.arguments[argument], dim))
 
     def parts_of(self, argument: int, dim: int) -> int:
-        """Into how many parts a dim of an argument falls by itself.
+        """Return the number of parts of a dim: its size, or the number of heads of a projection.
 
-        Those are fewer than its size where it holds one dim after another, of which products of activations contract
-        the minor: the heads of a projection.
+        A dim of heads is later split in two, of which products of activations contract the minor.
         """
         value = self.arguments[argument]
         root = self._tight.find((value, dim))
@@ -79,7 +69,7 @@ class DimGraph:
 
     @functools.cached_property
     def _parts(self) -> dict[_Node, int]:
-        """Of dims that fall into others, how many of the major ones there are."""
+        """Number of parts of each dim that is split."""
         contracted = {self._classes.find(node) for node, event in self._events if event == "contracted"}
         found: dict[_Node, int] = {}
         for node, minor, parts in self._splits:
@@ -89,14 +79,14 @@ class DimGraph:
         return found
 
     def events(self) -> dict[_Node, list[Event]]:
-        """What happens to each class, in program order."""
+        """Return the events of each class, in program order."""
         found: dict[_Node, list[Event]] = collections.defaultdict(list)
         for node, event in self._events:
             found[self._classes.find(node)].append(event)
         return dict(found)
 
     def order(self) -> dict[_Node, int]:
-        """For each class when the step comes to it, as a number."""
+        """Return the position of each class in the order of first use."""
         found: dict[_Node, int] = {}
         for number, node in enumerate(self._classes):
             found.setdefault(self._classes.find(node), number)
@@ -110,7 +100,7 @@ class DimGraph:
                 self._tight.join(first, other)  # pyright: ignore[reportArgumentType]
 
     def _same(self, *values: Any) -> None:
-        """Join the dims of values of one shape, except constants: those that are equal are often one value."""
+        """Join the dims of values of one shape, except constants, since equal constants are often one value."""
         known = [value for value in values if hasattr(value.type, "rank") and self._origins.get(value) != frozenset()]
         for dim in range(known[0].type.rank if known else 0):
             self._join([(value, dim) for value in known])
@@ -145,7 +135,7 @@ class DimGraph:
         returned = _returned(body)
         for index, (given, argument) in enumerate(zip(operation.operands, body.arguments, strict=True)):
             self._take_over(given, argument)
-            if returned[index] != argument:  # what changes from turn to turn is no weight; counters are constants
+            if returned[index] != argument:  # values that change each turn depend on the batch; counters are constants
                 self._origins[argument] = None if argument.type.rank else frozenset()
         self._walk(body)
         for given, argument, value, result in zip(
@@ -171,9 +161,9 @@ class DimGraph:
         return self._origins.get(value, frozenset())
 
     def _trace(self, operation: Any) -> None:
-        """Note what the results are made of."""
+        """Note the origins of the results."""
         origins = [self._origin(operand) for operand in operation.operands]
-        is_product = operation.name == "stablehlo.dot_general" and frozenset() in origins  # as a constant gradient's
+        is_product = operation.name == "stablehlo.dot_general" and frozenset() in origins  # with a constant gradient
         made_of = None if None in origins or is_product else frozenset[int]().union(*[each for each in origins if each])
         are_tokens = bool(origins) and all(
             value in self._tokens or origin == frozenset()
@@ -199,7 +189,7 @@ class DimGraph:
             for dim, factors in enumerate(dims):
                 factors = [factor for factor in factors if sizes[factor] > 1]
                 if math.prod(sizes[factor] for factor in factors) != value.type.shape[dim]:
-                    continue  # a part of the dim, as of a slice: kept apart
+                    continue  # only a part of the dim, as in a slice
                 if len(factors) == 1:
                     whole[factors[0]].append((value, dim))
                 elif factors:
@@ -274,7 +264,7 @@ class DimGraph:
             self._events.append(((value, dim), event))
 
     def _is_first_use(self, value: Any) -> bool:
-        """Whether a value is made of weights alone that no product has taken: in the forward pass, not the backward."""
+        """Whether a value depends on weights alone, and none of them was used before: not so in the backward pass."""
         origin = self._origin(value)
         if not origin or origin in self._used:
             return False
@@ -287,7 +277,6 @@ class _UnionFind:
         self._parents: dict[_Node, _Node] = {}
 
     def __iter__(self) -> Iterator[_Node]:
-        """The nodes, in the order in which they came."""
         return iter(list(self._parents))
 
     def find(self, node: _Node) -> _Node:
@@ -306,9 +295,7 @@ def _returned(block: Any) -> list[Any]:
 
 
 def _is_integer(value: Any) -> bool:
-    return (
-        str(value.type.element_type).removeprefix("u").startswith("i") if hasattr(value.type, "element_type") else False
-    )
+    return str(getattr(value.type, "element_type", "")).removeprefix("u").startswith("i")
 
 
 def _numbers(attribute: Any, pattern: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Why an array lives where it does: a variable by its rule, an activation by the origins of its layout."""
+"""Explanations of layouts: of variables by their rules, of activations by the origins of their axes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import LayoutError, nearest
-from keras_dist.planner.origins import Activation, said_of
+from keras_dist.planner.origins import Activation, reason_of
 
 _MOST_OTHERS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why an array lives where it does. Printing it gives sentences.
+    """The reasons of a layout. Printing it gives sentences.
 
     Attributes:
-        path: what was asked for.
+        path: path of the array.
         kind: role of a variable, or `"activation"`.
-        shape: its dims.
+        shape: global shape.
         axes: for each dim the mesh axis, several axes, or None.
         nbytes_per_device: bytes of one device's shard.
-        reasons: why, for an activation for each axis of the mesh.
-        others: the rules nearest to the path that did not decide.
-        source: the tier that says so: `"exact"`, or `"propagated"` for activations.
+        reasons: the reasons; of an activation, one for each axis of the mesh.
+        others: rules with similar paths that did not decide.
+        source: the tier: `"exact"`, or `"propagated"` for activations.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Explanation:
     source: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values that JSON can hold."""
+        """Return the explanation as plain values for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -57,11 +57,7 @@ class Explanation:
 
 
 def explain(path: str, state: LayoutPlan, batch: LayoutPlan, activations: Sequence[Activation]) -> Explanation:
-    """Explain the layout of the variable, slot, input or activation called `path`.
-
-    Raises:
-        LayoutError: there is none.
-    """
+    """Explain the layout of the variable, slot, input or activation called `path`."""
     rows = {name: row for plan in (state, batch) for row in plan.rows for name in row.names}
     rules = dict(state.rules)
     if path in rows:
@@ -71,18 +67,13 @@ def explain(path: str, state: LayoutPlan, batch: LayoutPlan, activations: Sequen
         return _of_activation(found, rules)
     paths = [*rows, *(each.path for each in activations)]
     near = nearest(str(path), paths)
-    raise LayoutError(
-        f"the step has no array {path!r}",
-        given=f"{path!r}, among {len(paths)} paths",
-        fix=f"name a variable, slot, input or '<layer>/output': the nearest is {near!r}"
-        if near
-        else f"for example {paths[0]!r}",
-    )
+    fix = f"name a variable, slot, input or '<layer>/output': the nearest is {near!r}" if near else ""
+    given = f"{path!r}, among {len(paths)} paths"
+    raise LayoutError(f"the step has no array {path!r}", given=given, fix=fix or f"for example {paths[0]!r}")
 
 
 def _of_row(path: str, row: Row, rules: dict[str, Any]) -> Explanation:
-    said = said_of(row, rules)
-    reason = f"decided by {said}" if row.rule else "no rule matches: replicated"
+    reason = f"decided by {reason_of(row, rules)}" if row.rule else "no rule matches: replicated"
     others = _others(row.path, (rule for rule in rules if rule != row.rule), rules)
     return Explanation(path, row.role, row.shape, row.axes, row.nbytes_per_device, (reason,), others, "exact")
 
@@ -98,7 +89,7 @@ def _of_activation(activation: Activation, rules: dict[str, Any]) -> Explanation
         activation.shape,
         activation.axes,
         activation.nbytes_per_device,
-        tuple(reasons or own) or ("nothing splits it: replicated",),
+        tuple(reasons or own) or ("nothing shards it: replicated",),
         _others(activation.path, left, rules),
         "propagated",
     )

@@ -1,6 +1,6 @@
-"""What chips can do, from what their makers publish: memory, arithmetic, and the wires between them.
+"""Published figures of chips: memory, FLOPs, and bandwidths.
 
-All bandwidths are of one chip, in one direction. Where a maker publishes the sum of both, half of it stands here.
+All bandwidths are of one chip, in one direction: half of a published sum of both directions.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ _CLOUD = "https://docs.cloud.google.com/tpu/docs/"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a kind of chip can do.
+    """Figures of a kind of chip.
 
     Attributes:
-        name: as in a target, such as `v5e`.
-        platform: the one that JAX lowers for.
-        hbm_nbytes: bytes of its memory, of GPUs what the driver leaves of it; 0 where it has that of its host.
-        flops_per_second: of multiplications of matrices, by element type; those of float32 in JAX's default precision,
-            which TPUs multiply as bfloat16 and GPUs as TF32.
-        hbm_bytes_per_second: between its memory and its cores.
-        link_bytes_per_second: of one of its links to a neighbour (ICI), or to the switch between all GPUs of a host
-            (NVLink), all lanes of it.
-        network_bytes_per_second: its share of its host's network cards, over which slices (TPUs) and hosts (GPUs)
-            exchange.
-        torus_dims: of how many dims the net of its links is; 0 for a switch.
-        wraps_at: a dim of a slice whose size is a multiple of it is a ring, others are lines; 0 where none is.
-        devices: how many devices of JAX it is.
-        source: where the figures stand.
+        name: name in targets, such as `v5e`.
+        platform: platform that JAX lowers for.
+        hbm_nbytes: bytes of memory, on GPUs without the driver's; 0 for memory of the host.
+        flops_per_second: peak of matrix multiplication by element type. float32 has JAX's default precision: bfloat16
+            on TPUs, TF32 on GPUs.
+        hbm_bytes_per_second: bandwidth of memory.
+        link_bytes_per_second: bandwidth of one link to a neighbour (ICI), or of all lanes to the switch between the
+            GPUs of a host (NVLink).
+        network_bytes_per_second: its share of the network cards of its host, between slices (TPUs) and hosts (GPUs).
+        torus_dims: number of dims of the torus of its links; 0 for a switch.
+        wraps_at: a dim of a slice is a ring if its size is a multiple of this number, else a line; 0 for no rings.
+        devices: number of JAX devices per chip.
+        source: sources of the figures.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Hidden reshards: arrays that a step moves between devices although no rule asks for it."""
+"""Hidden reshards: collectives of a step that no rule asks for."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from keras_dist.distribution.render import render_bytes
 from keras_dist.planner.propagation import Collective, Propagated
 
 _LEAST_PART, _MOST_MAKERS = 0.01, 3
-_NO_RULE = "no rule for weights moves less; print(kd.planner.dim_classes(model, batch)) tells what sharding dims costs"
+_NO_RULE = "no rule for weights moves less; print(kd.planner.dim_classes(model, batch)) shows what sharding dims costs"
 
 
 def hidden_reshards(
     step: Propagated, remedy: Callable[[str], str | None], rule_of: Callable[[str], str | None]
 ) -> tuple[Problem, ...]:
-    """Return a problem for each submodule, or the same one of all blocks, for which a step moves what no rule asks for.
+    """Return a problem for each submodule, or for the same submodule of all blocks, with hidden reshards.
 
-    These are gathers, all-to-alls and permutes that Shardy puts before an operation because its operands lie otherwise
-    than it needs them; not those of constraints, nor sums; and the gathers of activations that a rule asks for, which
-    names where they live, and not what that moves. Those in loops come first, then the largest; of less than a
-    hundredth of all bytes that the step moves nothing is said.
+    A hidden reshard is a gather, all-to-all or permute that Shardy inserts because an operation needs other layouts of
+    its operands. Reductions are not reported, nor reshards by constraints, except gathers of activations because of a
+    rule. Reshards in loops come first, then the largest; less than a hundredth of all bytes is not reported.
 
     Args:
-        step: what Shardy finds in it.
-        remedy: the rules that end those over an axis of the mesh, as code; None where there are none.
-        rule_of: the layout rule of what the submodule of a path returns.
+        step: the step.
+        remedy: returns rules, as code, that avoid reshards over an axis of the mesh, or None.
+        rule_of: returns the layout rule of the output of a submodule.
     """
     grouped: dict[tuple[str, str, tuple[str, ...]], list[Collective]] = collections.defaultdict(list)
     for each in step.collectives:
@@ -54,8 +53,8 @@ def _gathers_by_rule(step: Propagated, rule_of: Callable[[str], str | None], lea
                 _place(group[0]),
                 f"rule {rule!r} makes {where} gather its output over {over}",
                 f"{render_bytes(_nbytes(group))} a step{_how_often(group)}",
-                f"a rule that leaves the output as the weights of {where} make it",
-                f"name {over} in rule {rule!r}, or remove it",
+                f"a rule with the layout that the weights of {where} give the output",
+                f"name {over} in rule {rule!r}, or remove the rule",
             )
 
 
@@ -68,7 +67,7 @@ def _problem(kind: str, axes: tuple[str, ...], group: list[Collective], rules: M
         _place(group[0]),
         f"hidden reshard: {where} needs {kind} over {over} that no rule asks for",
         f"{render_bytes(_nbytes(group))} a step{_how_often(group)}, made by {', '.join(made[:_MOST_MAKERS])}{more}",
-        f"operands that lie as {where} uses them, or a rule that says where they are gathered",
+        f"operands with the layouts that {where} needs, or a rule for the gathered layout",
         next((rule for axis in axes if (rule := rules[axis])), _NO_RULE),
     )
 
@@ -78,12 +77,12 @@ def _place(each: Collective) -> str:
 
 
 def _alike(layer: str) -> str:
-    """The same text for the same submodule of all blocks."""
+    """Return one text for the same submodule of all blocks."""
     return "/".join("#" if part.isdecimal() else part for part in layer.split("/"))
 
 
 def _named(group: list[Collective]) -> str:
-    """The first of the submodules, and how many there are like it."""
+    """Return the name of the first submodule, with the number of others."""
     layers = dict.fromkeys(map(_place, group))
     first = next(iter(layers))
     return (repr(first) if first else "the step") + (f" and {len(layers) - 1} like it" if len(layers) > 1 else "")

@@ -1,18 +1,17 @@
-"""What XLA's compiled programs exchange, multiply and touch on each device, read from their text."""
+"""Collectives, FLOPs and memory traffic of XLA's compiled programs, read from their text."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from keras_dist.planner.hlo_loops import turns_of
-from keras_dist.planner.hlo_text import Computation, Instruction, dims_of, nbytes_of, parse_computations
+from keras_dist.planner.hlo_text import Computation, Instruction, dims_of, nbytes_of, parse_computations, turns_of
 from keras_dist.planner.propagation import Collective, Kind
-from keras_dist.planner.replica_groups import groups_of
 from keras_dist.training.activations import path_of_scope
 
 KINDS: Mapping[str, Kind] = {
@@ -24,7 +23,7 @@ KINDS: Mapping[str, Kind] = {
     "collective-permute": "collective_permute",
     "collective-broadcast": "collective_permute",
 }
-"""What we call the exchanges of XLA; those that begin and end apart have `-start` after their name."""
+"""Names of XLA's collectives; asynchronous ones end with `-start`."""
 
 _OVER_SLICES: Mapping[str, Kind] = {
     "ALL_REDUCE": "all_reduce",
@@ -32,36 +31,34 @@ _OVER_SLICES: Mapping[str, Kind] = {
     "REDUCE_SCATTER": "reduce_scatter",
     "ALL_TO_ALL": "all_to_all",
 }
-"""What slices of TPUs exchange is sent by the run-time, under these names; under others, it goes to one other slice."""
+"""Names of transfers between slices of TPUs, by the runtime; any other transfer goes to one other slice."""
 
 _FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "conditional", "call")
 )
-"""Instructions that touch no memory themselves."""
+"""Instructions without memory traffic."""
+
+_PAIRS = re.compile(r"source_target_pairs=\{([{}\d, ]*)\}")
+_LISTS = re.compile(r"replica_groups=\{([{}\d, ]*)\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<ids>[^{]*)\))? \{(?P<axes>[^}]*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled program.
-
-    Attributes:
-        computations: all of them, by name.
-        entry: the one that the program runs.
-    """
+    """A compiled program: its computations by name, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
 
     def collectives(self, mesh: Mapping[str, int], slices: Sequence[int] = ()) -> tuple[Collective, ...]:
-        """The exchanges of a run, in program order; both branches of a condition count, as in `propagate`.
+        """Return the collectives of a run, in program order, with both branches of conditions.
 
-        Those that devices have with themselves alone do not. Bytes are those of the larger of what a device gives and
-        what it has afterwards, of all arrays that one exchange combines. TPUs write a reduce_scatter as an all_reduce
-        that is fused with the slice which a device keeps of it.
+        On TPUs a reduce_scatter is an all_reduce that is fused with a slice of its result.
 
         Args:
-            mesh: the sizes of the axes of the mesh whose devices run the program, in the order of the mesh.
-            slices: which slice of a target each device is in, in the order of the mesh.
+            mesh: sizes of the axes of the mesh, in order.
+            slices: index of the slice of each device, in the order of the mesh.
         """
         found: list[Collective] = []
         for computation, instruction, turns, name in self._run(self.entry, 1):
@@ -77,18 +74,14 @@ class Program:
         return tuple(found)
 
     def flops(self) -> int:
-        """Of multiplications of matrices and convolutions in a run, two for each product."""
+        """Return the FLOPs of matrix multiplications and convolutions in a run, two for each product."""
         return sum(
             max(turns, 1) * self._flops(computation, instruction)
             for computation, instruction, turns, _ in self._run(self.entry, 1)
         )
 
     def nbytes_accessed(self) -> int:
-        """Bytes that a run reads and writes in memory: an estimate.
-
-        Each fusion reads its operands and writes its results; of what it takes a slice of, or puts one into, the slice
-        counts.
-        """
+        """Estimate the bytes that a run reads and writes: operands and results of fusions, or the slices they use."""
         return sum(
             max(turns, 1) * self._touched(computation, instruction)
             for computation, instruction, turns, _ in self._run(self.entry, 1, into_fusions=False)
@@ -97,10 +90,7 @@ class Program:
     def _run(
         self, computation_name: str, turns: int, caller: str = "", into_fusions: bool = True
     ) -> Iterator[tuple[Computation, Instruction, int, str]]:
-        """The instructions that a computation runs, each with how often, 0 where that is not known, and JAX's name.
-
-        What has no such name has that of what runs it.
-        """
+        """Yield the instructions of a run, each with its turns (0 if unknown) and JAX's name of it or of its caller."""
         computation = self.computations[computation_name]
         for instruction in computation.instructions.values():
             name = instruction.attribute(r'op_name="([^"]*)"') or caller
@@ -136,7 +126,7 @@ class Program:
         return 2 * math.prod(dims_of(instruction.result)) * inner
 
     def _convolution(self, computation: Computation, instruction: Instruction) -> int:
-        """Products of a kernel with what lies outside of the image do not count: TPUs multiply batches that way."""
+        """Return the FLOPs of a convolution without products with padding, by which TPUs multiply batches."""
         image, kernel, result = instruction.attribute(r"dim_labels=(\S*_\S*->\w*)").replace("->", "_").split("_")
         lhs, rhs = (self._dims(computation, name) for name in instruction.operands[:2])
         out = dims_of(instruction.result)
@@ -195,27 +185,14 @@ class Program:
 
 
 def parse_program(text: str) -> Program:
-    """Read a compiled program's text.
-
-    Args:
-        text: that of one module.
-
-    Example:
-        >>> from keras_dist.planner.hlo import parse_program
-        >>> text = '''ENTRY %main (x: f32[8]) -> f32[8] {
-        ...   %x = f32[8]{0} parameter(0)
-        ...   ROOT %sum = f32[8]{0} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add
-        ... }'''
-        >>> [(each.kind, each.axes, each.nbytes) for each in parse_program(text).collectives({"data": 2, "model": 4})]
-        [('all_reduce', ('model',), 32)]
-    """
+    """Parse the text of a compiled module."""
     return Program(*parse_computations(text))
 
 
 def _exchange(
     computation: Computation, instruction: Instruction, mesh: Mapping[str, int], slices: Sequence[int]
 ) -> tuple[Kind | None, np.ndarray]:
-    """Which exchange an instruction is, if it is one, and of which groups of devices, a row each."""
+    """Return the kind of a collective instruction, else None, and its groups of devices, one per row."""
     kind = KINDS.get(instruction.opcode.removesuffix("-start"))
     if kind == "all_reduce" and _keeps_slices(computation, instruction):
         kind = "reduce_scatter"
@@ -229,20 +206,20 @@ def _exchange(
 
 
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-    """The axes of the mesh along which the devices of a group differ."""
+    """Return the axes of the mesh along which the devices of a group differ."""
     places = np.unravel_index(groups, tuple(mesh.values())) if mesh else ()
     return tuple(name for name, place in zip(mesh, places, strict=True) if (place != place[:, :1]).any())
 
 
 def _keeps_slices(computation: Computation, reduced: Instruction) -> bool:
-    """Whether a fusion gives only slices of what is reduced in it."""
+    """Whether a fusion returns only slices of a reduction."""
     root = computation.result
     found = [computation.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
     return all(_sliced(computation, each) is reduced for each in found)
 
 
 def _sliced(computation: Computation, instruction: Instruction) -> Instruction | None:
-    """What an instruction is a slice of, if it is one."""
+    """Return the operand of a slice, through copies and reshapes, else None."""
     is_slice = False
     while instruction.opcode in ("dynamic-slice", "bitcast", "copy", "reshape", "get-tuple-element"):
         is_slice |= instruction.opcode == "dynamic-slice"
@@ -251,7 +228,7 @@ def _sliced(computation: Computation, instruction: Instruction) -> Instruction |
 
 
 def _layer_and_operation(name: str) -> tuple[str, str]:
-    """Those in a name of JAX; if it names several, since they are combined, none."""
+    """Return layer and operation in a name of JAX, or empty strings where a combined name has several."""
     names = re.split(r"[:;]", name)
     paths = [[path_of_scope(part) for part in re.split(r"[/()]", each)] for each in names]
     layers = {next((path for path in reversed(of) if path), "") for of in paths}
@@ -262,3 +239,59 @@ def _layer_and_operation(name: str) -> tuple[str, str]:
 
 def _puts_into(instruction: Instruction, name: str) -> bool:
     return instruction.opcode == "dynamic-update-slice" and instruction.operands[0] == name
+
+
+def groups_of(opcode: str, attributes: str, devices: int) -> np.ndarray:
+    """Return the groups of devices that exchange, one per row; pairs of source and target are groups of two.
+
+    XLA writes groups as lists, `{{0,1},{2,3}}`; as a reshaped and transposed iota, `[2,2]<=[2,2]T(1,0)`; or as axes of
+    a mesh, and parts of axes, `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`.
+    """
+    if pairs := _PAIRS.search(attributes):
+        found = [pair for pair in _listed(pairs[1]) if pair[0] != pair[1]]
+        return np.array(found) if found else np.zeros((1, 1), int)
+    if iota := _IOTA.search(attributes):
+        return _numbered(iota[2], iota[3]).reshape(_numbers(iota[1]))
+    if mesh := _MESH.search(attributes):
+        return _along_axes(mesh["sizes"], mesh["ids"] or "", mesh["axes"])
+    if listed := _LISTS.search(attributes):
+        return np.array(_listed(listed[1])) if listed[1] else np.arange(devices)[None]
+    raise ValueError(f"the groups of {opcode} are not understood: {attributes[:200]}")
+
+
+def _along_axes(sizes: str, ids: str, axes: str) -> np.ndarray:
+    """Return groups along axes of a mesh; `'b':(2)4` is the part of size 4 of an axis, after a part of size 2."""
+    shape = {name.strip(" '\""): int(size) for name, size in re.findall(r"([^,=]+)=(\d+)", sizes)}
+    if reordered := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids):
+        devices = _numbered(reordered[1], reordered[2]).reshape(-1)
+    else:
+        devices = np.array(_numbers(ids)) if ids else np.arange(math.prod(shape.values()))
+    parts = [
+        (name.strip(" '\""), int(before or 1), int(before or 1) * int(size or shape[name.strip(" '\"")]))
+        for name, before, size in re.findall(r"([^,:]+)(?::\((\d+)\)(\d+))?", axes)
+    ]
+    dims: list[int] = []
+    grouped: list[int] = []
+    for name, size in shape.items():
+        own = [(first, end) for part, first, end in parts if part == name]
+        borders = sorted({1, size, *(border for part in own for border in part)})
+        for first, end in itertools.pairwise(borders):
+            if any(begin <= first and end <= until for begin, until in own):
+                grouped.append(len(dims))
+            dims.append(end // first)
+    others = [dim for dim in range(len(dims)) if dim not in grouped]
+    each = math.prod(dims[dim] for dim in grouped)
+    return devices.reshape(dims).transpose(others + grouped).reshape(-1, each)
+
+
+def _numbered(sizes: str, order: str | None) -> np.ndarray:
+    shape = _numbers(sizes)
+    return np.arange(math.prod(shape)).reshape(shape).transpose(_numbers(order) if order else None)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _listed(text: str) -> list[list[int]]:
+    return [_numbers(group) for group in re.findall(r"\{([\d, ]+)\}", text)]

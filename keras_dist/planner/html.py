@@ -1,7 +1,6 @@
-"""Reports as HTML: one page that needs nothing else, and fragments for notebooks.
+"""Reports as HTML: self-contained pages, and fragments for notebooks.
 
-A section is one function from the report to its heading and content, listed in `_SECTIONS`; one without content is left
-out.
+A section is a function from the report to heading, tier and content, in `_SECTIONS`. Empty sections are left out.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from keras_dist.planner.report import PlanReport
 
 _MOST_PICTURES = 24
-"""Of shards on one page."""
+"""Largest number of pictures of shards."""
 
 _LEAST_SHARE = 0.001
-"""Of all bytes: what has less is not drawn."""
+"""Smallest share of all bytes for which there is a picture."""
 
 _BAR_PIXELS = (520, 18, 30)
-"""Length of the longest bar, height, distance from one to the next."""
+"""Length of the longest bar, height, distance between bars."""
 
 _HUES = {
     "parameter": 212,
@@ -70,14 +69,14 @@ main details ul { margin: 4px 0 0; padding-left: 20px; columns: 2; }
 
 
 def write_page(report: PlanReport, path: str | os.PathLike[str]) -> None:
-    """Write `page_of(report)` to a file, in a job in its first process."""
+    """Write `page_of(report)` to a file, in the first process of a job."""
     place = pathlib.Path(check_path("path", path, "plan.html"))
     if is_chief():
         write_text(place, page_of(report))
 
 
 def page_of(report: PlanReport) -> str:
-    """Return a page on its own, which loads nothing and runs nothing."""
+    """Return a page without scripts, which loads nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     title = f"Plan of a train step on mesh {report.state.mesh.describe()}"
     return (
@@ -91,7 +90,7 @@ def page_of(report: PlanReport) -> str:
 
 
 def fragment_of(report: PlanReport) -> str:
-    """Return what a notebook shows."""
+    """Return the representation in notebooks."""
     return html_tables.fragment(
         html_tables.paragraph(f"Plan of a train step, {_subtitle(report)}"), _sections(report, "h4")
     )
@@ -128,7 +127,7 @@ def _card(value: str, label: str, tier: str) -> str:
 
 
 def _in_units(number: float) -> str:
-    """A large number with the letter of its power of a thousand, as `6.36 M`."""
+    """Format a large number with a unit prefix, as `6.36 M`."""
     for unit in ("", " K", " M", " G", " T"):
         if number < 999.5:
             return f"{number:.3g}{unit}"
@@ -154,7 +153,7 @@ def _mesh(report: PlanReport) -> tuple[str, str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Bar:
-    """A quantity: its name, how long its bar is, what is written beside it, its hue, or None for what is a bound."""
+    """A bar with its label and the text beside it; without a hue for a bound."""
 
     label: str
     amount: float
@@ -169,7 +168,6 @@ def _memory(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _target(report: PlanReport) -> tuple[str, str, str]:
-    """Whether it fits, beside the memory of a device, and the least time of a step."""
     verdict = report.verdict
     if verdict is None:
         return "Target", "", ""
@@ -196,7 +194,7 @@ def _bytes_bar(label: str, nbytes: int, tier: str, hue: int | None) -> _Bar:
 
 
 def _bars(bars: Sequence[_Bar]) -> str:
-    """Bars one below the other; those of bounds are hollow."""
+    """Draw bars one below the other; bars of bounds are hollow."""
     length, height, step = _BAR_PIXELS
     most = max((bar.amount for bar in bars), default=0) or 1
     left = max(190.0, *(len(bar.label) * 7.4 + 16 for bar in bars))
@@ -241,7 +239,6 @@ def _shards(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _activations(report: PlanReport) -> tuple[str, str, str]:
-    """Where activations live, and what brought each axis there."""
     lines = [
         (
             each.path,
@@ -258,12 +255,12 @@ def _activations(report: PlanReport) -> tuple[str, str, str]:
 
 
 def _rows(report: PlanReport) -> list[Row]:
-    """What is not a slot, in the order of the tables."""
+    """Return all rows but slots."""
     return [row for row in (*report.state.rows, *report.batch.rows) if row.role != "slot"]
 
 
 def _alike(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rows in groups of one shape, element type, role and layout, those with the most bytes first."""
+    """Group rows of one shape, element type, role and layout, those with the most bytes first."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.shape, str(row.dtype), row.role, row.axes), []).append(row)
@@ -274,7 +271,7 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
     first, *others = group
     picture = picture_of(first, report.state.mesh)
     listed = "".join(f"<li>{escaped(row.path)}</li>" for row in others)
-    more = f"<details><summary>and {len(others)} more that lie alike</summary><ul>{listed}</ul></details>"
+    more = f"<details><summary>and {len(others)} more with this layout</summary><ul>{listed}</ul></details>"
     rules = list(dict.fromkeys(row.rule or "none" for row in group))
     named = ", ".join(rules[:3]) + (f" and {len(rules) - 3} more" if len(rules) > 3 else "")
     text = (
@@ -289,7 +286,7 @@ def _picture(report: PlanReport, group: Sequence[Row]) -> str:
 
 def _layout(report: PlanReport) -> tuple[str, str, str]:
     slots = [row for row in report.state.rows if row.role == "slot"]
-    summary = f"{len(slots)} optimizer slots, of which most lie as what they belong to"
+    summary = f"{len(slots)} optimizer slots, most with the layouts of their parameters"
     more = f"<details><summary>{summary}</summary>{layout_html(slots)}</details>"
     return "Layout", "exact", layout_html(_rows(report)) + (more if slots else "")
 

@@ -1,4 +1,4 @@
-"""`LogicalRules`: layouts by what dims are, in the place of rules by paths."""
+"""`LogicalRules`: layouts by classes of dims, instead of paths."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ BATCH = "batch"
 class LogicalRules:
     """Mesh axes for classes of dims: `{"mlp": "model", "batch": "data"}`; see `dim_classes`.
 
-    Names that the model itself gives to dims, as `nnx.with_partitioning` and `sharding_names=` do, are names of the
-    classes in which they are.
+    A class that contains a dim with a name from the model, by `nnx.with_partitioning` or `sharding_names=`, has this
+    name.
 
     Args:
-        rules: for names of classes a mesh axis, several, or None for unsharded. Classes that are not named are whole on
-            each device.
+        rules: for names of classes a mesh axis, several, or None for unsharded. Other classes are unsharded.
 
     Raises:
-        DistributionError: `rules` is no dict of these.
+        DistributionError: `rules` is not such a dict.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -58,33 +57,33 @@ class LogicalRules:
     def layout_map(
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
     ) -> LayoutMap:
-        """Return the rules by paths for a model: those of repeated blocks as one regular expression.
+        """Return rules by paths for a model, with one regular expression for repeated blocks.
 
         Args:
             model_or_factory: as for `kd.plan`.
             batch: as for `kd.plan`.
-            mesh: the devices.
-            optimizer: in place of that of `compile`.
-            loss: in place of that of `compile`.
+            mesh: the mesh.
+            optimizer: replaces the optimizer of `compile`.
+            loss: replaces the loss of `compile`.
 
         Raises:
             DistributionError: a rule names an axis that the mesh does not have.
             LayoutError: a rule names a class that the model does not have.
 
         Warns:
-            LayoutWarning: the axes do not divide a dim of a class, which stays whole.
+            LayoutWarning: the axes do not divide a dim of a class; the dim stays unsharded.
         """
         return self.distribution(model_or_factory, batch, mesh, optimizer, loss).layout_map
 
     def distribution(
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
     ) -> ModelParallel:
-        """Return the distribution for a model, its batch over `batch`, by default the first axis; see `layout_map`."""
+        """Return the distribution for a model; see `layout_map`. The default axis of `batch` is the first."""
         mesh = check_mesh(mesh, DistributionError)
         return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
 
     def applied(self, classes: DimClasses, mesh: DeviceMesh) -> ModelParallel:
-        """Return the distribution for a model whose classes of dims are known; see `layout_map`."""
+        """Return the distribution for a model with known classes of dims; see `layout_map`."""
         for name, axes in self.rules.items():
             if name not in classes.logical_names:
                 _ = classes[name]
@@ -98,12 +97,12 @@ class LogicalRules:
 
 
 def axis_names_of(rules: Mapping[str, Axis], classes: DimClasses) -> dict[str, Axis]:
-    """The axes of the names that the model gives to dims, which are classes."""
+    """Return the axes of the names that the model gives to dims."""
     return {name: rules.get(name) for name in classes.logical_names}
 
 
 def layout_map_of(layouts: Mapping[str, Sequence[Axis]], classes: DimClasses, mesh: DeviceMesh) -> LayoutMap:
-    """The rules that give weights and inputs these layouts; other arrays follow, or have their batch dim sharded."""
+    """Return rules for the layouts of weights and inputs; other arrays have defaults."""
     weights = [row.path for row in classes.program.state.rows if row.role in ("parameter", "statistic")]
     rules = LayoutMap(mesh)
     for rule, axes in folded({path: layouts[path] for path in weights if path in layouts}, weights).items():
@@ -116,17 +115,14 @@ def layout_map_of(layouts: Mapping[str, Sequence[Axis]], classes: DimClasses, me
 
 
 def folded(layouts: Mapping[str, Sequence[Axis]], paths: Iterable[str]) -> dict[str, Sequence[Axis]]:
-    r"""Rules for layouts by path, with one regular expression for the same variable of all blocks: `blocks/\d+/kernel`.
+    r"""Return rules for layouts by path, with one regular expression for all blocks: `blocks/\d+/kernel`.
 
-    Args:
-        layouts: of some of the paths.
-        paths: all that the rules will see; those without a layout match none of the rules.
+    Paths without a layout match none of the rules.
     """
     alike: dict[str, list[str]] = {}
     for path in paths:
-        alike.setdefault(
-            "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in path.split("/")), []
-        ).append(path)
+        rule = "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in path.split("/"))
+        alike.setdefault(rule, []).append(path)
     rules: dict[str, Sequence[Axis]] = {}
     for rule, members in alike.items():
         found = {tuple(layouts[path]) if path in layouts else None for path in members}
@@ -138,7 +134,7 @@ def folded(layouts: Mapping[str, Sequence[Axis]], paths: Iterable[str]) -> dict[
 
 
 def warn_of_unsharded(left: Sequence[Unsharded]) -> None:
-    """Say which dims stay whole although their class is sharded."""
+    """Warn of dims that stay unsharded although their class is sharded."""
     if left:
         listed = "; ".join(str(each) for each in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
         warnings.warn(f"not sharded: {listed}", LayoutWarning, stacklevel=frames_inside())

@@ -1,4 +1,4 @@
-"""Where the activations of a step live, and which rule, variable or constraint made it so."""
+"""Layouts of the activations of a step, each with the rule, variable or constraint that it comes from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from keras_dist.distribution.mesh import axis_tuple
 from keras_dist.distribution.plan import Row
 from keras_dist.planner.sharded_module import (
     ShardedModule,
-    layer_of,
-    layers_of,
+    layer_in,
+    layers_in,
     name_of,
     operations_in,
     text_of,
@@ -31,14 +31,14 @@ _NAME, _ORIGINS, _BACKWARD = "sdy.sharding_origin_name", "sdy.sharding_origins",
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """What a submodule returns in the forward pass of a step.
+    """The output of a submodule in the forward pass of a step.
 
     Attributes:
-        path: `<path of the submodule>/output`, as layout rules name it.
-        shape: its dims; in a loop those of one turn.
-        dtype: its element type, in the terms of StableHLO.
+        path: `<path of the submodule>/output`, as in layout rules.
+        shape: global shape; in a loop the shape in one turn.
+        dtype: element type in StableHLO.
         axes: for each dim the mesh axis, several axes, or None.
-        origins: for each of these axes of the mesh a chain: what brought it here, what decided that, ...
+        origins: for each axis of the mesh a chain of reasons: the array it comes from, and the rule that decided.
         nbytes_per_device: bytes of one device's shard.
     """
 
@@ -51,7 +51,7 @@ class Activation:
 
 
 def activations(program: StepProgram) -> tuple[Activation, ...]:
-    """Return what the submodules of a step return, in the order of the forward pass, as Shardy propagates layouts.
+    """Return the outputs of the submodules of a step in the order of the forward pass, with Shardy's layouts.
 
     Source: https://openxla.org/shardy, the option `debug-sharding-origins`.
     """
@@ -59,8 +59,6 @@ def activations(program: StepProgram) -> tuple[Activation, ...]:
 
 
 class _Origins:
-    """The layouts in a step, with the origin of each axis."""
-
     def __init__(self, program: StepProgram) -> None:
         self._program = program
         self._rows = {row.path: row for row in (*program.state.rows, *program.batch.rows)}
@@ -73,7 +71,7 @@ class _Origins:
         for function in self._module.functions.values():
             for operation in operations_in(function):
                 if _NAME in operation.attributes:
-                    place = weight_in(name_of(operation)), layer_of(operation)
+                    place = weight_in(name_of(operation)), layer_in(name_of(operation))
                     self._constraints[text_of(operation.attributes[_NAME])] = place
         self._visit(self._body("main"), [])
         return tuple(self._activation(f"{layer}/output", value) for layer, value in self._outputs.items())
@@ -82,18 +80,18 @@ class _Origins:
         return self._module.functions[function].regions[0].blocks[0]
 
     def _visit(self, block: Any, around: list[str]) -> None:
-        """Note the last value of each submodule that leaves it, in the order in which the operations run."""
+        """Note the last value of each submodule that is used outside, in the order of execution."""
         for operation in block.operations:
             operation = operation.operation
             if _BACKWARD in name_of(operation):
                 continue
-            layers = [*around, *layers_of(operation)]
+            layers = [*around, *layers_in(name_of(operation))]
             if operation.name == "func.call":
                 self._visit(self._body(text_of(operation.attributes["callee"])), layers)
             elif operation.name == "stablehlo.while":
                 self._visit(operation.regions[1].blocks[0], layers)
             for value in operation.results if layers else ():
-                users = [[*around, *layers_of(use.owner.operation)] for use in value.uses]
+                users = [[*around, *layers_in(name_of(use.owner.operation))] for use in value.uses]
                 for layer in dict.fromkeys(layers):
                     if any(layer not in user for user in users) and hasattr(value.type, "element_type"):
                         self._outputs.pop(layer, None)
@@ -108,7 +106,7 @@ class _Origins:
         return Activation(path, shape, kind, axes, chains, self._module.nbytes(value))
 
     def _origins_of(self, value: Any) -> dict[str, str]:
-        """For each axis of the mesh what brought it to a value, in the terms of Shardy."""
+        """Return, for each axis of the mesh, Shardy's origin of the axis in the layout of a value."""
         attributes = value.owner.attributes
         if _ORIGINS not in attributes:
             return {}
@@ -138,15 +136,15 @@ class _Origins:
     def _because(self, path: str) -> tuple[str, ...]:
         row = self._rows.get(path)
         if row is None:
-            return ("what metrics accumulate",)
+            return ("the state of a metric",)
         followed = (row.rule or "").removeprefix(_FOLLOWS).partition(", ")[0]
-        if row.role == "slot" and followed in self._rows:  # whose layout is the reason for that of the slot
+        if row.role == "slot" and followed in self._rows:
             path, row = followed, self._rows[followed]
-        return (path, said_of(row, self._rules))
+        return (path, reason_of(row, self._rules))
 
 
-def said_of(row: Row, rules: Container[str] | None) -> str:
-    """What decided the layout of a row, as text."""
+def reason_of(row: Row, rules: Container[str] | None) -> str:
+    """Return the reason of the layout of a row, as text."""
     if row.rule is None:
         return "no rule"
     first, comma, others = row.rule.partition(", ")

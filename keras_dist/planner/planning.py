@@ -1,4 +1,4 @@
-"""`plan`: what a train step needs, before it runs, on devices that need not exist."""
+"""`plan`: memory, communication and time of a train step, before it runs, on devices that need not exist."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def plan(
     compiles: bool = True,
     timeout_seconds: float = 600,
 ) -> PlanReport:
-    """Say where the arrays of a train step would live, what it would move between devices, and what it costs.
+    """Report the layouts of a train step, its communication, and its costs.
 
     Nothing is allocated or run, and the devices of the mesh need not exist: a model may be far larger than this
-    machine. Each figure of the report says from which of three tiers it is: *exact*, from the layout plan;
-    *propagated*, from the lowered step as JAX's partitioner Shardy understands it; *compiled*, from what XLA makes of
-    it for a target.
+    machine. The report labels each figure with one of three tiers: *exact*, from the layout plan; *propagated*, from
+    JAX's partitioner Shardy, applied to the lowered step; *compiled*, from XLA's program for a target.
 
     Args:
-        model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`, whose weights are not looked at; or what makes
-            one: `factory()`, which is called under the distribution, or `factory(rngs=rngs)`.
+        model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`, whose weights are not read; or a factory:
+            `factory()`, which is called under the distribution, or `factory(rngs=rngs)`.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-        distribution: by default that of the model, else the current one.
-        optimizer: in place of that of `compile`; without any `"adam"`, and the report says so.
-        loss: in place of that of `compile`; without any the mean square of the outputs, and the report says so.
-        target: the machine it is meant for, such as `"v5p:4x4x4"`; see `planner.target`. The report says then whether
-            the step fits and how long it takes at least. Without a distribution, data parallel on all of its devices.
-        compiles: whether the step is compiled for the target, in a process of its own; needs the extra `tpu` or `cuda`,
-            without which the other tiers remain.
-        timeout_seconds: after which compiling is given up; the other tiers remain.
+        distribution: by default the distribution of the model, else the current one.
+        optimizer: replaces the optimizer of `compile`. Default without `compile`: `"adam"`, as the report notes.
+        loss: replaces the loss of `compile`. Default without `compile`: the mean square of the outputs, as the report
+            notes.
+        target: the machine to plan for, such as `"v5p:4x4x4"`; see `planner.target`. The report then has the least time
+            of a step, and whether it fits. The default distribution is data parallel on all devices of the target.
+        compiles: whether the step is compiled for the target, in a separate process. This needs the extra `tpu` or
+            `cuda`; without it the report has the other tiers.
+        timeout_seconds: longest compilation; then the report has the other tiers [s].
 
     Raises:
-        ConfigError: the target is none.
-        DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
+        ConfigError: `target` is not a machine.
+        DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the layout rules cannot be applied.
-        MeshError: the mesh has another number of devices than the target.
-        ModelError: there is no model, or it does not take the batch.
+        MeshError: the mesh and the target have different numbers of devices.
+        ModelError: there is no model, or it does not accept the batch.
 
     Example:
         >>> import jax, keras_dist as kd
@@ -75,28 +75,19 @@ def plan(
         True
     """
     machine = None if target is None else as_target(target)
-    if machine is not None and distribution is None and not _has_place(model_or_factory):
+    is_placed = isinstance(model_or_factory, Traceable) or current_distribution() is not None
+    if machine is not None and distribution is None and not is_placed:
         distribution = DataParallel(DeviceMesh({"batch": machine.device_count}, devices=devices(machine)))
     platform = None if machine is None else machine.platform
     program = trace_step(model_or_factory, batch, distribution, optimizer, loss, platform=platform)
     step = propagate(program.lowered)
-    problems = (
-        *program.state.problems,
-        *hidden_reshards(step, functools.partial(remedy, program), _rule_of(program.distribution)),
-    )
+    rules = program.distribution.layout_map
+    rule_of: Callable[[str], str | None] = (lambda path: None) if rules is None else rules.match
+    reshards = hidden_reshards(step, functools.partial(remedy, program), rule_of)
+    problems = (*program.state.problems, *reshards)
     verdict, theory = None, theory_of(program.state, program.distribution)
     if machine is not None:
         verdict = judge(program, step, machine, compiles=compiles, timeout_seconds=timeout_seconds)
     return PlanReport(
         program.state, program.batch, step, activations(program), problems, program.assumed, verdict, theory
     )
-
-
-def _has_place(model_or_factory: Any) -> bool:
-    """Whether something says already on which devices a model is to live."""
-    return isinstance(model_or_factory, Traceable) or current_distribution() is not None
-
-
-def _rule_of(distribution: Distribution) -> Callable[[str], str | None]:
-    rules = distribution.layout_map
-    return (lambda path: None) if rules is None else rules.match

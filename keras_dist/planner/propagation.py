@@ -1,4 +1,4 @@
-"""What Shardy, JAX's partitioner, makes of a lowered step: which collectives it needs, and where its arrays lie.
+"""`propagate`: the collectives and costs of a lowered step, found by JAX's partitioner Shardy.
 
 Nothing is compiled, and no device is needed: a step on a mesh of a thousand devices takes milliseconds.
 """
@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -20,7 +20,6 @@ from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
     layer_in,
-    layer_of,
     name_of,
     operations_in,
     text_of,
@@ -34,28 +33,28 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "coll
 _TO_RESHARDS = "sdy-propagation-pipeline,func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _TO_COLLECTIVES = "func.func(sdy-reshard-to-collectives)"
 _MOST_USERS = 32
-"""How many operations are asked for the submodule that needs an array."""
+"""Number of operations that are searched for the submodule that needs an array."""
 _SEPARATOR, _ASKED, _CONSTRAINT = " for ", "asked", "sharding_constraint"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """An exchange between devices that a step needs.
+    """A collective of a step.
 
     Attributes:
-        kind: which one, in the terms of StableHLO.
-        axes: the axes of the mesh along which devices exchange, in the order of the mesh.
-        nbytes: bytes of the larger of what a device gives and what it has afterwards, once.
-        turns: how often a step runs it; 0 where a loop's number of turns is not known, which then counts as one.
-        layer: path of the submodule that made the array, where the step was lowered with their names; else empty.
-        operation: the operation of JAX that made it, as `dot_general`.
-        needed_by: path of the submodule that needs it elsewhere; empty for reductions, and where it is not known.
+        kind: name of the collective in StableHLO.
+        axes: axes of the mesh along which devices exchange, in the order of the mesh.
+        nbytes: bytes of the larger of operand and result on one device, in one turn.
+        turns: number of executions in a step; 0 in a loop of unknown length, which is taken as 1.
+        layer: path of the submodule that computed the operand; empty if not known.
+        operation: the operation of JAX that computed the operand, as `dot_general`.
+        needed_by: path of the submodule that needs the result; empty for reductions, and if not known.
         is_asked: whether a constraint in the program asks for it: a layout rule of an activation, the gathered weights
-            of a fully sharded layout, `jax.lax.with_sharding_constraint` in a module; reductions always are.
-        weight: path of the weight that is gathered where it is computed with; empty for any other array.
-        is_joined: whether its result is only added to that of one before it: for TPUs and GPUs XLA makes one of both.
-        places: of one of the groups of devices that exchange, the positions in the mesh, row by row; empty where it is
-            all of those along `axes`. Compiled programs divide axes, as in exchanges inside of slices and over them.
+            of a fully sharded layout, or `jax.lax.with_sharding_constraint`. True for all reductions.
+        weight: path of the weight that is gathered; empty for any other array.
+        is_joined: whether its result is only added to an earlier reduction; on TPUs and GPUs XLA combines the two.
+        places: positions in the mesh of the first group of devices; empty for groups of all devices along `axes`.
+            Compiled programs may split axes, into exchanges inside of slices and over slices.
     """
 
     kind: Kind
@@ -78,16 +77,15 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Propagated:
-    """What is known of a step before it is compiled.
+    """Figures of a step before compilation, of one device.
 
     Attributes:
-        collectives: the exchanges, in program order.
-        flops: of multiplications of matrices and convolutions on one device, two for each product.
-        dtype: the element type in which most of them are computed; empty where there are none.
-        accessed_nbytes: bytes that one device reads and writes: arguments and results of the step, operands and results
-            of these operations. An estimate, as if all others were fused into them.
-        activation_nbytes: the most bytes of intermediate results on one device at once, if no operation is fused
-            into another: an upper bound of what the step needs, to which XLA's own copies and padding are added.
+        collectives: the collectives, in program order.
+        flops: FLOPs of matrix multiplications and convolutions, two for each product.
+        dtype: element type of most of these FLOPs; empty without any.
+        accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
+            multiplications and convolutions: an estimate that takes all other operations as fused.
+        activation_nbytes: peak bytes of intermediate results without fusion, and without XLA's copies and padding.
     """
 
     collectives: tuple[Collective, ...]
@@ -97,24 +95,29 @@ class Propagated:
     activation_nbytes: int
 
     def nbytes_by_axes(self) -> dict[tuple[Kind, tuple[str, ...]], int]:
-        """Bytes of a step by kind and axes of the mesh."""
-        found: collections.Counter[tuple[Kind, tuple[str, ...]]] = collections.Counter()
-        for collective in self.collectives:
-            found[collective.kind, collective.axes] += collective.nbytes_per_step
-        return dict(found)
+        """Return the bytes of a step by kind and axes of the mesh."""
+        return nbytes_by_axes(self.collectives)
+
+
+def nbytes_by_axes(collectives: Iterable[Collective]) -> dict[tuple[Kind, tuple[str, ...]], int]:
+    """Return the bytes of a step by kind and axes of the mesh."""
+    found: collections.Counter[tuple[Kind, tuple[str, ...]]] = collections.Counter()
+    for collective in collectives:
+        found[collective.kind, collective.axes] += collective.nbytes_per_step
+    return dict(found)
 
 
 def propagate(lowered: jax.stages.Lowered) -> Propagated:
-    """Propagate the layouts of a step's arguments and results through it.
+    """Propagate the layouts of arguments and results through a step.
 
-    Both branches of a `jax.lax.cond` count. What XLA exchanges within an operation does not, as the borders of split
-    images and shifts along a split dim; nor do collectives that a function calls itself, as in `jax.shard_map`.
+    Both branches of a `jax.lax.cond` count. Exchanges within an operation are not included, such as the borders of
+    sharded images and shifts along a sharded dim; nor are collectives that a function calls, as in `jax.shard_map`.
 
     Args:
-        lowered: a program that is lowered for arguments with shardings, on a mesh of devices or an abstract one.
+        lowered: a program, lowered for arguments with shardings on a mesh of devices or an abstract mesh.
 
     Raises:
-        ModelError: it is not a lowered program.
+        ModelError: `lowered` is not a lowered program.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -132,12 +135,9 @@ def propagate(lowered: jax.stages.Lowered) -> Propagated:
 
 
 def propagate_module(operation: Any) -> Propagated:
-    """As `propagate`, for the operation of a module, whose arguments have shardings; it is changed.
-
-    The pass that makes collectives of reshards tells them apart by their locations alone, so that these say first
-    which operation needs a reshard, and whether a constraint of the program asks for it.
-    """
+    """Propagate layouts through the operation of a module, whose arguments have shardings, and change it."""
     shardy.run_passes(operation, _TO_RESHARDS)
+    # the next pass keeps nothing but locations: they note who needs a reshard, and whether a constraint asks for it
     functions = ShardedModule(operation).functions
     for inner in operations_in(operation):
         if inner.name == "sdy.reshard":
@@ -151,7 +151,7 @@ def propagate_module(operation: Any) -> Propagated:
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
-    """The name of the operation that needs a reshard, and whether a constraint of the program is the reason."""
+    """Return the name of the operation that needs a reshard, and whether a constraint is the reason."""
     users = [use.owner.operation for use in reshard.results[0].uses]
     asking = [each for each in (reshard, *users) if name_of(each).endswith(_CONSTRAINT)]
     for count, user in enumerate(users := [*asking, *users]):
@@ -163,7 +163,7 @@ def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
-    """The name of an operation; of a loop or a call that of the first inside of it that is in a submodule."""
+    """Return the name of an operation; for a loop or call, of its first operation in a submodule."""
     if layer_in(name_of(operation)):
         return name_of(operation)
     for inner in operations_in(operation) if operation.name in ("stablehlo.while", "func.call", "func.func") else ():
@@ -176,14 +176,14 @@ def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass
 class _Costs:
-    """Of a region: `peak` counts what is made inside of it, without its arguments."""
+    """Costs of a region; `peak` is without its arguments."""
 
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
     peak: int = 0
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
-    """For values that are the result of an all-reduce, or a sum of such, the index of the first of them."""
+    """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
     def add(self, other: _Costs, turns: int, layer: str = "") -> None:
         self.accessed += other.accessed * max(turns, 1)
@@ -195,21 +195,19 @@ class _Costs:
 
 
 class _Program:
-    """The costs of a module after Shardy's passes."""
-
     def __init__(self, module: ShardedModule) -> None:
         self._module = module
         self._known: dict[str, _Costs] = {}
 
     @property
     def nbytes_of_interface(self) -> int:
-        """Bytes of the arguments and results of the whole program."""
+        """Bytes of the arguments and results of the program."""
         block = self._module.functions["main"].regions[0].blocks[0]
         results = list(block.operations)[-1].operation.operands
         return sum(map(self._module.nbytes, (*block.arguments, *results)))
 
     def costs_of(self, function: str) -> _Costs:
-        """The costs of one call of a function."""
+        """Return the costs of one call of a function."""
         if function not in self._known:
             self._known[function] = self._costs(self._module.functions[function].regions[0].blocks[0])
         return self._known[function]
@@ -245,18 +243,18 @@ class _Program:
             costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
         elif operation.name == "func.call":
             called = self.costs_of(text_of(operation.attributes["callee"]))
-            costs.add(called, 1, layer_of(operation))
+            costs.add(called, 1, layer_in(name_of(operation)))
             return called.peak
         elif operation.name not in _REDUCTIONS:
             turns = _turns(operation) if operation.name == "stablehlo.while" else 1
             bodies = [self._costs(block) for region in operation.regions for block in region.blocks]
             for body in bodies:
-                costs.add(body, turns, layer_of(operation))
+                costs.add(body, turns, layer_in(name_of(operation)))
             return max((body.peak for body in bodies), default=0)
         return 0
 
     def _join(self, addition: Any, costs: _Costs) -> None:
-        """Note that of two all-reduces whose results are only added XLA makes one, of the sum."""
+        """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
         if any(value not in costs.reduced or len(list(value.uses)) > 1 for value in addition.operands):
             return
         first, last = sorted(costs.reduced[value] for value in addition.operands)
@@ -306,7 +304,7 @@ _ALIASES = (
     "stablehlo.reshape",
     "stablehlo.optimization_barrier",
 )
-"""Operations whose results take no memory of their own: those of a loop are where its arguments are."""
+"""Operations whose results take no memory; the results of a loop reuse the memory of its arguments."""
 _ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
 _REDUCTIONS = (
     "stablehlo.reduce",
@@ -315,11 +313,11 @@ _REDUCTIONS = (
     "stablehlo.select_and_scatter",
     "stablehlo.sort",
 )
-"""Operations whose regions say what is done to two numbers."""
+"""Operations whose regions combine two scalars."""
 
 
 def _last_uses(block: Any) -> dict[Any, int]:
-    """For each value that the operations of a block use, those inside of them included, the index of the last one."""
+    """Return the index of the last operation of a block that uses a value, also in its regions."""
     found: dict[Any, int] = {}
     for index, operation in enumerate(block.operations):
         for inner in operations_in(operation.operation):
@@ -328,7 +326,7 @@ def _last_uses(block: Any) -> dict[Any, int]:
 
 
 def _turns(loop: Any) -> int:
-    """How often a loop that counts from a constant to another one runs, as those of `jax.lax.scan`; 0 where unknown."""
+    """Return the number of turns of a loop that counts between constants, as in `jax.lax.scan`; 0 if unknown."""
     condition, body = (region.blocks[0] for region in loop.regions)
     compared = next((op.operation for op in condition.operations if op.operation.name == "stablehlo.compare"), None)
     if compared is None or "LT" not in str(compared.attributes["comparison_direction"]):
@@ -345,7 +343,7 @@ def _turns(loop: Any) -> int:
 
 
 def _constant(value: Any) -> int | None:
-    """The number that a value is; None where it is no constant."""
+    """Return the integer of a constant, else None."""
     if is_argument(value.owner) or not value.owner.operation.name.endswith(".constant"):
         return None
     found = re.search(r"dense<(-?\d+)>", str(value.owner.operation.attributes["value"]))

@@ -1,4 +1,4 @@
-"""`PlanReport`: what is known of a train step before it runs, each figure under the name of where it comes from."""
+"""`PlanReport`: the figures of a planned train step, each with its tier."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -25,18 +25,18 @@ _MOST_LINES = 20
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PlanReport:
-    """Where the state of a train step lives, and what one step moves and computes. Printing it gives tables.
+    """Layouts, communication and costs of a train step. Printing it shows tables.
 
     Attributes:
-        state: *exact*: where each array of the state lives: parameters, statistics, optimizer slots.
-        batch: *exact*: where each array of the batch lives.
-        step: *propagated*: what Shardy, JAX's partitioner, finds in the step. XLA's program moves the same bytes under
+        state: *exact*: layouts of parameters, statistics and optimizer slots.
+        batch: *exact*: layouts of the batch.
+        step: *propagated*: collectives and costs by JAX's partitioner Shardy. XLA's program moves the same bytes under
             data and tensor parallelism, ZeRO-1, and fully sharded layouts; under other rules it may differ.
-        activations: *propagated*: where what the submodules return lives, and why.
-        problems: rules without effect, and hidden reshards: what no rule says and the step moves all the same.
-        assumed: what was not given and is assumed of the step.
-        verdict: whether it fits on the target, and how long a step takes there; None without a target.
-        theory: *exact*: bytes that the layouts of weights alone make a step move, by kind and axes of the mesh.
+        activations: *propagated*: layouts of the outputs of submodules, and their reasons.
+        problems: rules without effect, and hidden reshards, which no rule asks for.
+        assumed: assumptions about the step, such as a default optimizer.
+        verdict: whether the step fits on the target, and its least time there; None without a target.
+        theory: *exact*: bytes moved because of the layouts of weights alone, by kind and axes of the mesh.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -59,7 +59,7 @@ class PlanReport:
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
-        """Bytes of state and batch on each device, by role. *Exact*."""
+        """Bytes of state and batch per device, by role. *Exact*."""
         found: collections.Counter[str] = collections.Counter()
         for row in (*self.state.rows, *self.batch.rows):
             found[row.role] += row.nbytes_per_device
@@ -67,16 +67,19 @@ class PlanReport:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits on the target; None without a target, or where only compiling tells."""
+        """Whether the step fits on the target; None if not known: without a target, or before compilation."""
         return None if self.verdict is None else self.verdict.fits
 
     @property
     def exit_code(self) -> int:
-        """1 where the step does not fit on the target, else 0: for programs that plan."""
+        """Exit code for scripts: 1 if the step does not fit on the target, else 0."""
         return int(self.fits is False)
 
     def explain(self, path: str) -> Explanation:
         """Explain the layout of a variable, slot or input, or of an activation, `<layer>/output`.
+
+        Args:
+            path: path of the array.
 
         Raises:
             LayoutError: the step has no such array.
@@ -106,10 +109,10 @@ class PlanReport:
         return json.dumps(self.to_dict(), indent=2, default=list)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as one page of HTML with pictures, which loads nothing from elsewhere.
+        """Write the report as a self-contained page of HTML with pictures.
 
         Args:
-            path: of the file. In a job of several processes, the first one writes it.
+            path: path of the file. In a job of several processes, the first one writes it.
 
         Raises:
             ModelError: `path` is not a path.
@@ -118,10 +121,10 @@ class PlanReport:
         html.write_page(self, path)
 
     def compare(self, other: PlanReport) -> Comparison:
-        """Return what changes from this report to another one.
+        """Return the changes from this report to another one.
 
         Args:
-            other: a report, of the same model or of another one.
+            other: a report of the same model or of another one.
 
         Raises:
             ModelError: `other` is not a report.
@@ -144,53 +147,20 @@ class PlanReport:
         return html.fragment_of(self)
 
     def __str__(self) -> str:
-        mesh = self.state.mesh.describe()
+        mesh, step = self.state.mesh.describe(), self.step
         lines = [(f"bytes of role {role}", "exact", render_bytes(n)) for role, n in self.nbytes_by_role.items()]
-        upper = render_bytes(self.step.activation_nbytes)
-        lines.append(("bytes of intermediate results", "propagated", f"about {upper}"))
-        lines.append(("FLOPs of a step", "propagated", f"{self.step.flops:,}"))
+        lines.append(("bytes of intermediate results", "propagated", f"about {render_bytes(step.activation_nbytes)}"))
+        lines.append(("FLOPs of a step", "propagated", f"{step.flops:,}"))
         if compiled := self.verdict and self.verdict.compiled:
             lines.append(("bytes of intermediate results", "compiled", render_bytes(compiled.temp_nbytes)))
             lines.append(("bytes at the peak", "compiled", render_bytes(compiled.peak_nbytes)))
             lines.append(("FLOPs of a step", "compiled", f"{compiled.flops:,}"))
         headers = ("figure", "from", "of one device")
         sizes = Table(f"Each of the devices of mesh {mesh}", headers, headers[2:], rows=[*lines])
-        rows = [row for row in self.state.rows if row.role != "slot"]  # which lie as what they belong to
-        rows += self.batch.rows
-        notes = [] if self.verdict is None else [str(self.verdict)]
-        fixes = [None, *(each.fix for each in self.problems)]
-        for each, before in zip(self.problems, fixes, strict=False):
-            notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
-        notes += [f"assumed: {text}" for text in self.assumed]
-        tables = [layout_table(rows, f"Layout on mesh {mesh} (exact)"), sizes, self._moved(), *self._differences()]
-        return render(*tables, *notes)
-
-    def _differences(self) -> Iterator[Table]:
-        """What theory, Shardy and XLA say of the bytes that a step moves, and by how much the latter differ."""
-        if lines := self.difference_lines():
-            headers = html.DIFFERENCE_HEADERS
-            yield Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])
-
-    def difference_lines(self) -> list[tuple[str, ...]]:
-        """Kind, axes, bytes in theory, propagated and compiled ones of collectives, and the difference of these two."""
-        compiled = self.verdict and self.verdict.compiled
-        real = compiled.nbytes_by_axes() if compiled and not compiled.note else None
-        said = self.step.nbytes_by_axes()
-        lines: list[tuple[str, ...]] = []
-        for key in sorted({*self.theory, *said, *(real or ())}):
-            one, other = said.get(key, 0), None if real is None else real.get(key, 0)
-            theory = render_bytes(self.theory[key]) if key in self.theory else "-"
-            line = key[0], ", ".join(key[1]), theory, render_bytes(one)
-            if other is None:
-                lines.append((*line, "-", "-"))
-                continue
-            differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
-            lines.append((*line, render_bytes(other), differs))
-        return lines
-
-    def _moved(self) -> Table:
+        rows = [row for row in self.state.rows if row.role != "slot"]  # slots mostly have the layout of their parameter
+        layouts = layout_table([*rows, *self.batch.rows], f"Layout on mesh {mesh} (exact)")
         *lines, total = self.collective_lines()
-        return Table(
+        moved = Table(
             "Collectives of a step (propagated)",
             html.COLLECTIVE_HEADERS,
             numbers=("turns", "bytes"),
@@ -198,9 +168,35 @@ class PlanReport:
             rows=[*lines],
             totals=[total],
         )
+        headers, lines = html.DIFFERENCE_HEADERS, self.difference_lines()
+        compared = [Table("Bytes of collectives of a step", headers, numbers=headers[2:], rows=[*lines])] * bool(lines)
+        notes = [] if self.verdict is None else [str(self.verdict)]
+        fixes = [None, *(each.fix for each in self.problems)]
+        for each, before in zip(self.problems, fixes, strict=False):
+            notes.append(f"warning: {each.summary} ({each.given})" + ("" if each.fix == before else f": {each.fix}"))
+        notes += [f"assumed: {text}" for text in self.assumed]
+        return render(layouts, sizes, moved, *compared, *notes)
+
+    def difference_lines(self) -> list[tuple[str, ...]]:
+        """Return lines of kind, axes, bytes in theory, propagated and compiled, and the difference of the last two."""
+        compiled = self.verdict and self.verdict.compiled
+        real = compiled.nbytes_by_axes() if compiled and not compiled.note else None
+        propagated = self.step.nbytes_by_axes()
+        lines: list[tuple[str, ...]] = []
+        for key in sorted({*self.theory, *propagated, *(real or ())}):
+            one = propagated.get(key, 0)
+            theory = render_bytes(self.theory[key]) if key in self.theory else "-"
+            line = key[0], ", ".join(key[1]), theory, render_bytes(one)
+            if real is None:
+                lines.append((*line, "-", "-"))
+                continue
+            other = real.get(key, 0)
+            differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
+            lines.append((*line, render_bytes(other), differs))
+        return lines
 
     def collective_lines(self) -> list[tuple[str, ...]]:
-        """Kind, axes, layer, operation, turns and bytes of the collectives, the largest first; last the total."""
+        """Return lines of kind, axes, layer, operation, turns and bytes of collectives; the last line is the total."""
         grouped: dict[tuple[str, ...], list[int]] = {}
         for each in self.step.collectives:
             key = each.kind, ", ".join(each.axes), each.layer or "-", each.operation

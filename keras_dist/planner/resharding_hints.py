@@ -1,4 +1,4 @@
-"""The rules that end hidden reshards: dims that belong together, and of which a layout shards some, sharded alike."""
+"""Rules that avoid hidden reshards, by sharding all dims of a class alike."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ _MOST_RULES = 4
 
 
 def remedy(program: StepProgram, axis: str) -> str | None:
-    """Return the rules that let the step move the fewest bytes, as code; None where no such rules move fewer.
+    """Return rules, as code, with which the step moves fewer bytes over an axis with hidden reshards, or None.
 
-    Tried are layouts in which all dims of one class lie over the axis, of those classes of which some do and some do
-    not; only if none of them moves fewer bytes, that in which none of these do. Each is propagated.
-
-    Args:
-        program: the step.
-        axis: of the mesh, over which it has hidden reshards.
+    The candidates are classes of dims that the axis shards only in part. Each candidate shards one of these classes
+    completely, and no other. If none moves fewer bytes, the layout that shards no such class is tried.
     """
     classes = classes_of(program)
     rows = {row.path: row for row in program.state.rows if row.role in ("parameter", "statistic")}
@@ -54,7 +50,7 @@ def _told(changed: Mapping[str, Sequence[Axis]], moved: int, before: int) -> str
 
 
 def _is_divided(each: DimClass, layouts: Mapping[str, tuple[Axis, ...]], axis: str, size: int) -> bool:
-    """Whether some dims of a class lie over the axis, and others could."""
+    """Whether the axis shards some dims of a class, and could shard the others."""
     found = {axis in axis_tuple(layouts[path][dim]) for path, dim in each.members if path in layouts}
     return found == {True, False} and not each.size % size
 
@@ -62,7 +58,7 @@ def _is_divided(each: DimClass, layouts: Mapping[str, tuple[Axis, ...]], axis: s
 def _changed(
     chosen: DimClass | None, divided: Sequence[DimClass], layouts: Mapping[str, tuple[Axis, ...]], axis: str
 ) -> Layouts:
-    """The layouts that change when of some classes this one alone, or none, lies over the axis."""
+    """Return the layouts that change if the axis shards the `chosen` one of the classes alone, or none."""
     wanted = {} if chosen is None else {path: dim for path, dim in chosen.members if path in layouts}
     others = [path for each in divided for path, _ in each.members if path in layouts]
     after = {path: _over(layouts[path], axis, wanted.get(path)) for path in dict.fromkeys((*wanted, *others))}
@@ -70,7 +66,7 @@ def _changed(
 
 
 def _over(axes: tuple[Axis, ...], axis: str, dim: int | None) -> tuple[Axis, ...]:
-    """A layout with this dim, or none, over the axis."""
+    """Return a layout that shards this dim, or none, over the axis."""
     kept = [tuple(name for name in axis_tuple(each) if name != axis) for each in axes]
     if dim is not None:
         kept[dim] = (*kept[dim], axis)

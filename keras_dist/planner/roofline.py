@@ -1,21 +1,17 @@
-"""How long a step takes at least on a machine: its arithmetic, its memory and its wires, each at its peak.
+"""Least time of a step on a machine, from its FLOPs, memory traffic and collectives, each at peak rate.
 
-Bandwidth alone counts, latency does not: times of small exchanges are too small.
+Latency is not modelled: times of small collectives are too small.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_axis_sizes,
-    check_number,
-    check_option,
-)
+from keras_dist._support.arguments import argument_error, check_axis_sizes, check_number, check_option
 from keras_dist.errors import MeshError
 from keras_dist.planner.propagation import Collective, Kind
 from keras_dist.planner.targets import Place, Target, as_target, places_in_mesh
@@ -25,12 +21,12 @@ Axes = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """The times that a step takes at least, each at the peak of what it is limited by.
+    """Least times of the parts of a step [s].
 
     Attributes:
-        compute_seconds: multiplications of matrices.
-        memory_seconds: reading and writing memory.
-        communication_seconds: exchanges, by the axes of the mesh along which they go, one after the other.
+        compute_seconds: matrix multiplications and convolutions.
+        memory_seconds: reads and writes of memory.
+        communication_seconds: collectives, one after the other, by axes of the mesh.
     """
 
     compute_seconds: float
@@ -39,25 +35,30 @@ class Roofline:
 
     @property
     def seconds_by_resource(self) -> dict[str, float]:
-        """Seconds of each: `compute`, `memory`, and `communication over data` for each axis."""
+        """Seconds of `compute`, `memory`, and `communication over data` for each axis."""
         over = {f"communication over {', '.join(axes)}": time for axes, time in self.communication_seconds.items()}
         return {"compute": self.compute_seconds, "memory": self.memory_seconds, **over}
 
     @property
     def bottleneck(self) -> str:
-        """What takes longest, as `seconds_by_resource` names it."""
+        """The key of the largest value of `seconds_by_resource`."""
         times = self.seconds_by_resource
         return max(times, key=lambda name: times[name])
 
     @property
     def step_seconds(self) -> float:
-        """`max(compute, memory, sum of communication)`: a step in which all that can overlap does. A lower bound."""
+        """`max(compute, memory, sum of communication)`: a lower bound, with full overlap."""
         return max(self.compute_seconds, self.memory_seconds, sum(self.communication_seconds.values()))
 
     @property
     def serial_step_seconds(self) -> float:
-        """`max(compute, memory) + sum of communication`: a step that waits for each exchange."""
+        """`max(compute, memory) + sum of communication`: the time of a step that waits for each collective."""
         return max(self.compute_seconds, self.memory_seconds) + sum(self.communication_seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the times as plain values for JSON."""
+        names = ("step_seconds", "serial_step_seconds", "bottleneck")
+        return {**{name: getattr(self, name) for name in names}, "seconds": self.seconds_by_resource}
 
 
 def roofline(
@@ -72,24 +73,24 @@ def roofline(
 ) -> Roofline:
     """Return the least time of a step on a target.
 
-    With `F` FLOPs and `B` bytes of a device, `F / peak` and `B / bandwidth` of its chip, shared by the devices of the
-    chip; each exchange takes what `collective_seconds` says, times its turns. Of reductions that
-    are only added one counts for TPUs and GPUs, as XLA makes one of them.
+    `F` FLOPs and `B` bytes of a device take `F / peak` and `B / bandwidth` of its chip, which all devices of the chip
+    share. A collective takes `collective_seconds` in each turn. Reductions whose results are only added count once on
+    TPUs and GPUs, where XLA combines them.
 
     Args:
         target: a machine, or its name.
-        mesh: sizes of the axes of the mesh, in its order.
-        flops: of one device in a step.
+        mesh: sizes of the axes of the mesh, in order.
+        flops: FLOPs of one device in a step.
         accessed_nbytes: bytes that one device reads and writes in a step.
-        collectives: the exchanges of a step.
-        dtype: `bfloat16`, `float32` or `int8`: of what is multiplied.
-        devices: names of the mesh's devices in its order; by default, and if they are not those of the target, they
-            stand as a mesh of this shape has them by default.
+        collectives: the collectives of a step.
+        dtype: element type of the products: `bfloat16`, `float32` or `int8`.
+        devices: names of the devices, in the order of the mesh. By default, and for devices of another machine, the
+            default order of the target for a mesh of this shape.
 
     Raises:
-        UnknownNameError, ConfigError: the name of the target is none.
-        MeshError: the mesh is of another number of devices.
-        ModelError: there is no figure for the element type.
+        UnknownNameError, ConfigError: `target` is not the name of a machine.
+        MeshError: the mesh and the target have different numbers of devices.
+        ModelError: the chip has no figure for the element type.
 
     Example:
         >>> from keras_dist.planner import Collective, roofline
@@ -126,39 +127,27 @@ def roofline(
 
 
 def group_of(places: np.ndarray, names: Sequence[str], axes: Axes) -> list[Place]:
-    """Return the places of the first group of devices that exchange along axes of a mesh.
-
-    Args:
-        places: of the devices of the mesh, as an array of its shape.
-        names: of its axes.
-        axes: along which they exchange.
-    """
+    """Return the first group of devices that exchange along axes of a mesh."""
     return list(places[tuple(slice(None) if name in axes else 0 for name in names)].flat) if axes else [places.flat[0]]
 
 
 def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequence[Place]) -> float:
-    """Return the seconds of one exchange of a group of devices.
+    """Return the time of one collective of a group of devices [s].
 
     A group of `n` devices in `s` slices (TPUs) or hosts (GPUs), `m = n / s` in each, exchanges in two steps, as
-    hierarchical collectives do. `V` bytes are those of the larger of what a device gives and what it has afterwards,
-    `W` and `N` the bytes a second that a device sends inside and over the network::
+    hierarchical collectives do. `V` is the size of the larger of operand and result of a device. A device sends `W`
+    bytes per second inside a slice or host, and `N` over the network::
 
         all_gather, reduce_scatter   (m - 1) / m * V / W + (s - 1) / s * (V / m) / N
         all_reduce                   twice that: a reduce_scatter, then an all_gather
         all_to_all                   max over dims of a * V / (4 * W_dim), at least (m - 1) / m * V / W;
                                      and (s - 1) / s * V / N
-        collective_permute           V / link, or V / N where the group is in more than one slice or host
+        collective_permute           V / link, or V / N for a group in more than one slice or host
 
-    `W` of GPUs is that of NVLink. TPUs send along all dims of their net in which the group extends, `W` is the sum of
-    their `W_dim`: two links where the group is a ring of `a` chips, one where it is a line. It is a ring if it goes all
-    along a dim whose size is a multiple of what the chip's net wraps at. Devices of one chip share its links, and
-    exchange with each other through its memory.
-
-    Args:
-        target: the machine.
-        kind: of exchange.
-        nbytes: `V`.
-        group: where the devices are.
+    On GPUs `W` is the bandwidth of NVLink. TPUs send along all dims of their torus in which the group extends: `W` is
+    the sum of `W_dim`, which is two links for a ring of `a` chips and one for a line. A group is a ring if it extends
+    along a whole dim whose size is a multiple of `wraps_at`. Devices of one chip share its links, and exchange with
+    each other through its memory.
     """
     count = len(group)
     if count == 1:
@@ -182,7 +171,7 @@ def collective_seconds(target: Target, kind: Kind, nbytes: float, group: Sequenc
 
 
 def _dims(target: Target, group: Sequence[Place]) -> list[tuple[int, float]]:
-    """In which dims of the net of a slice a group extends: how far, and the bytes a second of a device along it."""
+    """Return, for each dim of the torus in which a group extends, its extent and the bandwidth of a device [B/s]."""
     chip = target.chip
     if target.platform != "tpu":
         return [(len(group), chip.link_bytes_per_second)]
@@ -196,6 +185,6 @@ def _dims(target: Target, group: Sequence[Place]) -> list[tuple[int, float]]:
 
 
 def _is_whole(target: Target) -> bool:
-    """Whether a slice is one of whole cubes, without which a net of three dims has no rings."""
+    """Whether a slice consists of whole cubes; otherwise a torus of three dims has no rings."""
     chip = target.chip
     return chip.torus_dims < 3 or (len(target.shape) == 3 and all(not size % chip.wraps_at for size in target.shape))

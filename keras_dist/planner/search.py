@@ -12,40 +12,37 @@ from typing import Literal
 
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.planner.costs import (
-    fully_sharded,
-    nbytes_of,
-    step_seconds,
-    with_gathered_updates,
-    with_gathers,
-    with_state,
-)
+from keras_dist.distribution.plan import Row
 from keras_dist.planner.dim_classes import DimClass, DimClasses
-from keras_dist.planner.propagation import Propagated
+from keras_dist.planner.propagation import Collective, Propagated
+from keras_dist.planner.roofline import roofline
 from keras_dist.planner.targets import Target
 
 Objective = Literal["step_time", "memory"]
 
 _MOST_CLASSES = 6
-"""Of how many classes all combinations are tried: of those that gain most by themselves."""
+"""All combinations are tried of so many classes, those with the largest gains."""
+
+_FLOPS_PER_SECOND, _MEMORY_BYTES_PER_SECOND, _LINK_BYTES_PER_SECOND = 2e14, 1e12, 5e10
+"""Figures of a device without a target, with the proportions of common accelerators."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A layout that was tried, and what it costs.
+    """A layout that was tried, and its costs. Bytes are of one device.
 
     Attributes:
-        mesh: the axes of the mesh, with their sizes.
-        rules: for each class of dims that is sharded its axis, or axes.
-        fully_sharded: whether weights and slots are sharded over the axes of the batch, too.
-        step_seconds: the least time of a step, by the bytes that it moves, its FLOPs and its bytes of memory.
-        state_nbytes: bytes of weights and slots on one device.
-        activation_nbytes: bytes of intermediate results on one device, at most.
-        moved_nbytes: bytes that one device exchanges in a step.
-        compiled_seconds: the least time of the step as XLA compiles it for the target; None where that is not known.
-        compiled_nbytes: bytes of one device in that program at once.
+        mesh: sizes of the axes of the mesh.
+        rules: the axis, or axes, of each sharded class of dims.
+        fully_sharded: whether weights and slots are also sharded over the axes of the batch.
+        step_seconds: least time of a step, from its collectives, FLOPs and memory traffic [s].
+        state_nbytes: bytes of weights and slots.
+        activation_nbytes: bytes of intermediate results, at most.
+        moved_nbytes: bytes exchanged in a step.
+        compiled_seconds: least time of the step as compiled for the target [s]; None if it was not compiled.
+        compiled_nbytes: peak memory of the compiled step; None if it was not compiled.
         shard_optimizer: whether the slots alone are sharded over the axis of the batch (ZeRO-1).
-        remat: the `remat` of `compile`: layers that keep only their inputs for the backward pass; None for none.
+        remat: the `remat` of `compile`, layers to recompute in the backward pass; None for none.
     """
 
     mesh: Mapping[str, int]
@@ -68,46 +65,27 @@ class Candidate:
 
 @dataclasses.dataclass
 class Search:
-    """All layouts of a step that were tried.
-
-    Args:
-        classes: the classes of its dims.
-        objective: what is to be small.
-        memory_limit: bytes that a device has.
-        target: the machine whose times count; None for none in particular.
-        deadline: when to stop, by `time.monotonic()`.
-        remat: that with which the step was traced.
-
-    Attributes:
-        candidates: what was tried, in order.
-        skipped: how many candidates there was no time for.
-    """
+    """A search, with all candidates that were tried."""
 
     classes: DimClasses
     objective: Objective
     memory_limit: int | None
     target: Target | None
-    deadline: float
-    remat: str | None = None
+    deadline: float  # of `time.monotonic()`
+    remat: str | None = None  # of the traced step
     candidates: list[Candidate] = dataclasses.field(default_factory=list)
-    skipped: int = 0
+    skipped: int = 0  # candidates beyond the deadline
 
-    def run(self, meshes: Iterable[Mapping[str, int]], batch_axes: Sequence[str] | None = None) -> Candidate:
-        """Return the best candidate on some meshes.
-
-        Args:
-            meshes: the axes of each.
-            batch_axes: the axes that the rows of the batch lie over; by default the first of each mesh, and all.
-        """
+    def run(self, meshes: Iterable[Mapping[str, int]]) -> Candidate:
+        """Return the best candidate on these meshes, with the batch over the first axis or over all."""
         for sizes in meshes:
             names = tuple(sizes)
-            choices = [tuple(batch_axes)] if batch_axes else list(dict.fromkeys([names[:1], names]))
-            for over in choices:
+            for over in dict.fromkeys([names[:1], names]):
                 self._on(sizes, over)
         return min(self.candidates, key=self.rank)
 
     def _on(self, sizes: Mapping[str, int], batch_axes: tuple[str, ...]) -> None:
-        """Try classes over the axes that the batch leaves, one axis after the other."""
+        """Try classes over the axes that the batch does not use, one axis after the other."""
         rules: dict[str, Axis] = {"batch": batch_axes[0] if len(batch_axes) == 1 else batch_axes}
         best = self._try(sizes, rules)
         for axis in [name for name, size in sizes.items() if size > 1 and name not in batch_axes]:
@@ -126,7 +104,7 @@ class Search:
             best = self._improved(min(tried, key=self.rank), axis)
 
     def _improved(self, best: Candidate, axis: str) -> Candidate:
-        """The best candidate that differs in one class, as long as there is a better one."""
+        """Change one class at a time as long as the candidate improves."""
         tried: dict[frozenset[str], Candidate] = {}
         while True:
             mine = [name for name, axes in best.rules.items() if axes == axis]
@@ -151,20 +129,12 @@ class Search:
                 yield each
 
     def _known(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
-        return next(
-            (
-                each
-                for each in self.candidates
-                if not (each.fully_sharded or each.shard_optimizer)
-                and each.mesh == sizes
-                and each.rules == rules
-                and each.remat == self.remat
-            ),
-            None,
-        )
+        plain = (each for each in self.candidates if not (each.fully_sharded or each.shard_optimizer))
+        wanted = sizes, rules, self.remat
+        return next((each for each in plain if (each.mesh, each.rules, each.remat) == wanted), None)
 
     def _try(self, sizes: Mapping[str, int], rules: Mapping[str, Axis]) -> Candidate | None:
-        """Propagate a candidate, and say what it costs, also with fully sharded weights; None when time is over."""
+        """Add a candidate and its fully sharded variants; None after the deadline."""
         if time.monotonic() > self.deadline and self.candidates:
             self.skipped += 1
             return None
@@ -173,61 +143,37 @@ class Search:
         step = classes.screen.propagate(sizes, layouts)
         whole = nbytes_of(rows, layouts, sizes)
         found = self._candidate(sizes, rules, step, whole)
-        batch = rules["batch"]
-        axes = (batch,) if isinstance(batch, str) else tuple(batch or ())
+        axes = axis_tuple(rules["batch"])
         if math.prod(sizes[axis] for axis in axes) > 1:
             sharded = fully_sharded(rows, layouts, axes, sizes)
             own = [row for row in rows if row.role == "parameter" and sharded.get(row.path) != layouts.get(row.path)]
+            gathered = nbytes_of(own, layouts, sizes)
             state = nbytes_of(rows, sharded, sizes)
-            gathered = with_gathers(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
-            self._candidate(sizes, rules, gathered, state, fully_sharded=True)
-            if len(sizes) == 1:  # `DataParallel` alone does it
+            of_weights = with_gathers(_with_state(step, state - whole), gathered, axes)
+            self._candidate(sizes, rules, of_weights, state, fully_sharded=True)
+            if len(sizes) == 1:  # ZeRO-1 is an option of `DataParallel`
                 slots = fully_sharded([row for row in rows if row.role == "slot"], layouts, axes, sizes)
                 state = nbytes_of(rows, slots, sizes)
-                updated = with_gathered_updates(with_state(step, state - whole), nbytes_of(own, layouts, sizes), axes)
+                update = Collective("all_gather", axes, gathered, 1, "", "update")
+                step = _with_state(step, state - whole)
+                updated = dataclasses.replace(step, collectives=(*step.collectives, update))
                 self._candidate(sizes, rules, updated, state, shard_optimizer=True)
         return found
 
     def _candidate(
-        self,
-        sizes: Mapping[str, int],
-        rules: Mapping[str, Axis],
-        step: Propagated,
-        state: int,
-        fully_sharded: bool = False,
-        shard_optimizer: bool = False,
+        self, sizes: Mapping[str, int], rules: Mapping[str, Axis], step: Propagated, state: int, **kind: bool
     ) -> Candidate:
-        seconds = step_seconds(sizes, step, self.target)
         moved = sum(each.nbytes_per_step for each in step.collectives)
-        held = step.activation_nbytes
-        figures = seconds, state, held, moved
-        kind = {"shard_optimizer": shard_optimizer, "remat": self.remat}
-        self.candidates.append(Candidate(dict(sizes), dict(rules), fully_sharded, *figures, **kind))
+        figures = step_seconds(sizes, step, self.target), state, step.activation_nbytes, moved
+        is_fully = kind.pop("fully_sharded", False)
+        self.candidates.append(Candidate(dict(sizes), dict(rules), is_fully, *figures, remat=self.remat, **kind))
         return self.candidates[-1]
 
     def rank(self, candidate: Candidate) -> tuple[float, ...]:
-        """What is smaller the better a candidate is: first the bytes by which it does not fit."""
+        """Sort key of a candidate; lower is better: first memory overflow, then the objective."""
         over = max(0, candidate.nbytes - self.memory_limit) if self.memory_limit is not None else 0
         ranked = candidate.step_seconds, candidate.nbytes
         return (over, *(ranked if self.objective == "step_time" else reversed(ranked)), len(candidate.rules))
-
-
-def is_possible(candidate: Candidate, classes: DimClasses) -> bool:
-    """Whether a search can have made a candidate: whether its layouts are some, and its figures numbers of a step."""
-    rules = {name: axis_tuple(axes) for name, axes in candidate.rules.items()}
-    batch, names = rules.pop("batch", ()), tuple(candidate.mesh)
-    if batch not in (names[:1], names) or not all(name in classes for name in rules):
-        return False
-    left = [(axis,) for axis in names if axis not in batch]
-    over = [[name for name, axes in rules.items() if axes == axis] for axis in left]
-    compiled = [each for each in (candidate.compiled_seconds, candidate.compiled_nbytes) if each is not None]
-    return (
-        all(axes in left for axes in rules.values())
-        and not any(_clash(each, classes) for each in over)
-        and all(math.isfinite(each) and each > 0 for each in (candidate.step_seconds, candidate.nbytes, *compiled))
-        and min(candidate.state_nbytes, candidate.activation_nbytes, candidate.moved_nbytes) >= 0
-        and not (candidate.shard_optimizer and (candidate.fully_sharded or len(names) > 1))
-    )
 
 
 def _clash(names: Sequence[str], classes: DimClasses) -> bool:
@@ -236,14 +182,80 @@ def _clash(names: Sequence[str], classes: DimClasses) -> bool:
     return any(one & other for one, other in itertools.combinations(paths, 2))
 
 
+def step_seconds(sizes: Mapping[str, int], step: Propagated, target: Target | None) -> float:
+    """Return the least time of a step without overlap; see `Roofline.serial_step_seconds`.
+
+    Without a target devices form rings: `n` of them take the time of `(n - 1) / n` of the bytes on one link, twice that
+    for an all-reduce.
+    """
+    accessed = step.accessed_nbytes
+    if target is not None:
+        dtype = step.dtype if step.dtype in target.chip.flops_per_second else "float32"
+        found = step.collectives
+        line = roofline(target, sizes, flops=step.flops, accessed_nbytes=accessed, collectives=found, dtype=dtype)
+        return line.serial_step_seconds
+    sent = sum(_sent_nbytes(each, math.prod(sizes[axis] for axis in each.axes)) for each in step.collectives)
+    computed = max(step.flops / _FLOPS_PER_SECOND, accessed / _MEMORY_BYTES_PER_SECOND)
+    return computed + sent / _LINK_BYTES_PER_SECOND
+
+
+def _sent_nbytes(each: Collective, devices: int) -> float:
+    if each.is_joined:
+        return 0.0
+    return (2 if each.kind == "all_reduce" else 1) * (devices - 1) / devices * each.nbytes_per_step
+
+
+def fully_sharded(
+    rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], axes: tuple[str, ...], sizes: Mapping[str, int]
+) -> dict[str, tuple[Axis, ...]]:
+    """Return the layouts of `FullySharded`: the largest dim of each array that divides is sharded over `axes`, too."""
+    shards = math.prod(sizes[axis] for axis in axes)
+    found = {path: tuple(entries) for path, entries in layouts.items()}
+    for row in rows:
+        if row.role not in ("parameter", "statistic", "state", "slot"):
+            continue
+        entries = list(layouts.get(row.path) or (None,) * len(row.shape))
+        dims = [dim for dim, size in enumerate(row.shape) if size and entries[dim] is None and size % shards == 0]
+        if dims:
+            entries[max(dims, key=lambda dim: (row.shape[dim], -dim))] = axes[0] if len(axes) == 1 else axes
+            found[row.path] = tuple(entries)
+    return found
+
+
+def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
+    """Return a step with fully sharded weights: `gathered` bytes twice, and gradients reduced and scattered."""
+    left, exchanged = gathered, list[Collective]()
+    for each in step.collectives:
+        if each.kind == "all_reduce" and each.axes == axes and 0 < each.nbytes_per_step <= left:
+            left -= each.nbytes_per_step
+            each = dataclasses.replace(each, kind="reduce_scatter")
+        exchanged.append(each)
+    exchanged += [Collective("all_gather", axes, gathered, 1, "", name) for name in ("forward", "backward")]
+    return dataclasses.replace(step, collectives=tuple(exchanged))
+
+
+def _with_state(step: Propagated, more_nbytes: int) -> Propagated:
+    """Return a step with more bytes of state, which are read and written."""
+    return dataclasses.replace(step, accessed_nbytes=step.accessed_nbytes + 2 * more_nbytes)
+
+
+def nbytes_of(rows: Iterable[Row], layouts: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> int:
+    """Return the bytes of one device's shards."""
+    total = 0
+    for row in rows:
+        entries = layouts.get(row.path, ())
+        total += row.nbytes // math.prod(sizes[axis] for entry in entries for axis in axis_tuple(entry))
+    return total
+
+
 def meshes_of(devices: int) -> list[dict[str, int]]:
-    """The meshes `data` x `model` that so many devices can form, those with more shards of the batch first."""
+    """Return the meshes `data` x `model` of so many devices, those with more shards of the batch first."""
     sizes = [size for size in range(2, devices + 1) if devices % size == 0]
     return [{"data": devices}, *({"data": devices // size, "model": size} for size in sizes)]
 
 
 def blocks_of(classes: DimClasses) -> str | None:
-    r"""A `remat` of the blocks that a model repeats, such as `blocks/\d+`; None where there are none."""
+    r"""Return a `remat` for the blocks that a model repeats, such as `blocks/\d+`, or None."""
     repeated: dict[str, set[str]] = {}
     for row in classes.program.state.rows:
         parts = row.path.split("/") if row.role == "parameter" else []

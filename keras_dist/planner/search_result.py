@@ -1,4 +1,4 @@
-"""`SearchResult`: the layout that a search has found, why, and how a user keeps it."""
+"""`SearchResult`: the layout that a search has found, with an explanation, as code and as a config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -18,7 +18,7 @@ from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.render import render_bytes
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.planner.dim_classes import DimClasses, Unsharded
+from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded
 from keras_dist.planner.logical_rules import BATCH, axis_names_of, layout_map_of
 from keras_dist.planner.propagation import Collective
 from keras_dist.planner.search import Candidate
@@ -28,17 +28,16 @@ _MOST_CANDIDATES = 10
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SearchResult:
-    """The layout that a search has found. Printing it explains it.
+    """The layout that a search has found. Printing it shows an explanation and the candidates.
 
     Attributes:
-        distribution: the strategy, to make the model under.
+        distribution: the strategy under which to create the model.
         layout_map: its rules.
-        best: what it costs.
-        candidates: all that was tried, the best first.
-        unsharded: dims that stay whole although their class is sharded.
+        best: the costs of the layout.
+        candidates: all layouts that were tried, the best first.
+        unsharded: dims that stay unsharded although their class is sharded.
         explanation: a line for each axis of the mesh, and for each class that is not sharded.
-        is_complete: whether there was time for all candidates.
-        is_cached: whether it was found by an earlier search.
+        is_complete: whether all candidates were tried within the time limit.
     """
 
     distribution: Distribution
@@ -48,22 +47,18 @@ class SearchResult:
     unsharded: tuple[Unsharded, ...]
     explanation: tuple[str, ...]
     is_complete: bool
-    is_cached: bool
 
     def __str__(self) -> str:
         headers = ("mesh", "sharded", "least time", "state", "intermediate", "moved", "compiled")
         table = Table("Candidates, the best first", headers, numbers=headers[2:])
         for each in self.candidates[:_MOST_CANDIDATES]:
-            sharded = ", ".join(f"{name}: {'+'.join(axis_tuple(axes))}" for name, axes in each.rules.items())
+            sharded = ", ".join(f"{name}: {_joined(axes)}" for name, axes in each.rules.items())
+            sharded += ", weights fully" if each.fully_sharded else ", slots" if each.shard_optimizer else ""
             row = (
                 ", ".join(f"{name}={size}" for name, size in each.mesh.items()),
-                sharded
-                + (", weights fully" if each.fully_sharded else ", slots" if each.shard_optimizer else "")
-                + (", remat" if each.remat else ""),
+                sharded + (", remat" if each.remat else ""),
                 f"{1e3 * each.step_seconds:.3g} ms",
-                render_bytes(each.state_nbytes),
-                render_bytes(each.activation_nbytes),
-                render_bytes(each.moved_nbytes),
+                *map(render_bytes, (each.state_nbytes, each.activation_nbytes, each.moved_nbytes)),
                 "-" if each.compiled_seconds is None else f"{1e3 * each.compiled_seconds:.3g} ms",
             )
             table.rows.append(row)
@@ -73,7 +68,7 @@ class SearchResult:
         return f"<{type(self).__name__} {self.best.rules} on mesh {self.distribution.device_mesh.describe()}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what was found and tried as plain values that JSON can hold."""
+        """Return the result and all candidates as plain values for JSON."""
         return {
             "mesh": self.distribution.device_mesh.axis_sizes,
             "layout": {rule: list(layout.axes) for rule, layout in self.layout_map.snapshot()},
@@ -81,24 +76,21 @@ class SearchResult:
             "explanation": list(self.explanation),
             "candidates": [dataclasses.asdict(each) for each in self.candidates],
             "is_complete": self.is_complete,
-            "is_cached": self.is_cached,
         }
 
     def to_code(self) -> str:
-        """Return Python code that makes the distribution, with a comment on what `compile` is to be told."""
-        mesh, batch = self.distribution.device_mesh, self.distribution.batch_dim_name
+        """Return Python code that creates the distribution, with a comment on `remat` of `compile`."""
+        found, mesh = self.distribution, self.distribution.device_mesh
         sizes = ",".join(f"{name}={size}" for name, size in mesh.axis_sizes.items())
         lines = ["import keras_dist as kd", "", f'mesh = kd.DeviceMesh("{sizes}")', "rules = kd.LayoutMap(mesh)"]
         lines += [f"rules[{rule!r}] = {layout.axes!r}" for rule, layout in self.layout_map.snapshot()]
-        names = f", axis_names={self.distribution.axis_names!r}" if self.distribution.axis_names else ""
-        if isinstance(self.distribution, FullySharded):
-            axis = self.distribution.axis
-            lines.append(f"distribution = kd.FullySharded(mesh, {axis!r}, rules, {batch!r}{names})")
-        elif isinstance(self.distribution, DataParallel):
-            option = ", shard_optimizer=True" if self.distribution.shard_optimizer else ""
-            lines[-1] = f"distribution = kd.DataParallel(mesh{option})"
+        batch = f"{found.batch_dim_name!r}" + (f", axis_names={found.axis_names!r}" if found.axis_names else "")
+        if isinstance(found, FullySharded):
+            lines.append(f"distribution = kd.FullySharded(mesh, {found.axis!r}, rules, {batch})")
+        elif isinstance(found, DataParallel):
+            lines[-1] = f"distribution = kd.DataParallel(mesh{', shard_optimizer=True' * found.shard_optimizer})"
         else:
-            lines.append(f"distribution = kd.ModelParallel(rules, {batch!r}{names})")
+            lines.append(f"distribution = kd.ModelParallel(rules, {batch})")
         if self.best.remat is not None:
             lines.append(f"# model.compile(..., remat={self.best.remat!r})")
         return "\n".join([*lines, ""])
@@ -116,90 +108,78 @@ class SearchResult:
             lines.append("shard_optimizer = true")
         rules = self.layout_map.snapshot()
         lines += ["", "[distribution.layout]"] if rules else []
-        lines += [
-            f"{_quoted(rule)} = {_quoted(['-' if axis is None else axis for axis in layout.axes])}"
-            for rule, layout in rules
-        ]
+        for rule, layout in rules:
+            lines.append(f"{_quoted(rule)} = {_quoted(['-' if axis is None else axis for axis in layout.axes])}")
         if self.best.remat is not None:
             lines += ["", "[training]", f"remat = {_quoted(self.best.remat)}"]
         return "\n".join([*lines, ""])
 
 
-def found_of(
-    best: Candidate,
-    candidates: Sequence[Candidate],
-    classes: DimClasses,
-    mesh: DeviceMesh,
-    *,
-    is_complete: bool,
-    is_cached: bool,
+def distribution_of(
+    candidate: Candidate, classes: DimClasses, mesh: DeviceMesh
+) -> tuple[Distribution, LayoutMap, list[Unsharded]]:
+    """Return the distribution of a candidate, its rules, and the dims that stay unsharded."""
+    layouts, left = classes.layouts(candidate.rules, candidate.mesh)
+    rules, batch = layout_map_of(layouts, classes, mesh), candidate.rules[BATCH]
+    names = axis_names_of(candidate.rules, classes)
+    if candidate.fully_sharded:
+        return FullySharded(mesh, batch, rules, batch, axis_names=names), rules, left
+    if len(mesh.shape) == 1 and not rules:
+        return DataParallel(mesh, shard_optimizer=candidate.shard_optimizer), rules, left
+    return ModelParallel(rules, batch, axis_names=names), rules, left
+
+
+def result_of(
+    best: Candidate, candidates: Sequence[Candidate], classes: DimClasses, mesh: DeviceMesh, *, is_complete: bool
 ) -> SearchResult:
-    """What a search has found, on the mesh of its best candidate."""
-    layouts, left = classes.layouts(best.rules, best.mesh)
-    rules, batch = layout_map_of(layouts, classes, mesh), best.rules[BATCH]
-    names = axis_names_of(best.rules, classes)
-    if best.fully_sharded:
-        distribution: Distribution = FullySharded(mesh, batch, rules, batch, axis_names=names)
-    elif len(mesh.shape) == 1 and not rules:
-        distribution = DataParallel(mesh, shard_optimizer=best.shard_optimizer)
-    else:
-        distribution = ModelParallel(rules, batch, axis_names=names)
-    lines = _explained(best, candidates, classes, left)
+    """Return the result of a search, on the mesh of its best candidate."""
+    distribution, rules, left = distribution_of(best, classes, mesh)
+    lines = [*_explained(best, candidates, classes, left)]
     if not is_complete:
         lines.append("the time limit ended the search before all candidates were tried")
-    return SearchResult(distribution, rules, best, tuple(candidates), tuple(left), tuple(lines), is_complete, is_cached)
+    return SearchResult(distribution, rules, best, tuple(candidates), tuple(left), tuple(lines), is_complete)
 
 
 def _explained(
     best: Candidate, candidates: Sequence[Candidate], classes: DimClasses, left: Sequence[Unsharded]
-) -> list[str]:
+) -> Iterator[str]:
     layouts, _ = classes.layouts(best.rules, best.mesh)
     step = classes.screen.propagate(best.mesh, layouts)
     names_over: dict[Axis, list[str]] = collections.defaultdict(list)
     for name, axes in best.rules.items():
         names_over[axes].append(name)
-    lines: list[str] = []
     for axes, names in names_over.items():
         over = [each for each in step.collectives if set(each.axes) & set(axis_tuple(axes))]
-        lines.append(f"{'+'.join(axis_tuple(axes))} -> {', '.join(names)}: {_moved(over)}")
+        yield f"{_joined(axes)} -> {', '.join(names)}: {_moved(over)}"
+    batch = _joined(best.rules[BATCH])
     if best.fully_sharded:
-        axes = "+".join(axis_tuple(best.rules[BATCH]))
-        lines.append(f"{axes} -> weights and slots, fully: each weight is gathered where it is used")
+        yield f"{batch} -> weights and slots, fully: each weight is gathered where it is used"
     if best.shard_optimizer:
-        lines.append(f"{'+'.join(axis_tuple(best.rules[BATCH]))} -> slots: each device updates its part of the weights")
+        yield f"{batch} -> slots: each device updates its part of the weights"
     if best.remat is not None:
-        lines.append(f"compile(remat={best.remat!r}): these layers are computed again in the backward pass")
-    lines += _unused(best)
-    lines += [f"not sharded: {each}" for each in left]
-    lines += [
-        f"{each.name} not sharded: {_why_not(each.name, each.parts, best, candidates)}"
-        for each in classes
-        if each.name not in best.rules
-    ]
-    return lines
-
-
-def _unused(best: Candidate) -> list[str]:
-    """What the devices along axes do that nothing lies over."""
+        yield f"compile(remat={best.remat!r}): these layers are computed again in the backward pass"
     used = {axis for axes in best.rules.values() for axis in axis_tuple(axes)}
-    unused = [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]
-    devices = math.prod(best.mesh[axis] for axis in unused)
-    return [f"{'+'.join(unused)}: unused, {devices} devices repeat the same work"] if unused else []
+    if unused := [axis for axis, size in best.mesh.items() if size > 1 and axis not in used]:
+        devices = math.prod(best.mesh[axis] for axis in unused)
+        yield f"{'+'.join(unused)}: unused, {devices} devices repeat the same work"
+    yield from (f"not sharded: {each}" for each in left)
+    for each in classes:
+        if each.name not in best.rules:
+            yield f"{each.name} not sharded: {_why_not(each, best, candidates)}"
 
 
-def _why_not(name: str, parts: Sequence[int], best: Candidate, candidates: Sequence[Candidate]) -> str:
+def _why_not(dims: DimClass, best: Candidate, candidates: Sequence[Candidate]) -> str:
     batch = set(axis_tuple(best.rules[BATCH]))
-    sizes = {axis: size for axis, size in best.mesh.items() if axis not in batch and size > 1}
+    sizes = [size for axis, size in best.mesh.items() if axis not in batch and size > 1]
     if not sizes:
-        return "the batch lies over all devices"
-    if not any(part % size == 0 for part in parts for size in sizes.values()):
-        return f"{' and '.join(map(str, sizes.values()))} does not divide {math.gcd(*parts)}"
-    same = [each for each in candidates if each.mesh == best.mesh and each.rules[BATCH] == best.rules[BATCH]]
-    others = [
-        each
-        for each in same
-        if name in each.rules and each.fully_sharded == best.fully_sharded and each.remat == best.remat
-    ]
+        return "the batch is sharded over all devices"
+    if not any(part % size == 0 for part in dims.parts for size in sizes):
+        return f"{' and '.join(map(str, sizes))} does not divide {math.gcd(*dims.parts)}"
+
+    def kind(each: Candidate) -> Any:
+        return each.mesh, each.rules[BATCH], each.fully_sharded, each.remat
+
+    others = [each for each in candidates if dims.name in each.rules and kind(each) == kind(best)]
     if not others:
         return "the time limit ended the search before it was tried"
     nearest = min(others, key=lambda each: (len(set(each.rules) ^ set(best.rules)), each.step_seconds))
@@ -210,7 +190,7 @@ def _why_not(name: str, parts: Sequence[int], best: Candidate, candidates: Seque
 
 
 def _moved(collectives: Sequence[Collective]) -> str:
-    """`all-reduce of 1.8 MiB, 2 times` for each size of exchange, those of most bytes first."""
+    """Describe exchanges, as `all-reduce of 1.8 MiB, 2 times a step`, those with most bytes first."""
     times: collections.Counter[tuple[str, int]] = collections.Counter()
     for each in collectives:
         times[each.kind.replace("_", "-"), each.nbytes] += max(each.turns, 1)
@@ -220,12 +200,14 @@ def _moved(collectives: Sequence[Collective]) -> str:
         for (kind, nbytes), count in largest[:3]
     ]
     if rest := largest[3:]:
-        parts.append(
-            f"and {render_bytes(sum(nbytes * count for (_, nbytes), count in rest))} in {sum(c for _, c in rest)} more"
-        )
+        nbytes = sum(nbytes * count for (_, nbytes), count in rest)
+        parts.append(f"and {render_bytes(nbytes)} in {sum(count for _, count in rest)} more")
     return "; ".join(parts) or "moves nothing"
 
 
+def _joined(axes: Axis) -> str:
+    return "+".join(axis_tuple(axes))
+
+
 def _quoted(value: Any) -> str:
-    """A string, or a list of strings, as TOML and JSON write it."""
-    return json.dumps(value)
+    return json.dumps(value)  # TOML writes strings and lists of strings in the same way

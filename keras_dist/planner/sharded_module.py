@@ -1,4 +1,4 @@
-"""`ShardedModule`: a program in MLIR as Shardy's passes leave it, with the layouts of its values."""
+"""`ShardedModule`: a program in MLIR after Shardy's passes, with the layouts of its values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,10 @@ from keras_dist.training.activations import path_of_scope, weight_of_scope
 
 
 class ShardedModule:
-    """A program in MLIR as Shardy's passes leave it.
-
-    Args:
-        operation: of the module, as `_shardy.run_passes` gives it. It is kept: its values die with it.
-
-    Attributes:
-        functions: the functions by name.
-        sizes: the sizes of the axes of the mesh.
-    """
+    """A program in MLIR after Shardy's passes: its functions by name, and the sizes of the axes of its mesh."""
 
     def __init__(self, operation: Any) -> None:
-        self._operation = operation
+        self._operation = operation  # kept alive: its values are freed with it
         self.functions: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
         self._shardings: dict[tuple[Any, int], Any] = {}
@@ -40,17 +32,15 @@ class ShardedModule:
                 self.sizes |= {axis.name: axis.size for axis in axes}
 
     def local_shape(self, value: Any) -> list[int]:
-        """The shape of one device's shard."""
+        """Return the shape of one device's shard."""
         return self._shard_of(value)[0]
 
     def nbytes(self, value: Any) -> int:
-        """Bytes of one device's shard."""
+        """Return the bytes of one device's shard."""
         return self._shard_of(value)[1]
 
     def _shard_of(self, value: Any) -> tuple[list[int], int]:
-        """Shape and bytes of one device's shard, looked up once for all values of a type that lie alike."""
-        kind, sharding = value.type, self.sharding(value)
-        key = kind, sharding
+        key = kind, sharding = value.type, self.sharding(value)
         if key not in self._shards_of:
             shape = list(kind.shape) if hasattr(kind, "shape") else []
             if sharding is not None:
@@ -61,11 +51,12 @@ class ShardedModule:
         return self._shards_of[key]
 
     def axes(self, value: Any) -> tuple[Axis, ...]:
-        """For each dim of a value the axes of the mesh over which it is split."""
+        """Return, for each dim of a value, the axes of the mesh over which it is sharded."""
         sharding = self.sharding(value)
         if sharding is None:
             return (None,) * (value.type.rank if hasattr(value.type, "rank") else 0)
-        found = [[axis.name for axis in map(sdy.AxisRefAttr, each.axes)] for each in _dims(sharding)]
+        dims = map(sdy.DimensionShardingAttr, sharding.dimension_shardings)
+        found = [[axis.name for axis in map(sdy.AxisRefAttr, each.axes)] for each in dims]
         return tuple(tuple(names) if len(names) > 1 else names[0] if names else None for names in found)
 
     def _shards(self, dim: Any) -> int:
@@ -74,14 +65,14 @@ class ShardedModule:
         return math.prod(self.sizes[name] if part is None else sdy.SubAxisInfoAttr(part).size for name, part in parts)
 
     def sharding(self, value: Any) -> Any:
-        """The sharding of a value; None where it is whole on every device."""
+        """Return the sharding of a value; None for a replicated value."""
         owner = value.owner
         if is_argument(owner):
             owner, index = owner.owner.operation, value.arg_number
             attributes = owner.attributes
             if owner.name == "func.func":
                 attributes = attributes["arg_attrs"][index] if "arg_attrs" in attributes else {}
-            # the arguments of a loop lie as its results
+            # the arguments of a loop have the shardings of its results
         else:
             attributes, index = owner.operation.attributes, value.result_number
         named = (name for name in ("out_sharding", "sharding", "sdy.sharding") if name in attributes)
@@ -96,39 +87,25 @@ class ShardedModule:
         return self._shardings[key]
 
 
-def _dims(sharding: Any) -> list[Any]:
-    return [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
-
-
-def layers_of(operation: Any) -> list[str]:
-    """The paths of the submodules that an operation is in, as far as its name tells them, the innermost last."""
-    return layers_in(name_of(operation))
-
-
 def layers_in(name: str) -> list[str]:
-    """The paths of submodules in the name of an operation, the innermost last."""
+    """Return the paths of submodules in the name of an operation, the innermost last."""
     paths = (path_of_scope(part) for part in re.split(r"[/()]", name))
     return [path for path in paths if path]
 
 
 def weight_in(name: str) -> str:
-    """The path of the weight that an operation lays out, in its name, or an empty string."""
+    """Return the path of the weight in the name of a layout constraint, or an empty string."""
     paths = (weight_of_scope(part) for part in re.split(r"[/()]", name))
     return next((path for path in paths if path), "")
 
 
 def layer_in(name: str) -> str:
-    """The path of the innermost submodule in the name of an operation, or an empty string."""
+    """Return the path of the innermost submodule in the name of an operation, or an empty string."""
     return (layers_in(name) or [""])[-1]
 
 
-def layer_of(operation: Any) -> str:
-    """The path of the innermost submodule that an operation is in; empty where its name tells none."""
-    return layer_in(name_of(operation))
-
-
 def operations_in(operation: Any) -> Iterator[Any]:
-    """An operation, and all inside of it."""
+    """Yield an operation, and all operations inside it."""
     yield operation
     for region in operation.regions:
         for block in region.blocks:
@@ -137,22 +114,21 @@ def operations_in(operation: Any) -> Iterator[Any]:
 
 
 def name_of(operation: Any) -> str:
-    """What JAX calls an operation, with the scopes around it."""
+    """Return JAX's name of an operation, with its scopes."""
     return getattr(operation.location, "name_str", "")
 
 
 def is_argument(owner: Any) -> bool:
-    """Whether the owner of a value is a block, of which the value is an argument."""
+    """Whether the owner of a value is a block, with the value as argument."""
     return hasattr(owner, "arguments")
 
 
 def text_of(attribute: Any) -> str:
-    """An attribute that is a name."""
+    """Return the name in an attribute."""
     return str(attribute).strip('"@')
 
 
 def _element_bytes(name: str) -> int:
-    """Bytes of an element, as of `f32` or `ui8`."""
     bits = re.search(r"\d+", name)
     size = 1 if bits is None else int(bits[0]) / 8
     return math.ceil(2 * size if name.startswith("complex") else size)

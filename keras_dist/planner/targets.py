@@ -1,4 +1,4 @@
-"""Machines to plan for, which need not be there: `target("v5e:4x4")`."""
+"""Machines to plan for, which need not exist here: `target("v5e:4x4")`."""
 
 from __future__ import annotations
 
@@ -34,48 +34,36 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a device of a target is.
-
-    It has the attributes by which JAX arranges TPUs in a mesh along their wires.
-
-    Attributes:
-        id: the number in its name, as JAX gives it.
-        slice_index: which slice of the target it is in.
-        host: which host of all of them.
-        coords: of its chip in the slice; of a GPU, its number in the host.
-        core_on_chip: which device of its chip.
-        platform: `tpu`, `gpu` or `cpu`.
-        device_kind: what JAX calls such devices.
-    """
+    """A device of a target, with the attributes of a `jax.Device` by which JAX arranges TPUs along their links."""
 
     id: int
     slice_index: int
     host: int
-    coords: tuple[int, ...]
+    coords: tuple[int, ...]  # of the chip in its slice; of a GPU, its index in the host
     core_on_chip: int
     platform: str
     device_kind: str
 
     @property
     def process_index(self) -> int:
-        """The process that would run it: one a host."""
+        """The host: each runs one process."""
         return self.host
 
     @property
     def name(self) -> str:
-        """Its name, as meshes take it."""
+        """Name of the device in a mesh."""
         return f"{self.platform}:{self.id}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A machine to plan for. Made by `target`.
+    """A machine to plan for. Created by `target`.
 
     Attributes:
-        name: as it was given.
-        chip: what its chips can do.
-        shape: of a slice: TPUs by dim of their net, hosts and GPUs of a host, or one number of CPU devices.
-        slices: how many such slices it has, over the network between which bandwidth is low.
+        name: name of the machine, as `v5e:4x4*2`.
+        chip: figures of its chips.
+        shape: shape of a slice: sizes of the torus of TPUs, `(hosts, GPUs per host)`, or the number of CPU devices.
+        slices: number of slices, which the network of the data center connects.
     """
 
     name: str
@@ -85,46 +73,48 @@ class Target:
 
     @property
     def platform(self) -> Platform:
-        """What programs are lowered for: `jax.jit(f).trace(x).lower(lowering_platforms=(target.platform,))`."""
+        """Platform to lower for: `jax.jit(f).trace(x).lower(lowering_platforms=(target.platform,))`."""
         return self.chip.platform
 
     @property
     def device_count(self) -> int:
-        """Number of its devices; a chip of two cores is two."""
+        """Number of JAX devices; a chip of two cores has two."""
         return self.slices * math.prod(self.shape) * self.chip.devices
 
     @property
     def hbm_nbytes(self) -> int:
-        """Bytes of memory of one device, as the maker says; 0 where it has that of its host."""
+        """Bytes of memory of one device, as published; 0 for memory of the host."""
         return self.chip.hbm_nbytes // self.chip.devices
 
     @functools.cached_property
     def places(self) -> tuple[Place, ...]:
-        """Its devices in the order of their numbers, slice by slice."""
+        """The devices by number, slice by slice."""
         return tuple(_gpus(self) if self.platform == "cuda" else _torus(self))
 
     def arranged(self, shape: Sequence[int]) -> np.ndarray:
-        """Return the places of the devices as a mesh of this shape has them by default: inner axes along the wires.
+        """Return the devices in the default order of a mesh of this shape: inner axes along the links.
+
+        Args:
+            shape: shape of the mesh.
 
         Raises:
-            MeshError: the shape is not that of a mesh of all of its devices.
+            MeshError: a mesh of this shape does not have all devices of the target.
         """
         if math.prod(shape) != self.device_count:
             raise _wrong_size(self, shape)
-        return arrangement.by_default(self.places, shape)  # type: ignore[arg-type]  # which have what it asks for
+        return arrangement.by_default(self.places, shape)  # type: ignore[arg-type]
 
 
 def target(name: str) -> Target:
     """Return the machine of this name.
 
     Args:
-        name: a chip and the shape of a slice: `cpu:8` are eight devices, `v5e:4x4` TPUs in a net of two dims,
-            `v5p:8x8x8` of three, `v5e:4x4*2` two such slices, and `h100:1x16x8` slices, hosts of each, and GPUs of
-            each host.
+        name: a chip and the shape of a slice: `cpu:8` is eight CPU devices, `v5e:4x4` a slice of TPUs, `v5p:8x8x8` a
+            slice with a torus of three dims, `v5e:4x4*2` two slices, `h100:1x16x8` slices x hosts x GPUs per host.
 
     Raises:
-        UnknownNameError: there is no figure for such a chip.
-        ConfigError: what follows is no shape of such machines.
+        UnknownNameError: the chip is unknown.
+        ConfigError: the chip has no slices of this shape.
 
     Example:
         >>> import keras_dist as kd
@@ -156,16 +146,16 @@ def target(name: str) -> Target:
 
 
 def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> list[str]:
-    """Return names of a target's devices, for a mesh of devices that are not there.
+    """Return the names of a target's devices, for a mesh of devices that need not exist here.
 
     Args:
-        target: it, or its name.
-        mesh_shape: sizes of the axes of the mesh. With them the devices come in the order in which the mesh has its
-            inner axes along the wires, and outer ones over slices or hosts; without, in the order of their numbers.
+        target: a machine, or its name.
+        mesh_shape: sizes of the axes of the mesh. If given, the devices are in the order of a mesh whose inner axes run
+            along links, and outer axes over slices or hosts; else by number.
 
     Raises:
-        UnknownNameError, ConfigError: as `target`.
-        MeshError: the mesh is of another number of devices, or `mesh_shape` is no shape.
+        UnknownNameError, ConfigError: `target` is not the name of a machine.
+        MeshError: `mesh_shape` is not a shape, or has another number of devices.
 
     Example:
         >>> import keras_dist as kd
@@ -184,21 +174,14 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
 
 
 def as_target(name: str | Target) -> Target:
-    """Return a target that is given as such or by its name."""
+    """Return a target that is given as such or by name."""
     return name if isinstance(name, Target) else target(name)
 
 
 def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | None) -> np.ndarray:
-    """Return the places of a target's devices in a mesh, as an array of the mesh's shape.
+    """Return a target's devices in the order of `names`, as an array of shape `shape`.
 
-    Args:
-        target: the machine.
-        shape: sizes of the axes.
-        names: of the mesh's devices in its order. If they are not those of the target, or None, the devices stand as
-            a mesh of this shape has them by default.
-
-    Raises:
-        MeshError: the mesh is of another number of devices.
+    For None and for names of other devices the order is the default.
     """
     if math.prod(shape) != target.device_count:
         raise _wrong_size(target, shape)
@@ -213,7 +196,7 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
 
 
 def _torus(target: Target) -> list[Place]:
-    """TPUs, numbered along the first dim first, two cores of a chip one after the other; CPUs as a line of them."""
+    """Return TPUs, numbered along the first dim first, with the cores of a chip next to each other; or CPUs."""
     chip, found = target.chip, []
     kind, shape = _KINDS.get(chip.name, chip.name), target.shape
     bounds = [2 if size % 2 == 0 and dim < 2 else 1 for dim, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""What layouts of weights alone make a train step move, whatever the model computes: the textbook."""
+"""Bytes that a train step moves because of the layouts of its weights, by textbook formulas."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ from keras_dist.planner.propagation import Kind
 def theory_of(state: LayoutPlan, distribution: Distribution) -> dict[tuple[Kind, tuple[str, ...]], int]:
     """Return the bytes that a train step moves for its parameters, by kind and axes of the mesh.
 
-    For each parameter, with `B` bytes on a device where it is computed with::
+    For each parameter, with `B` bytes per device in computations::
 
         all_reduce of the gradient over the axes of the batch                         B
         all_gather of a fully sharded weight, in the forward and the backward pass    2 B
         all_gather of the update where slots alone are sharded (ZeRO-1)               B
 
-    A weight that the backward pass does not need, such as the first one, is gathered once: a step then moves less. What
-    tensor parallelism moves are activations, of which layouts of weights say nothing.
-
-    Args:
-        state: where the state lives.
-        distribution: says over which axes the batch lies.
+    Activations, which tensor parallelism moves, are not included.
 
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Shoeybi et al. 2019, arXiv:1909.08053.
     """
@@ -50,6 +45,6 @@ def _names(axes: Iterable[Axis]) -> list[str]:
 
 
 def _over(names: Iterable[str], but: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of the axes that are no others, and have several devices, in the order of the mesh."""
+    """Return `names` without `but`, in the order of the mesh, for axes of several devices."""
     wanted = set(names) - set(but)
     return tuple(name for name, size in sizes.items() if name in wanted and size > 1)

@@ -43,20 +43,20 @@ from keras_dist.training.step_runner import StepRunner
 from keras_dist.training.uneven_rows import rows_multiple
 
 OPTIMIZER = "adam"
-"""The optimizer of steps of models that have none."""
+"""The optimizer of steps of models that were not compiled."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProgram:
-    """A train step, lowered for a mesh: what planners look at.
+    """A train step, lowered for a mesh.
 
     Attributes:
         lowered: the program.
-        state: where each array of the state lives.
-        batch: where each array of the batch lives: of the rows that the program takes, with their padding.
-        arguments: for each argument of the program its path in `state` or `batch`; empty for what metrics accumulate.
-        assumed: what was not given and is assumed of the step, as text.
-        distribution: the distribution that it is lowered for.
+        state: layouts of the state.
+        batch: layouts of the batch, with the padded number of rows that the program takes.
+        arguments: for each argument of the program its path in `state` or `batch`; empty for states of metrics.
+        assumed: assumptions about the step, such as a default optimizer.
+        distribution: the distribution of the step.
     """
 
     lowered: jax.stages.Lowered
@@ -71,13 +71,9 @@ class StepProgram:
 class Traceable(Protocol):
     """A model whose call can be traced without its weights, as `keras_dist.Model`."""
 
-    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
-        """How it is called under a distribution."""
-        ...
+    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward: ...
 
-    def _chosen(self) -> CompileConfig:
-        """What `compile` chose."""
-        ...
+    def _chosen(self) -> CompileConfig: ...
 
 
 def trace_step(
@@ -93,19 +89,18 @@ def trace_step(
     """Trace and lower the train step of a model. Nothing is allocated, and the devices of the mesh need not exist.
 
     Args:
-        model_or_factory: a `keras_dist.Model` or a `flax.nnx.Module`; or what makes one: `factory()`, which is called
-            under the distribution, or `factory(rngs)`. The weights of a model are not looked at.
+        model_or_factory: a model, a module or a factory of one, as for `plan`.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-        distribution: by default that of the model, else the current one.
-        optimizer: in place of that of `compile`; without any `"adam"`.
-        loss: in place of that of `compile`; without any the mean square of the outputs, which needs no targets.
-        platform: what it is lowered for: `"cpu"`, `"tpu"`, `"cuda"`; by default the devices of the mesh.
-        remat: in place of that of `compile`.
+        distribution: by default the distribution of the model, else the current one.
+        optimizer: replaces the optimizer of `compile`. Default without `compile`: `"adam"`.
+        loss: replaces the loss of `compile`. Default without `compile`: mean square of the outputs, without targets.
+        platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`. By default that of the mesh.
+        remat: replaces `remat` of `compile`.
 
     Raises:
-        DataError: the arrays of the batch have different lengths, or the loss needs targets that are not there.
+        DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the layout rules cannot be applied.
-        ModelError: there is no model, or it does not take the batch.
+        ModelError: there is no model, or it does not accept the batch.
     """
     if distribution is not None:
         check_distribution("distribution", distribution)
@@ -121,13 +116,13 @@ def trace_step(
 
 @contextlib.contextmanager
 def planning(platform: str | None = None) -> Generator[None]:
-    """Inside, meshes are abstract, and models that are made take no seeds from other models."""
+    """Make meshes abstract, and keep the seeds of later models, inside the context."""
     with abstract_meshes(platform), unchanged_seeds():
         yield
 
 
 def forward_of(given: Any, x: PyTree, distribution: Distribution | None) -> tuple[Forward, CompileConfig]:
-    """How the model is called, and what `compile` chose for it."""
+    """Return the call of a model, and its `compile` options."""
     if isinstance(given, type) and issubclass(given, Traceable):
         given = given()
     if isinstance(given, Traceable):
@@ -158,7 +153,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
     state, batch = cell.state_plan, _plan_of_batch(source, distribution)
     rows = batch.rows[0].shape[0]
     if rows != source.length:
-        assumed = (*assumed, f"{rows} rows: those of the batch, {source.length}, padded to what the mesh divides")
+        assumed = (*assumed, f"{rows} rows: the {source.length} rows of the batch, padded to what the mesh divides")
     others = [""] * (len(jax.tree.leaves(lowered.in_avals)) - len(state.rows) - len(batch.rows))
     paths = [*(row.path for row in state.rows), *others, *(row.path for row in batch.rows)]
     named = tuple(paths[index] for index in jaxprs.arguments_kept(lowered))
@@ -168,7 +163,7 @@ def _lowered(source: ShapeSource, forward: Forward, choices: CompileConfig, opti
 def _completed(
     choices: CompileConfig, optimizer: Any, loss: Any, trainable: PyTree
 ) -> tuple[CompileConfig, tuple[str, ...]]:
-    """What the step minimises and how, and what of that is assumed."""
+    """Return the options with loss and optimizer, and the assumptions made."""
     assumed: list[str] = []
     chosen = choices.optimizer if optimizer is None else optimizer
     if chosen is None:
@@ -187,7 +182,7 @@ def _completed(
 
 
 class _MeanSquareOfOutputs(Loss):
-    """The mean of the outputs: what stands for a loss that is not known. Its gradient lies as they do."""
+    """Placeholder for an unknown loss; its gradient has the layout of the outputs."""
 
     needs_targets = False
 

@@ -86,12 +86,6 @@ def test_layouts_that_are_found_in_the_step(distribution, model, axes):
         assert run.model.layout_plan.row("up/kernel").axes == axes
 
 
-def test_an_automatic_layout_is_kept_beside_the_checkpoints():
-    overrides = ["distribution={strategy='auto', objective='memory'}", "checkpoint.directory=states", SEQUENTIAL]
-    assembly.distribution_of(settings(*overrides))
-    assert [path.suffix for path in pathlib.Path("states").glob("auto-*")] == [".json"]
-
-
 @pytest.mark.parametrize(
     ("distribution", "kind"),
     [

@@ -135,11 +135,11 @@ def test_lengths_that_are_not_known(mesh, layouts):
         ({"prefetch": -1}, DataError, "`prefetch`"),
         ({"dataset": [{"x": X[0], "y": 1}]}, DataError, "must have the structure of the layouts"),
         ({"dataset": 3}, DataError, "`dataset`"),
-        ({"dataset": [(X[0], 1), (X[1, :2], 2)]}, DataError, r"batch\[0\] of example 1 is not like the others"),
+        ({"dataset": [(X[0], 1), (X[1, :2], 2)]}, DataError, r"batch\[0\] of example 1 differs from the others"),
         ({"dataset": [(X[0], 2**40)] * 4}, DataError, r"batch\[1\] holds an integer that does not fit"),
         ({"dataset": [(X[0, :3], 1)] * 4}, LayoutError, r"cannot shard dim 1 of 'batch\[0\]'"),
         ({"dataset": [(X[0, 0], 1)] * 4}, LayoutError, r"the layout of 'batch\[0\]' has the wrong rank"),
-        ({"dataset": in_batches(3), "dataset_already_batched": True}, DataError, "must make up `global_batch_size`"),
+        ({"dataset": in_batches(3), "dataset_already_batched": True}, DataError, "must add up to `global_batch_size`"),
         ({"dataset": [(X[:4], Y[:2])], "dataset_already_batched": True}, DataError, r"batch\[1\] of example 0"),
     ],
 )

@@ -361,7 +361,7 @@ def test_a_function_that_fails_tells_of_what_is_lost(count):
     add = dtensor.function(lambda x: count.assign_add(jax.pure_callback(fail, jax.ShapeDtypeStruct((), "float32"), x)))
     with pytest.raises(jax.errors.JaxRuntimeError, match="a callback fails") as error:
         jax.block_until_ready(add(jnp.ones(())))
-    assert "Restore a checkpoint" in "".join(getattr(error.value, "__notes__", ()))
+    assert "restore a checkpoint" in "".join(getattr(error.value, "__notes__", ()))
     count.assign(1)
     assert float(count) == 1
 

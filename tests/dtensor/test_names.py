@@ -46,6 +46,7 @@ def test_docstrings_name_their_source(name):
         ("heartbeat_enabled", "heartbeat_timeout_s"),
         ("initialize_multi_client", "initialize_accelerator_system"),
         ("initialize_tpu_system", "initialize_accelerator_system"),
+        ("sharded_save", "name_based_save"),
         ("shutdown_tpu_system", "shutdown_accelerator_system"),
     ],
 )

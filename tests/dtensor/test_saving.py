@@ -97,7 +97,7 @@ def test_by_name(mesh, line, tmp_path):
         "a/w": dtensor.copy_to_mesh(np.arange(16.0), Layout([("batch", "model")], mesh)),
         "b": dtensor.copy_to_mesh(np.arange(3, dtype=np.int16), Layout.replicated(mesh, 1)),
     }
-    dtensor.sharded_save(mesh, tmp_path / "1", list(arrays), ["", ""], list(arrays.values()))
+    dtensor.name_based_save(mesh, tmp_path / "1", arrays)
     likes = {
         "b": DVariable(dtensor.copy_to_mesh(np.zeros(3, np.int16), Layout.replicated(line, 1))),
         "a/w": jax.ShapeDtypeStruct((16,), np.float32, sharding=Layout(["batch"], line).backend_layout),
@@ -141,9 +141,5 @@ class TestErrors:
                 DTensorCheckpoint(mesh, thing=value).save(tmp_path)
         with pytest.raises(MeshError):
             DTensorCheckpoint("mesh", thing=DVariable(jnp.ones(2)))
-        with pytest.raises(CheckpointError, match="`tensor_names`"):
-            dtensor.sharded_save(mesh, tmp_path, ["a", "a"], None, [1, 2])
-        with pytest.raises(CheckpointError, match="`shape_and_slices`"):
-            dtensor.sharded_save(mesh, tmp_path, ["a"], ["8 0,4"], [jnp.ones(4)])
         with pytest.raises(LayoutError, match="an array without a mesh"):
             dtensor.name_based_restore(mesh, tmp_path, {"a": jnp.ones(2)})

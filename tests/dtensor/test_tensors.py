@@ -145,7 +145,7 @@ class TestPack:
 
     def test_a_component_on_a_mesh(self, mesh, elsewhere):
         packed = dtensor.copy_to_mesh(X, Layout(["batch", "model"], elsewhere))
-        with pytest.raises(LayoutError, match="component 0 of pack must be an array of one device"):
+        with pytest.raises(LayoutError, match="component 0 of pack must be a NumPy array, or an array of one device"):
             dtensor.pack([packed] * 8, Layout.replicated(mesh, 2))
 
     def test_integers_that_jax_has_not(self, line):
@@ -198,7 +198,7 @@ class TestLayouts:
         array = dtensor.copy_to_mesh(X, Layout(["batch", UNSHARDED], mesh))
         dtensor.check_layout(array, kd.TensorLayout(("batch", None), mesh))
         for other in (Layout(["batch", "model"], mesh), Layout(["batch", UNSHARDED], elsewhere)):
-            with pytest.raises(LayoutError, match="the layout of the array is another one") as error:
+            with pytest.raises(LayoutError, match="the array has another layout") as error:
                 dtensor.check_layout(array, other)
             assert len(parts_of(error)) == 4
 

@@ -1,8 +1,6 @@
-"""`AutoParallel`: what it finds without names, that it is the best of what it tried, and how it is kept."""
+"""`AutoParallel`: what it finds without names, and that it is the best of what it tried."""
 
-import dataclasses
 import functools
-import json
 import tomllib
 
 import hypothesis
@@ -100,7 +98,7 @@ def test_it_is_the_best_of_what_it_tried(name):
         found = found_for(name, objective)
         figures = [each.step_seconds if objective == "step_time" else each.nbytes for each in found.candidates]
         assert figures[0] == min(figures) and len(figures) > 8
-        assert found.is_complete and not found.is_cached
+        assert found.is_complete
 
 
 @hypothesis.settings(max_examples=4, derandomize=True, deadline=None)
@@ -238,80 +236,6 @@ def test_what_it_writes_is_the_same_distribution(objective, tmp_path):
     assert read.batch_dim_name == found.distribution.batch_dim_name
 
 
-def test_what_was_found_is_kept(tmp_path):
-    factory, batch, loss = STEPS["mlp, nnx"]
-    auto = kd.AutoParallel(kd.DeviceMesh(MESH), cache=tmp_path)
-    first = auto.search(factory, batch, "adam", loss)
-    (file,) = tmp_path.iterdir()
-    again = auto.search(factory, batch, "adam", loss)
-    assert (first.is_cached, again.is_cached) == (False, True)
-    assert again.candidates == first.candidates and rules_of(again) == rules_of(first)
-    assert again.explanation == first.explanation
-    assert not auto.search(factory, batch, "sgd", loss).is_cached, "another step"
-    written = json.loads(file.read_text())
-    best = written["candidates"][0]
-    other = next(name for each in first.candidates for name in each.rules if name not in ("batch", "mlp"))
-    edits = [
-        {"mesh": {"data": 8}},
-        {"rules": {**best["rules"], "mlp": ["model", "model"]}},
-        {"rules": {**best["rules"], "mlp": "data"}},
-        {"rules": {"batch": "data", "mlp": "model", other: "model"}},  # both dims of a kernel
-        {"rules": {**best["rules"], "batch": None}},
-        {"step_seconds": 0},
-        {"step_seconds": 1e400},
-        {"state_nbytes": -1},
-        {"shard_optimizer": True},
-    ]
-    edited = [json.dumps({**written, "candidates": [{**best, **edit}]}) for edit in edits]
-    for damage in ("{", "[]", *edited):
-        file.write_text(damage)
-        redone = auto.search(factory, batch, "adam", loss)
-        assert not redone.is_cached and rules_of(redone) == rules_of(first)
-
-
-def test_compiling_is_not_taken_from_a_search_without(tmp_path, monkeypatch):
-    factory, batch, loss = STEPS["mlp, nnx"]
-    outcomes = [None, 3e-3]
-    compiled = []
-
-    def compile_(self, candidate, classes, step, deadline):
-        compiled.append(candidate)
-        return dataclasses.replace(candidate, compiled_seconds=outcomes[0], compiled_nbytes=outcomes[0] and 2**20)
-
-    monkeypatch.setattr(kd.AutoParallel, "_compiled", compile_)
-
-    def search(compiles):
-        auto = kd.AutoParallel(kd.DeviceMesh(MESH), target="cpu:8", compiles=compiles, cache=tmp_path)
-        return auto.search(factory, batch, "adam", loss)
-
-    assert [search(False).is_cached for _ in range(2)] == [False, True] and not compiled
-    assert [search(True).is_cached for _ in range(2)] == [False, False] and len(compiled) == 6, "the extra is missing"
-    outcomes.pop(0)
-    assert [search(True).is_cached for _ in range(2)] == [False, True] and len(compiled) == 9
-    assert search(True).best.compiled_seconds == 3e-3 and search(False).best.compiled_seconds is None
-    monkeypatch.setattr(kd, "__version__", "0.0.1")
-    assert not search(False).is_cached
-
-
-@pytest.mark.parametrize("obstacle", ["a file for the folder", "a folder for the file"])
-def test_a_cache_that_cannot_be_written_costs_nothing(obstacle, tmp_path):
-    factory, batch, loss = STEPS["mlp, nnx"]
-    cache = tmp_path / "cache"
-    auto = kd.AutoParallel(kd.DeviceMesh(MESH), cache=cache)
-    if obstacle == "a file for the folder":
-        cache.write_text("taken")
-    else:
-        auto.search(factory, batch, "adam", loss)
-        (file,) = cache.iterdir()
-        file.unlink()
-        file.mkdir()
-    with pytest.warns(kd.errors.LayoutWarning, match="cache.*cannot be written.*`cache=`") as caught:
-        found = auto.search(factory, batch, "adam", loss)
-    assert caught[0].filename == __file__
-    assert rules_of(found) == rules_of(found_for("mlp, nnx"))
-    assert not list(tmp_path.rglob("*.draft"))
-
-
 def test_the_time_limit_ends_the_search():
     factory, batch, loss = STEPS["block, nnx"]
     found = kd.AutoParallel(kd.DeviceMesh(MESH), time_limit_seconds=1e-6).search(factory, batch, "adam", loss)
@@ -395,7 +319,6 @@ def test_fit_on_batches_of_unknown_shapes_says_what_to_do():
         ({"mesh_or_devices": 8}, "`mesh_or_devices` must be a DeviceMesh"),
         ({"mesh_or_devices": [3]}, "`mesh_or_devices` must be a DeviceMesh"),
         ({"compiles": "no"}, "compiles"),
-        ({"cache": 3}, "`cache` must be a path"),
     ],
 )
 def test_arguments(arguments, message):

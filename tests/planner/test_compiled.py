@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
 from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
-from keras_dist.planner.gpu_target_config import gpu_target_config
+from keras_dist.planner.compiled import gpu_target_config
 from keras_dist.planner.hardware import CHIPS
 from tests.forks import Python
 
@@ -120,7 +120,7 @@ def test_a_process_that_dies_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(kd.errors.CompilationError) as caught:
         compile_for(lowered(jnp.sum), "cpu:8")
-    assert caught.value.given == "its process ended with code 1"
+    assert caught.value.given == "its process exited with code 1"
 
 
 @pytest.mark.parametrize(

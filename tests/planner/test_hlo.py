@@ -7,9 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from keras_dist.planner.hlo import parse_program
+from keras_dist.planner.hlo import groups_of, parse_program
 from keras_dist.planner.hlo_text import nbytes_of
-from keras_dist.planner.replica_groups import groups_of
 
 MESH = {"data": 2, "model": 4}
 BY_DATA, BY_MODEL = [[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]

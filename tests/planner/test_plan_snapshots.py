@@ -58,10 +58,8 @@ def test_a_rename_that_loses_its_rule_fails(kept):
         assert_plan(renamed, kept)
     assert isinstance(caught.value, AssertionError)
     lines = [line.strip() for line in str(caught.value).splitlines()]
-    assert (
-        "d2/kernel: is now 'out/kernel'; was (model, -), d2/kernel; is replicated, no rule, 256 B -> 1.0 KiB per device"
-    ) in lines
-    assert "d2/bias: is now 'out/bias'; it lies as before" in lines
+    assert "d2/kernel: is missing; was (model, -), d2/kernel" in lines
+    assert "out/kernel: is new, replicated, no rule" in lines
     assert not any(line.startswith("d1/") for line in lines)
     assert f"{UPDATE_VARIABLE}=1" in caught.value.fix
 
@@ -96,7 +94,7 @@ def test_another_mesh_and_new_arrays_fail(report, kept):
     with pytest.raises(PlanError) as caught:
         assert_plan(report, kept)
     assert "    d1/bias: is new, replicated, no rule" in str(caught.value).splitlines()
-    assert "    d0/kernel: has gone; was (-, model), d1/kernel" in str(caught.value).splitlines()
+    assert "    d0/kernel: is missing; was (-, model), d1/kernel" in str(caught.value).splitlines()
 
 
 def test_the_file_says_nothing_of_the_machine(report, kept):
@@ -147,15 +145,9 @@ def _damages(document):
     )
     yield "mesh", lambda text: json.dumps({name: value for name, value in document.items() if name != "mesh"})
     yield "", lambda text: "null"
-    yield "'mesh' is there twice", lambda text: text.replace('"mesh"', '"mesh": {"data": 8}, "mesh"')
-    yield (
-        "'d1/kernel' is there twice",
-        lambda text: text.replace('"d1/kernel": {', f'"d1/kernel": {json.dumps(array)}, "d1/kernel": {{'),
-    )
-    yield "Invalid JSON", lambda text: text.replace('"mesh"', f'"mesh": {"9" * 5000}, "mesh"')
 
 
-@pytest.mark.parametrize("index", range(12))
+@pytest.mark.parametrize("index", range(9))
 def test_damaged_files_are_told(report, kept, index):
     text = kept.read_text()
     words, damage = list(_damages(json.loads(text)))[index]
@@ -177,7 +169,7 @@ def test_other_files_are_told(report, tmp_path, monkeypatch):
     assert_plan(report, large, update=True)
     with pytest.raises(PlanFileError) as caught:
         assert_plan(report, large)
-    assert caught.value.given == "it has more than 100 bytes"
+    assert caught.value.given == "more than 100 bytes"
 
 
 def test_a_place_that_cannot_be_written(report, tmp_path):

@@ -1,4 +1,4 @@
-"""What Keras 2 had for DTensor: its `tf.keras.dtensor.experimental`, and a switch of `tf.keras.backend`."""
+"""Keras 2's support of DTensor: `tf.keras.dtensor.experimental`, and a switch of `tf.keras.backend`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`LayoutMap` of Keras 2, and the strategy that places the weights of a model by it."""
+"""`LayoutMap` of Keras 2, and the strategy that shards the weights of a model by its rules."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _BATCH = "batch"
 
 
 class LayoutMap(distribution.LayoutMap):
-    """An ordered mapping from rules to layouts, by which `scope` places the weights of models.
+    """An ordered mapping from rules to layouts for the weights of models that are created under `scope`.
 
-    A path is looked up as a key first; else the first rule, in the order in which they were added, decides that
-    matches the beginning of the path as a regular expression. Where none does, a weight is whole on every device.
+    A key that equals the path of a weight decides; else the first key, in the order of insertion, that matches the
+    beginning of the path as a regular expression. A weight without a rule is replicated.
 
     Paths of weights are names with dots: of attributes in subclassed models (`feature.kernel`, `blocks.0.bias`), of
-    layers in functional and sequential ones.
+    layers in functional and sequential models.
 
     Args:
-        mesh: the mesh of all layouts; by default that of the first one. A `DeviceMesh` is converted.
+        mesh: the mesh of all layouts. By default the mesh of the first layout. A `DeviceMesh` is converted.
 
     Raises:
-        LayoutError: `mesh` is no mesh.
+        LayoutError: `mesh` is not a mesh.
 
     Example:
         >>> import keras_dist as kd
@@ -48,8 +48,9 @@ class LayoutMap(distribution.LayoutMap):
         >>> model.layers[0].kernel.layout == layout_map["feature.kernel"]
         True
 
-    Differs from Keras 2: layouts of another mesh are refused; tuples and lists of axes are layouts, too; rules that
-    match no weight warn; `in`, `get`, `pop` and `setdefault` do what a mapping's should; matching has a time limit.
+    Differs from Keras 2: layouts on another mesh raise. Tuples and lists of axes are accepted as layouts. Rules that
+    match no weight warn. `in`, `get`, `pop` and `setdefault` work on keys, as in any mapping. Matching has a time
+    limit.
 
     Source: `tf.keras.dtensor.experimental.LayoutMap`.
     """
@@ -58,28 +59,28 @@ class LayoutMap(distribution.LayoutMap):
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         if mesh is not None and not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise argument_error("mesh", mesh, "a Mesh, as `create_mesh` gives", error=LayoutError)
+            raise argument_error("mesh", mesh, "a Mesh, as `create_mesh` returns", error=LayoutError)
         super().__init__(mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.from_device_mesh(mesh))
 
     @property
     def mesh(self) -> Mesh | None:
         """The mesh of all layouts; None while it is not known."""
-        return self._device_mesh  # pyright: ignore[reportReturnType]: there are no others
+        return self._device_mesh  # pyright: ignore[reportReturnType]: `__init__` converts all others
 
     def get_default_mesh(self) -> Mesh | None:
-        """Return `mesh`, on which weights lie for which there is no rule."""
+        """Return `mesh`, on which weights without a rule are replicated."""
         return self.mesh
 
     def __setitem__(self, key: str, layout: TensorLayout | Sequence[Axis]) -> None:
         """Add a rule.
 
         Args:
-            key: a path, or a regular expression for how paths begin.
+            key: a path, or a regular expression for the beginning of paths.
             layout: a `Layout` or `TensorLayout`, or its axes as a tuple or list.
 
         Raises:
-            LayoutError: the key exists, is not a string or regular expression, or the layout is of another mesh, of
-                none, or names a dim that this mesh does not have.
+            LayoutError: the key exists, or is not a string or regular expression; or the layout has no mesh, another
+                mesh, or an entry that is not a dim of the mesh.
         """
         if isinstance(layout, TensorLayout | list | tuple):
             axes, mesh = (layout.axes, layout.device_mesh) if isinstance(layout, TensorLayout) else (layout, None)
@@ -92,7 +93,7 @@ class LayoutMap(distribution.LayoutMap):
         self._device_mesh = self._device_mesh or layout.mesh  # pyright: ignore[reportAttributeAccessIssue]
 
     def matching_rules(self, path: str) -> list[str]:
-        """Return the key that decides for `path`, in a list; an empty one where none does.
+        """Return the key that decides for `path` in a list, or an empty list.
 
         Raises:
             LayoutError: `path` is not a string.
@@ -100,10 +101,10 @@ class LayoutMap(distribution.LayoutMap):
         return super().matching_rules(path)[:1]
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context: models that are made inside have their weights on `mesh`, as the rules say.
+        """Return a context manager: weights of models that are made inside are sharded by the rules.
 
-        It counts where the model is made, and not where its weights are created. The batch is sharded over the dim of
-        the mesh that is called `batch`, else over the first.
+        The model must be made inside; its weights may be created later. The batch is sharded over the dim of the mesh
+        that is called `batch`, else over the first.
 
         Raises:
             DistributionError: the mesh is not known.
@@ -112,11 +113,7 @@ class LayoutMap(distribution.LayoutMap):
 
 
 class ByLayoutMap(ModelParallel):
-    """Weights by the rules of a `LayoutMap` of Keras 2.
-
-    As there, a layout that a layer was given for a weight comes before all rules, and nothing else has rules: no
-    activations, and no statistics that follow a parameter.
-    """
+    """Strategy of a `LayoutMap` of Keras 2: rules for weights alone; a layout that a layer was given comes first."""
 
     layout_map: LayoutMap
 
@@ -125,7 +122,7 @@ class ByLayoutMap(ModelParallel):
         super().__init__(layout_map, _BATCH if mesh is not None and _BATCH in mesh.dim_names else None)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout that the layer was given, else the one by the rules, else replicated."""
+        """Return the layout that the layer was given, else the layout of the rule, else replicated."""
         rule, own = self.rule_of(variable), getattr(variable, "own", None)
         if rule is not None:
             return self.layout_map.rule_layout(rule).because(rule)
@@ -137,13 +134,13 @@ class ByLayoutMap(ModelParallel):
         """Return None: rules are for weights."""
 
     def rule_of(self, variable: Any) -> str | None:
-        """Return the rule that decides for a variable, if any does."""
+        """Return the rule that decides for a variable, or None."""
         own = getattr(variable, "own", None)
         is_given = own is not None and own.layout is not None
         return None if is_given else self.layout_map.match(dotted(variable.path))
 
     def plan_variables(self, specs: Sequence[VariableSpec], treedef: PyTreeDef) -> LayoutPlan:
-        """Return the plan; rules, and what is said about them, have the paths with dots and no others."""
+        """Return the plan; rules, and warnings about them, have paths with dots alone."""
         known = [dataclasses.replace(spec, path=dotted(spec.path), aliases=(), keras_path=None) for spec in specs]
         plan = super().plan_variables(known, treedef)
         pairs = zip(plan.rows, specs, strict=True)
@@ -155,5 +152,5 @@ class ByLayoutMap(ModelParallel):
 
 
 def dotted(path: str) -> str:
-    """Return the path of a variable as Keras 2 has it: `d1/kernel` as `d1.kernel`."""
+    """Return the path of a variable in Keras 2: `d1.kernel` for `d1/kernel`."""
     return path.replace("/", ".")

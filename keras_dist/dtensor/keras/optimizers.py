@@ -1,4 +1,4 @@
-"""What `tf.keras.dtensor.experimental.optimizers` has: optimizers of `keras_dist.optimizers`; all take `mesh`."""
+"""The names of `tf.keras.dtensor.experimental.optimizers`: optimizers of `keras_dist.optimizers`, which take `mesh`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The place of `tf.keras.backend.experimental`."""
+"""The package of `tf.keras.backend.experimental`."""
 
 from keras_dist.dtensor.keras.backend import experimental
 
