@@ -181,7 +181,7 @@ class Trainer:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            with heartbeat.failures_told("fit", is_shared=is_shared(self._cell.mesh)):
+            with heartbeat.current().steps("fit", is_shared=is_shared(self._cell.mesh)):
                 yield
         except BaseException as error:
             hooks.on_train_exit(error)
@@ -196,7 +196,7 @@ class Trainer:
         self._check_agreement("evaluate", examples, _facts_of_draw(draw))
         shared = is_shared(self._cell.mesh)
         with (
-            heartbeat.failures_told("evaluate", is_shared=shared),
+            heartbeat.current().steps("evaluate", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             return dict(self._evaluation(examples, hooks)(check_interrupt, draw))
@@ -261,7 +261,7 @@ class Trainer:
         should_stop = self._stopper("predict")
         shared = is_shared(self._cell.mesh)
         with (
-            heartbeat.failures_told("predict", is_shared=shared),
+            heartbeat.current().steps("predict", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             hooks.begin("predict")
@@ -289,7 +289,7 @@ class Trainer:
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         timer = StepTimer()
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
                 began = timer.look()
                 states, compiled = self._train_dispatch(program)(SingleStep(batch))
@@ -302,7 +302,7 @@ class Trainer:
         self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             states, _ = self._test_dispatch(program, draw)(SingleStep(batch))
             return dict(self._watched(program, [(batch.rows, states)]))
 
@@ -310,7 +310,7 @@ class Trainer:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(SingleStep(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 
