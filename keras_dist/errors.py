@@ -1,15 +1,15 @@
-"""The exception tree, and the one form in which keras_dist reports a mistake.
+"""The exceptions of keras_dist, and the form in which they report a mistake.
 
-Every error has up to four parts: what is wrong, what was given, what was expected, and the way out. Each part adds
-something: `expected` is left out where the summary or `fix` shows it, `given` where the summary shows it::
+An error has up to four parts. `expected` is left out where the summary or `fix` shows it, and `given` where the summary
+shows it::
 
     LayoutError: cannot shard dim 1 of 'decoder/dense/kernel'
       given:    shape (1024, 30), layout (None, 'model'), rule 'decoder/.*kernel'
       expected: dim 1 divisible by axis 'model' = 8 of mesh {data: 4, model: 8}
       fix:      pad the dim to 32, or map this path to (None, None)
 
-The parts stay on the exception (``error.given``), so that callers read fields and not text. Each class also
-inherits the built-in that Keras raises in the same place, so ``except ValueError`` goes on working.
+The parts are attributes of the exception (``error.given``). Each class also inherits the built-in that Keras raises in
+the same place, so ``except ValueError`` works as before.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 
 class KerasDistError(Exception):
-    """Base of everything keras_dist raises on purpose.
+    """Base class of all errors of keras_dist.
 
     Args:
-        summary: what is wrong, naming the variable or argument.
-        given: what the caller passed.
-        expected: what would have been accepted.
-        fix: the way out.
+        summary: the mistake; names the variable or argument.
+        given: the value that was passed.
+        expected: valid values.
+        fix: a way to correct the mistake.
     """
 
     def __init__(self, summary: str, *, given: str = "", expected: str = "", fix: str = "") -> None:
@@ -45,7 +45,7 @@ class KerasDistError(Exception):
 
 
 class _ErrorOfProblems(KerasDistError):
-    """An error that lists single problems in ``problems``."""
+    """An error with a list of single problems, ``problems``."""
 
     def __init__(self, summary: str, *, problems: tuple[Any, ...] = (), **parts: str) -> None:
         super().__init__(summary, **parts)
@@ -53,30 +53,27 @@ class _ErrorOfProblems(KerasDistError):
 
 
 class DeviceError(KerasDistError, ValueError, RuntimeError):
-    """A device does not exist, or the devices can no longer be configured."""
+    """A device does not exist, or devices can no longer be configured."""
 
 
 class ClusterError(KerasDistError, ValueError):
-    """The description of the processes of a job is inconsistent."""
+    """The arguments that describe the processes of a job are inconsistent."""
 
 
 class ProcessAbsentError(ClusterError):
-    """Another process of the job does not come to what all of them do together."""
+    """Another process of the job did not reach a point that all processes must reach."""
 
 
 class MeshError(KerasDistError, ValueError):
-    """A `DeviceMesh` cannot be made of what was given."""
+    """The arguments of a `DeviceMesh` do not fit together."""
 
 
 class LayoutError(_ErrorOfProblems, ValueError):
-    """A layout or a layout rule cannot be applied.
-
-    ``problems`` holds one entry for each thing found when a whole plan was checked, else it is empty.
-    """
+    """A layout or a layout rule cannot be applied; ``problems`` lists what is wrong with a whole plan."""
 
 
 class UnknownPathError(KerasDistError, KeyError):
-    """A path names no array of a plan."""
+    """A plan has no array of this path."""
 
 
 class RuleTimeoutError(KerasDistError, ValueError, TimeoutError):
@@ -84,53 +81,53 @@ class RuleTimeoutError(KerasDistError, ValueError, TimeoutError):
 
 
 class DistributionError(KerasDistError, ValueError):
-    """A `Distribution` is incomplete, or is not the one a model was built under."""
+    """A `Distribution` is incomplete, or differs from the one a model was built under."""
 
 
 class ConfigError(KerasDistError, ValueError):
-    """A config file cannot be read or says something that is not allowed."""
+    """A config file cannot be read or has an invalid entry."""
 
 
 class ConfigTypeError(ConfigError, TypeError):
-    """What should be the config of an object is something else, where Keras raises a `TypeError`."""
+    """The config of an object has the wrong type, where Keras raises a `TypeError`."""
 
 
 class UnknownNameError(KerasDistError, ValueError):
-    """A string identifier (optimizer, loss, metric) names nothing."""
+    """A string identifier (optimizer, loss, metric) is not known."""
 
 
 class ModelError(KerasDistError, ValueError):
-    """An argument is wrong, a model was used out of order, or it does not return what its use needs."""
+    """An argument is invalid, a model is used out of order, or it does not return what is needed."""
 
 
 class ArgumentTypeError(ModelError, TypeError):
-    """An argument is of a kind that cannot be used, where Keras raises a `TypeError`."""
+    """An argument has the wrong type, where Keras raises a `TypeError`."""
 
 
 class NotAvailableError(ModelError, AttributeError):
-    """A property that an object does not have in the state it is in, so that `hasattr` is False."""
+    """A property is not available in the current state of an object; `hasattr` is then False."""
 
 
 class ConstructorError(ModelError, AttributeError):
-    """The constructor of a subclass does not call that of its base."""
+    """The constructor of a subclass does not call the constructor of its base class."""
 
 
 class FileMissingError(ModelError, FileNotFoundError):
-    """There is no such file, where Keras raises a `ValueError`."""
+    """A file does not exist, where Keras raises a `ValueError`."""
 
 
 class DataError(KerasDistError, ValueError):
-    """Data cannot be turned into batches for this model and mesh."""
+    """Data cannot be converted to batches for this model and mesh."""
 
 
 class DataFileMissingError(DataError, FileNotFoundError):
-    """A file or folder that data are read from does not exist."""
+    """A file or folder of a dataset does not exist."""
 
 
 class CheckpointError(_ErrorOfProblems, ValueError):
-    """A checkpoint cannot be written or read: its place is busy, it is damaged, or it is one of another model.
+    """A checkpoint cannot be written, is damaged, or belongs to another model.
 
-    ``problems`` names each file or variable that is wrong.
+    ``problems`` lists the files or variables.
     """
 
 
@@ -139,10 +136,7 @@ class OverwrittenError(CheckpointError, ModelError):
 
 
 class WriteError(KerasDistError, OSError):
-    """The operating system could not write a file, for example because the disk is full.
-
-    ``errno`` is the system's number, and ``filename`` the place.
-    """
+    """The operating system cannot write a file, for example on a full disk. Has ``errno`` and ``filename``."""
 
 
 class WriteDeniedError(WriteError, PermissionError):
@@ -150,47 +144,47 @@ class WriteDeniedError(WriteError, PermissionError):
 
 
 class WriteFolderError(WriteError, FileNotFoundError):
-    """The folder in which a file was to be written does not exist."""
+    """The folder of a file to write does not exist."""
 
 
 class MissingExtraError(KerasDistError, ImportError):
-    """What was called needs a package that keras_dist does not install without being asked to."""
+    """An optional package is not installed."""
 
 
 class CompilationError(KerasDistError, RuntimeError):
-    """XLA cannot compile a program for the machine that is planned for."""
+    """XLA cannot compile a program for the planned hardware."""
 
 
 class CompilationTimeoutError(CompilationError, TimeoutError):
-    """A program was not compiled in the time it was given."""
+    """A program was not compiled within its time limit."""
 
 
 class EquivalenceError(KerasDistError, AssertionError):
-    """Two distributions do not give the same model."""
+    """Two distributions give different results for the same model."""
 
 
 class PlanError(KerasDistError, AssertionError):
-    """A plan is not the one that was kept in a file."""
+    """A plan differs from the one in a file."""
 
 
 class PlanFileError(KerasDistError, ValueError):
-    """A file that a plan is kept in cannot be read, or is damaged."""
+    """The file of a plan cannot be read, or is damaged."""
 
 
 class RecompileWarning(UserWarning):
-    """A step was compiled once more, for batches of yet another shape; `data.pad_batch` makes few shapes of many."""
+    """A step was compiled again for batches of another shape; `data.pad_batch` reduces the number of shapes."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was skipped because it is damaged, or a writer was killed in the middle of one."""
+    """A checkpoint was skipped because it is damaged or incomplete."""
 
 
 class LayoutWarning(UserWarning):
-    """Something is not sharded: rules of a plan had no effect, or no distribution is set. Or over a slow network."""
+    """Arrays are not sharded, because rules had no effect or no distribution is set; or a slow network is used."""
 
 
 def shorten(value: object) -> str:
-    """Return the repr of a value on one line of at most 120 characters; its type where its repr fails."""
+    """Return the repr of a value on one line of at most 120 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # the user's own __repr__
@@ -199,7 +193,7 @@ def shorten(value: object) -> str:
 
 
 def with_type(value: object) -> str:
-    """Return the repr of a value, as `shorten` does, and the name of its class."""
+    """Return the repr of a value, shortened, and the name of its class."""
     return f"{shorten(value)} of type {type_name(value)}"
 
 
@@ -225,12 +219,12 @@ def unknown_name_error(
     """Return the error for a name that is not among `options`.
 
     Args:
-        summary: what does not have the name, such as "the mesh has no axis"; the name follows it.
-        name: what was given.
-        options: all names, in the order in which the error lists them.
+        summary: the mistake, such as "the mesh has no axis"; the name is appended.
+        name: the given name.
+        options: all valid names, in the order in which the error lists them.
         given: where the name was given; by default the name.
-        fix: another way out than one of `options`.
-        error: the class of the error.
+        fix: an alternative to choosing one of `options`.
+        error: class of the error.
     """
     known = list(options)
     near = did_you_mean(name, known) if isinstance(name, str) else ""
@@ -239,7 +233,7 @@ def unknown_name_error(
 
 
 def unreadable(error: Exception) -> type[DataError]:
-    """Return the class of the error that tells that a file of data cannot be read, for what reading it raised."""
+    """Return the class of error for a data file that cannot be read, by the exception that reading raised."""
     return DataFileMissingError if isinstance(error, FileNotFoundError) else DataError
 
 
@@ -250,12 +244,11 @@ def type_name(value: object) -> str:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string when none is near."""
+    """Return `` (did you mean 'x'?)`` for the nearest of ``options``, or an empty string if none is near."""
     near = nearest(name, options)
-    return f" (did you mean {near!r}?)" if near is not None else ""
+    return "" if near is None else f" (did you mean {near!r}?)"
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """Return the option most like ``name``, or None when none is like it."""
-    matches = difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    """Return the option most similar to ``name``, or None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(options), n=1, cutoff=0.5)), None)

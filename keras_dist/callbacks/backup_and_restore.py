@@ -121,7 +121,7 @@ class BackupAndRestore(Callback):
         )
         self._manager = manager
         stored = manager.newest()
-        heartbeat.note_save("nothing yet" if stored is None else str(stored.folder))
+        heartbeat.current().note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
             print_message(f"BackupAndRestore: going on with {stored.folder}")
@@ -174,7 +174,7 @@ class BackupAndRestore(Callback):
             return
         if error is None and self.delete_checkpoint:
             manager.delete()
-            heartbeat.note_save(None)
+            heartbeat.current().note_save(None)
             return
         try:
             manager.close(wait=not isinstance(error, KeyboardInterrupt), error=error)

@@ -485,7 +485,7 @@ class _Writer:
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
         self._error: BaseException | None = None
-        steps = heartbeat.training_steps()
+        steps = heartbeat.current().notes.steps
         try:
             finish = snapshot.begin(path, fsync)
         except OSError as error:
@@ -494,7 +494,7 @@ class _Writer:
         def run() -> None:
             try:
                 finish()
-                heartbeat.note_save(str(path), steps)
+                heartbeat.current().note_save(str(path), steps)
                 then()
             except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
                 self._error = error

@@ -19,13 +19,7 @@ from keras_dist.data.py_dataset import PyDataset
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows
 from keras_dist.data.source import RowSource, register_source
 from keras_dist.data.streams import StreamSource
-from keras_dist.distribution.jobs.process_rows import (
-    ReplicaGroup,
-    check_process_rows,
-    process_rows,
-    process_share,
-    replica_groups,
-)
+from keras_dist.distribution.jobs.process_rows import ReplicaGroup, process_rows, replica_groups
 
 __all__ = [
     "ArraySource",
@@ -42,7 +36,6 @@ __all__ = [
     "StreamSource",
     "array_to_img",
     "auto_shard_dataset",
-    "check_process_rows",
     "global_batch",
     "image_dataset_from_directory",
     "img_to_array",
@@ -52,7 +45,6 @@ __all__ = [
     "pad_sequences",
     "prefetch_to_mesh",
     "process_rows",
-    "process_share",
     "register_source",
     "replica_group",
     "replica_groups",

@@ -1,7 +1,7 @@
 """Abstract meshes: while a step is planned, meshes are `jax.sharding.AbstractMesh`es, whose devices need not exist.
 
-This is ambient, because layers and users' functions refer to meshes of their own. Only `DeviceMesh` reads it. The rest
-follows from the mesh: arrays that are placed on an abstract mesh are `jax.ShapeDtypeStruct`s.
+The setting is ambient, because layers and users' functions refer to meshes themselves. Only `DeviceMesh` reads it;
+arrays placed on an abstract mesh are `jax.ShapeDtypeStruct`s.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OF_THE_MESH = ""
 
 @contextlib.contextmanager
 def abstract_meshes(platform: str | None = None) -> Generator[None]:
-    """Inside, meshes are abstract. Steps can be traced and lowered, but not run.
+    """Make meshes abstract inside a `with` block. Steps can be traced and lowered, but not run.
 
     Args:
-        platform: the platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
+        platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
     """
     token = _platform.set(platform or _OF_THE_MESH)
     try:
@@ -29,10 +29,10 @@ def abstract_meshes(platform: str | None = None) -> Generator[None]:
 
 
 def meshes_are_abstract() -> bool:
-    """Whether this is inside `abstract_meshes`."""
+    """Return whether this is inside `abstract_meshes`."""
     return _platform.get() is not None
 
 
 def planned_platform() -> str | None:
-    """The platform given to `abstract_meshes`; None outside of it, and where none was given."""
+    """Return the platform given to `abstract_meshes`; None if none was given, or outside of it."""
     return _platform.get() or None

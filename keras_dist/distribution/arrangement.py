@@ -1,4 +1,4 @@
-"""Where the devices of several processes stand in a mesh: inner axes inside one process, where they fit."""
+"""Arrangement of the devices of several processes in a mesh: inner axes stay inside one process, where they fit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from keras_dist.errors import LayoutWarning
 
 
 def group_of(device: Device) -> int:
-    """Return the number of the slice of a device, within which TPUs and GPUs are connected; for CPUs of its process."""
+    """Return the slice of a TPU or GPU, within which devices are connected directly; the process of a CPU device."""
     return job.process_of(device) if _kind_of_group(device) == "process" else device.slice_index
 
 
 def _kind_of_group(device: Device) -> str:
-    # JAX numbers slices of CPUs, too: by machine, and not at all in a program of one process
+    # JAX also numbers slices of CPUs, by machine, but not in a program of one process
     return "process" if device.platform == "cpu" or getattr(device, "slice_index", None) is None else "slice"
 
 
 def groups_of(devices: Sequence[Device]) -> list[list[Device]]:
-    """Return the devices in groups within which the network is fast, in the order of the groups' numbers."""
+    """Group devices by slice or process, within which the network is fast; groups are sorted by their numbers."""
     groups: dict[int, list[Device]] = collections.defaultdict(list)
     for device in devices:
         groups[group_of(device)].append(device)
@@ -38,12 +38,12 @@ def groups_of(devices: Sequence[Device]) -> list[list[Device]]:
 
 
 def arranged(groups: Sequence[Sequence[Device]], shape: Sequence[int], dcn_shape: Sequence[int]) -> np.ndarray:
-    """Return the devices as an array whose dims are the products of those of `shape` and `dcn_shape`.
+    """Arrange devices in the product of two meshes.
 
     Args:
-        groups: equally large ones, as many as `dcn_shape` has places.
-        shape: of the mesh within each group.
-        dcn_shape: of the mesh of groups.
+        groups: groups of devices of equal size, one for each place of `dcn_shape`.
+        shape: shape of the mesh within a group.
+        dcn_shape: shape of the mesh of groups.
 
     Source: `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
     """
@@ -55,7 +55,7 @@ def arranged(groups: Sequence[Sequence[Device]], shape: Sequence[int], dcn_shape
 
 
 def by_default(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
-    """Return the devices as an array of this shape, whose first dims go over the groups and last ones inside them."""
+    """Arrange devices in this shape: outer dims across groups, inner dims within a group."""
     groups = groups_of(devices)
     if len({len(group) for group in groups}) > 1:
         return _in_order([device for group in groups for device in group], shape)
@@ -64,10 +64,10 @@ def by_default(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
 
 
 def _placed(group: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
-    """Return the devices of a group as an array whose dims follow their wires."""
+
     try:
         return mesh_utils.create_device_mesh(shape, group, allow_split_physical_axes=True)
-    except (NotImplementedError, AssertionError):  # such sizes, or these of the TPUs, have no place along the wires
+    except (NotImplementedError, AssertionError):  # no arrangement along the connections of TPUs has this shape
         return _in_order(group, shape)
 
 
@@ -78,7 +78,7 @@ def _in_order(devices: Sequence[Device], shape: Sequence[int]) -> np.ndarray:
 
 
 def _outermost(shape: Sequence[int], count: int) -> list[int]:
-    """Divide `count` groups among the dims of a mesh that they fill, the first dims first."""
+    """Divide `count` groups among the dims of a mesh, first dims first."""
     parts: list[int] = []
     for size in shape:
         parts.append(math.gcd(size, count))
@@ -87,10 +87,10 @@ def _outermost(shape: Sequence[int], count: int) -> list[int]:
 
 
 def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
-    """Warn, once in a process, of an inner axis that crosses groups although another mesh would keep it inside one.
+    """Warn, once in a process, if an inner axis crosses groups although another mesh would keep it inside one.
 
-    The outermost axis of more than one device may cross them, and so may an axis for which those inside it leave no
-    room. Nor is there a choice where groups have one device each.
+    The outermost axis of more than one device may cross groups, and so may an axis that does not fit beside the axes
+    inside it. Groups of one device leave no choice.
     """
     groups = np.vectorize(group_of, otypes=[int])(devices)
     each, *others = np.unique(groups, return_counts=True)[1].tolist()
@@ -115,7 +115,6 @@ def _order(kind: str) -> str:
 
 
 def _shapes(sizes: dict[str, int], axis: str, each: int, kind: str) -> str:
-    """The ways out for an innermost axis that is too long for a group."""
     total = math.prod(sizes.values())
     outermost = next(name for name, size in sizes.items() if size > 1)
     smaller = {**sizes, outermost: total // each, axis: each}

@@ -1,4 +1,4 @@
-"""`DataParallel`: every device holds the whole model and a part of the batch."""
+"""`DataParallel`: every device holds the whole model and a shard of the batch."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ DEFAULT_BATCH_DIM_NAME = "batch"
 
 @register_strategy("data_parallel")
 class DataParallel(Distribution):
-    """Every device holds the whole model and a part of the batch.
+    """Every device holds the whole model and a shard of the batch.
 
-    Sharding metadata of variables are ignored, and the plan says so; a layout that is passed to a layer
+    Sharding metadata of variables is ignored, which the plan reports; a layout that is passed to a layer
     (`kernel_layout=`) is applied.
 
     Args:
-        device_mesh: the devices, as a mesh of one axis; of several axes the first takes the batch.
+        device_mesh: the devices, as a mesh of one axis; the first of several axes shards the batch.
         devices: the devices as a list, instead of a mesh; by default all devices of the job.
-        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
-        shard_optimizer: shard the optimizer's slots over the batch axis (ZeRO-1): less memory and the same results, at
-            the cost of one gather of the updates per step.
+        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
+        shard_optimizer: shard optimizer states over the batch axis (ZeRO-1): less memory and the same results, for one
+            gather of the updates per step.
 
     Raises:
         DistributionError: both `device_mesh` and `devices` are given, or the mesh is not a `DeviceMesh`.
 
-    Differs from Keras: `shard_optimizer`; naming the devices twice is an error.
+    Differs from Keras: `shard_optimizer`; `device_mesh` with `devices` is an error.
 
     Source: `keras.distribution.DataParallel`; Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO).
     """
@@ -81,7 +81,7 @@ class DataParallel(Distribution):
 
     @property
     def num_model_replicas(self) -> int:
-        """Number of devices: each holds the whole model."""
+        """Number of devices, since each holds the whole model."""
         return self.device_mesh.size
 
     def get_data_layout(self, data_shape: Sequence[int]) -> TensorLayout:
@@ -99,7 +99,7 @@ class DataParallel(Distribution):
         return TensorLayout.replicated(len(variable.shape), self.device_mesh)
 
     def get_slot_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout of the variable; with `shard_optimizer` also sharded over the batch axis."""
+        """Return the layout of the variable, with `shard_optimizer` also sharded over the batch axis."""
         layout = self.get_variable_layout(variable)
         if not self.shard_optimizer:
             return layout

@@ -1,4 +1,4 @@
-"""`DeviceReport`: the devices of this machine, the meshes that they can form, and the settings of fake ones."""
+"""`DeviceReport`: the devices of this machine, the meshes they can form, and settings for fake devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MORE = (
     ("XLA_FLAGS=--xla_force_host_platform_device_count=8", "in the environment; importing keras_dist sizes the pool"),
     ("JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu", "the same"),
 )
-_POOL = "PJRT_NPROC=16 is the pool: with less than two threads for each fake device, XLA may wait for ever"
+_POOL = "PJRT_NPROC=16 is the pool: with fewer than two threads for each fake device, XLA may deadlock"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class DeviceReport:
     """The devices of this machine. Printing it gives text.
 
     Attributes:
-        devices: the name of each, such as `cpu:0`.
-        kinds: what the makers call them.
+        devices: names of the devices, such as `cpu:0`.
+        kinds: product names of the devices.
         mesh_shapes: meshes of all devices with the axes `data` and `model`.
-        environment: variables that decide about devices, as far as they are set.
+        environment: environment variables that configure devices.
     """
 
     devices: tuple[str, ...]
@@ -40,12 +40,12 @@ class DeviceReport:
 
     @property
     def fake_devices(self) -> int:
-        """How many of them are fake: CPU devices beyond the first are."""
+        """Number of fake devices: CPU devices, if there are several."""
         count = sum(name.startswith("cpu:") for name in self.devices)
         return count if count > 1 else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all attributes as plain values."""
         return {**dataclasses.asdict(self), "fake_devices": self.fake_devices}
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class DeviceReport:
 
 
 def report_devices() -> DeviceReport:
-    """Return a report of the devices of this machine, which it starts.
+    """Return a report of the devices of this machine. Starts JAX's backend.
 
     Raises:
         DeviceError: JAX finds none of the kind that the environment asks for.
@@ -90,13 +90,10 @@ def report_devices() -> DeviceReport:
 
 
 def suggest_mesh_shapes(count: int) -> list[dict[str, int]]:
-    """Return the meshes of `count` devices with the axes `data` and `model`, those with the most `data` first.
-
-    Args:
-        count: the number of devices.
+    """Return the meshes of `count` devices with the axes `data` and `model`, largest `data` first.
 
     Raises:
-        DeviceError: `count` is no positive integer.
+        DeviceError: `count` is not a positive integer.
 
     Example:
         >>> suggest_mesh_shapes(4)

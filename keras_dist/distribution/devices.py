@@ -1,4 +1,4 @@
-"""The devices of this job: listing them, finding one by name, and making fake ones."""
+"""The devices of this job: list them, find one by name, configure fake ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get_device_count(device_type: str | None = None) -> int:
 
 
 def device_name(device: Any) -> str:
-    """`"cpu:0"` for a `jax.Device`; a string is returned in its full form (`"CPU"` is `"cpu:0"`)."""
+    """Return `"cpu:0"` for a `jax.Device`, and the full form of a name (`"CPU"` is `"cpu:0"`)."""
     if isinstance(device, jax.Device):
         return f"{device.platform}:{device.id}"
     name = str(device).lower()
@@ -68,12 +68,11 @@ def find_device(device: Device | str) -> Device:
 def use_cpu_devices(count: int) -> None:
     """Make JAX run on `count` fake CPU devices, with settings under which collectives cannot deadlock.
 
-    Call it before anything touches a device. A second call with the same count does nothing, so a notebook cell may
-    be run twice. In a job started with `XLA_FLAGS=--xla_force_host_platform_device_count=8` the same settings are
-    made when `keras_dist` is imported.
+    Call it before anything uses a device. A second call with the same count does nothing, so a notebook cell can run
+    twice. With `XLA_FLAGS=--xla_force_host_platform_device_count=8`, importing `keras_dist` applies the same settings.
 
     Args:
-        count: number of devices, at least 1.
+        count: number of devices.
 
     Raises:
         DeviceError: `count` is not a positive integer, or JAX has already started with other devices.
@@ -95,7 +94,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def check_not_forked() -> None:
-    """Check that JAX can run in this process; in a forked process it would hang."""
+    """Raise if this is a forked process, in which JAX would hang."""
     if jax_runtime.is_forked():
         given = "os.fork, or multiprocessing with the start method 'fork', after the first JAX computation"
         fix = 'multiprocessing.get_context("spawn"), subprocess, or a fork before anything touches a device'

@@ -1,4 +1,4 @@
-"""Grids of devices and of shards as SVG: plain numbers and texts in, markup out."""
+"""SVG drawings of grids of devices and shards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keras_dist._support.html_tables import escaped
 
-MOST_DEVICES = 16
-"""The most rows and columns of devices in a picture."""
+MOST_DEVICES = 16  # rows and columns of devices in a drawing
 
 _FONT_PIXELS = 11
 _CHARACTER_PIXELS = 6.6
@@ -23,13 +22,7 @@ _KIND_AND_NUMBER = re.compile(r"(?P<kind>.+?):(?P<number>[0-9]{1,5})")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One field of a grid.
-
-    Attributes:
-        text: what is written in it.
-        title: what is shown when a pointer rests on it.
-        colour: of its background, as CSS; empty for none.
-    """
+    """One field of a grid: its text, its tooltip, and the CSS colour of its background, empty for none."""
 
     text: str
     title: str
@@ -38,18 +31,18 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table of fields as a picture. Rows and columns are numbered; None stands for those that are left out.
+    """A table of fields, drawn as SVG. Rows and columns are numbered; None stands for an omission.
 
     Attributes:
-        rows: those that are drawn.
-        columns: those that are drawn.
-        row_heading: what is written before a row.
-        column_heading: what is written above a column.
-        names: what rows and columns are called; empty for nothing.
+        rows: the rows that are drawn.
+        columns: the columns that are drawn.
+        row_heading: heading of a row.
+        column_heading: heading of a column.
+        names: common names of rows and columns; may be empty.
         cell: the field at a row and a column.
-        size: the least width and height of a field, in pixels.
-        space: between fields, in pixels.
-        label: what is told to those who do not see it.
+        size: minimum width and height of a field [pixels].
+        space: space between fields [pixels].
+        label: text for screen readers.
     """
 
     rows: Sequence[int | None]
@@ -63,7 +56,7 @@ class Grid:
     label: str
 
     def svg(self) -> str:
-        """Return the picture."""
+        """Return the drawing as SVG."""
         cells = {
             (i, j): self.cell(row, column)
             for (i, row), (j, column) in itertools.product(enumerate(self.rows), enumerate(self.columns))
@@ -99,18 +92,15 @@ class Grid:
 
 
 def devices_svg(
-    sizes: Mapping[str, int],
-    names: Sequence[str],
-    fields: Sequence[Cell] | None = None,
-    most: int = MOST_DEVICES,
+    sizes: Mapping[str, int], names: Sequence[str], fields: Sequence[Cell] | None = None, most: int = MOST_DEVICES
 ) -> str:
-    """Return a picture of a mesh: the last axis along the rows, all others folded along the columns.
+    """Draw a mesh: the last axis along the rows, all others folded along the columns.
 
     Args:
-        sizes: of the axes.
-        names: of the devices, in the order of the mesh.
-        fields: what is drawn for each device; by default its number.
-        most: the most rows and columns.
+        sizes: sizes of the axes by name.
+        names: names of the devices, in row-major order.
+        fields: the field of each device; by default its number.
+        most: maximum number of rows and columns.
     """
     axes, shape = list(sizes), list(sizes.values())
     labels = device_labels(names)
@@ -140,7 +130,7 @@ def devices_svg(
 
 
 def device_labels(names: Sequence[str]) -> list[str]:
-    """Return a number for each device: `0` for `cpu:0` where that tells them apart, else the place in the mesh."""
+    """Return a number for each device: `0` for `cpu:0` if these are distinct, else its index in the mesh."""
     parts = [_KIND_AND_NUMBER.fullmatch(name) for name in names]
     numbers = [part["number"] for part in parts if part]
     if len({part and part["kind"] for part in parts}) == 1 and len(set(numbers)) == len(names):
@@ -149,12 +139,12 @@ def device_labels(names: Sequence[str]) -> list[str]:
 
 
 def shown(count: int, most: int) -> list[int | None]:
-    """Return the numbers below `count`; of more than `most` the first ones, None, and the last."""
+    """Return the numbers below `count`; if there are more than `most`, the first ones, None, and the last."""
     return [*range(count)] if count <= most else [*range(most - 2), None, count - 1]
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in few words: `0-3`, `0, 4, 8`, `0-3, 16-19, ... 112-115 (32)`."""
+    """Abbreviate numbers: `0-3`, `0, 4, 8`, `0-3, 16-19, ... 112-115 (32)`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -168,7 +158,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def colour(index: int, count: int) -> str:
-    """Return one of `count` colours that lie along a circle of hues."""
+    """Return one of `count` colours around the hue circle."""
     return f"hsl({(212 + 300 * index // count) % 360} 62% 50%)"
 
 
@@ -189,7 +179,7 @@ def _span(number: int | None, size: float) -> float:
 
 
 def _places(numbers: Sequence[int | None], start: float, size: float, space: float) -> list[float]:
-    """Where each row or column begins."""
+    """Return the coordinate of each row or column."""
     return [*itertools.accumulate((_span(number, size) + space for number in numbers[:-1]), initial=start)]
 
 

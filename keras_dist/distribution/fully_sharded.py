@@ -1,4 +1,4 @@
-"""`FullySharded`: every variable sharded, on top of the rules (FSDP, and FSDP x tensor parallel)."""
+"""`FullySharded`: every variable is sharded (FSDP), also on top of rules (FSDP with tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 @register_strategy("fully_sharded")
 class FullySharded(RuleBased):
-    """Every variable, and its optimizer slots, sharded over `axis` along its largest dim that divides.
+    """Every variable and its optimizer states are sharded over `axis`, along the largest dim that `axis` divides.
 
-    Dims that are sharded by the rules, or else by the model itself (see `ModelParallel`), keep their axes; another dim
-    is sharded over `axis` (FSDP x tensor parallel). Sharding metadata that name axes of another mesh are overridden,
-    and the plan says so.
+    Dims that are sharded by rules, or else by the model itself (see `ModelParallel`), keep their axes; another dim is
+    sharded over `axis` (FSDP with tensor parallelism). Sharding metadata with axes of another mesh is overridden, which
+    the plan reports.
 
-    Compiled steps gather a parameter over `axis` in the operation that takes it, and scatter its gradient. The backward
-    pass gathers it again, so that no gathered one is kept; of blocks that are stacked and run in a loop (`nnx.scan`,
-    `jax.lax.scan`) each turn gathers its own. A stack whose largest dim that divides is the one that the loop runs over
-    is gathered whole, before the loop. How early the gathers of a step without loops begin is XLA's choice: on CPUs all
-    of them come first.
+    Compiled steps gather a parameter over `axis` in the operation that uses it, and scatter its gradient. The backward
+    pass gathers it again, so that no gathered parameter is kept; in a loop over stacked blocks (`nnx.scan`,
+    `jax.lax.scan`) each iteration gathers its own block. A stack is gathered as a whole, before the loop, if its
+    largest divisible dim is the dim of the loop. XLA schedules the gathers of a step without loops; on CPUs all are
+    first.
 
     Args:
         device_mesh: the devices.
         axis: the mesh axis, or axes, to shard over; by default the first.
-        layout_map: rules for dims to shard over other axes first.
-        batch_dim_name: the mesh axis, or axes, for the batch; by default `axis`.
+        layout_map: rules that shard dims over other axes first.
+        batch_dim_name: the mesh axis, or axes, of the batch; by default `axis`.
         min_size_bytes: smaller variables are laid out by the rules alone.
-        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
-        axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
-            a tuple of axes, or None for unsharded.
+        axis_names: mesh axes for the model's names of dims, `{"embed": "data", "layers": None}`: an axis, a tuple of
+            axes, or None for unsharded.
 
     Raises:
-        DistributionError: an axis does not exist, or the layout map is of another mesh.
+        DistributionError: an axis does not exist, or the layout map has another mesh.
 
     Example:
         >>> import jax, keras_dist as kd
@@ -72,13 +72,8 @@ class FullySharded(RuleBased):
         device_mesh = check_mesh(device_mesh, DistributionError)
         first = device_mesh.axis_names[0]
         self.axis = resolve_axes("axis", first if axis is None else axis, device_mesh)
-        self._min_size_bytes = check_int(
-            "min_size_bytes",
-            min_size_bytes,
-            0,
-            example=2**20,
-            error=DistributionError,
-        )
+        example = 2**20
+        self._min_size_bytes = check_int("min_size_bytes", min_size_bytes, 0, example=example, error=DistributionError)
         rules = _check_same_mesh(layout_map, device_mesh)
         super().__init__(device_mesh, rules, batch_dim_name or self.axis, auto_shard_dataset, strict, axis_names)
 
@@ -92,14 +87,14 @@ class FullySharded(RuleBased):
         return cls(mesh, config.axis, rules, config.batch_axis, min_size_bytes=least, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout by the rules, with the largest unsharded dim that divides sharded over `axis`.
+        """Return the layout by the rules, with the largest divisible unsharded dim sharded over `axis`.
 
         Raises:
-            LayoutError: several rules match, or the layout in the model itself is invalid.
+            LayoutError: several rules match, or the model's own layout is invalid.
         """
         by_rule = self._decided(variable)
         if by_rule is not None and by_rule.device_mesh is None and self._is_for_another_mesh(variable):
-            by_rule = None  # the plan says that it is overridden
+            by_rule = None  # the plan reports it as overridden
         base = TensorLayout.replicated(len(variable.shape), self.device_mesh) if by_rule is None else by_rule
         if _nbytes(variable) < self._min_size_bytes:
             return base
@@ -115,7 +110,7 @@ class FullySharded(RuleBased):
         return axis_tuple(self.axis)
 
     def _is_for_another_mesh(self, variable: Any) -> bool:
-        """Whether the sharding metadata of the variable, or of what it follows, name axes that are not here."""
+        """Return whether the sharding metadata of the variable, or of its parameter, has axes of another mesh."""
         owns = [getattr(one, "own", None) for one in (variable, *getattr(variable, "beside", ()))]
         return any(own.unknown_names(self.device_mesh, self.axis_names) for own in owns if own is not None)
 

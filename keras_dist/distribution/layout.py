@@ -1,4 +1,4 @@
-"""`TensorLayout`: which mesh axis each dim of a tensor lies along."""
+"""`TensorLayout`: the mesh axis over which each dim of a tensor is sharded."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, cast
 
 import jax
 
-from keras_dist._support.arguments import is_keras_object
+from keras_dist._support.arguments import argument_error, is_keras_object
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
-from keras_dist.errors import LayoutError, did_you_mean, shorten, type_name
+from keras_dist.errors import LayoutError, did_you_mean, shorten
 
 Axis = str | tuple[str, ...] | None
-"""One entry of a layout: unsharded, along one mesh axis, or along several."""
+"""Entry of a layout: None for unsharded, a mesh axis, or several."""
 
 
 class TensorLayout:
-    """Which mesh axis each dim of a tensor lies along. Compared by value.
+    """The mesh axis over which each dim of a tensor is sharded. Compared by value.
 
     Args:
         axes: an entry for each dim: None (unsharded), the name of a mesh axis, or a tuple of names.
-        device_mesh: the mesh; may be set later, once.
+        device_mesh: the mesh; can be set once, also later.
 
     Raises:
-        LayoutError: an axis is not one of the mesh's, or is used for two dims.
+        LayoutError: an axis does not exist in the mesh, or is used for two dims.
 
     Example:
         >>> import keras_dist as kd
@@ -33,7 +33,7 @@ class TensorLayout:
         >>> kd.TensorLayout((None, "model"), mesh).backend_layout.shard_shape((16, 8))
         (16, 2)
 
-    Differs from Keras: a dim may lie along several axes; comparison by value.
+    Differs from Keras: a dim can be sharded over several axes; comparison by value.
 
     Source: `keras.distribution.TensorLayout`, `jax.sharding.NamedSharding`.
     """
@@ -48,17 +48,17 @@ class TensorLayout:
 
     @classmethod
     def replicated(cls, rank: int, device_mesh: DeviceMesh | None = None) -> TensorLayout:
-        """Return the layout of a tensor of `rank` dims that is whole on every device."""
+        """Return the layout of a replicated tensor of `rank` dims."""
         return cls((None,) * rank, device_mesh)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """An entry for each dim."""
+        """Entries of the dims."""
         return self._axes
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh, or None while it is not set. It can be set once."""
+        """The mesh, or None if it is not set. It can be set once."""
         return self._device_mesh
 
     @device_mesh.setter
@@ -89,7 +89,7 @@ class TensorLayout:
         return jax.sharding.NamedSharding(self._device_mesh.backend_mesh, jax.sharding.PartitionSpec(*self._axes))
 
     def on(self, device_mesh: DeviceMesh) -> TensorLayout:
-        """Return the same layout, on `device_mesh` if it has no mesh yet."""
+        """Return the same layout, on `device_mesh` if it has no mesh."""
         if self._device_mesh is not None:
             return self
         copy = TensorLayout(self._axes, device_mesh)
@@ -97,16 +97,13 @@ class TensorLayout:
         return copy
 
     def because(self, reason: str) -> TensorLayout:
-        """Return the same layout, carrying the rule that chose it for the layout table."""
+        """Return the same layout with its reason, the rule that is shown in the layout table."""
         copy = TensorLayout(self._axes, self._device_mesh)
         copy.reason = reason
         return copy
 
     def shard_largest_dim(self, shape: Sequence[int], axes: str | tuple[str, ...]) -> TensorLayout | None:
-        """This layout with the largest unsharded dim that divides also sharded over those of `axes` it does not use.
-
-        None if there is no such dim or axis.
-        """
+        """Shard the largest divisible unsharded dim over the unused `axes`; None if there is no such dim or axis."""
         mesh = self._device_mesh
         if mesh is None or len(shape) != len(self._axes) or not set(axis_tuple(axes)) <= set(mesh.axis_names):
             return None
@@ -122,7 +119,7 @@ class TensorLayout:
         return TensorLayout([free if d == chosen else axis for d, axis in enumerate(self._axes)], mesh)
 
     def without(self, axes: Sequence[str]) -> TensorLayout:
-        """Return this layout with no dim sharded over one of these axes of the mesh."""
+        """Return this layout with no dim sharded over one of these axes."""
         kept = [tuple(name for name in axis_tuple(axis) if name not in axes) for axis in self._axes]
         return TensorLayout(kept, self._device_mesh)
 
@@ -132,7 +129,7 @@ class TensorLayout:
         return self._axes == other._axes and self._device_mesh == other._device_mesh
 
     def __hash__(self) -> int:
-        return hash(self._axes)  # the mesh may still be set, the axes never change
+        return hash(self._axes)  # the mesh may be set later, the axes never change
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} axes={self.axes}, device_mesh={self.device_mesh}>"
@@ -158,20 +155,19 @@ class TensorLayout:
 
 
 def from_keras(layout: Any) -> Any:
-    """Return the same layout as a `TensorLayout` of keras_dist, if it is one of Keras; else what was given."""
+    """Convert a `TensorLayout` of Keras; return anything else unchanged."""
     return TensorLayout(layout.axes, layout.device_mesh) if is_keras_object(layout, "TensorLayout") else layout
 
 
 def layout_on(axes: Sequence[Axis], device_mesh: DeviceMesh) -> TensorLayout:
-    """Return a layout on a mesh, of the class that belongs to that of the mesh."""
+    """Return a layout on a mesh, of the mesh's own class of layouts."""
     return (device_mesh.layout_class or TensorLayout)(axes, device_mesh)
 
 
 def _normal_axes(axes: Any) -> tuple[Axis, ...]:
     if isinstance(axes, str | Set | Mapping) or not hasattr(axes, "__iter__"):
-        given = f"axes={shorten(axes)} of type {type_name(axes)}"
         fix = f"({axes!r},) for a tensor of one dim" if isinstance(axes, str) else '(None, "model") for two dims'
-        raise LayoutError("`axes` of a layout must be a sequence with an entry for each dim", given=given, fix=fix)
+        raise argument_error("axes", axes, "a sequence with an entry for each dim", fix=fix, error=LayoutError)
     return tuple(_normal_axis(axis, axes) for axis in axes)
 
 

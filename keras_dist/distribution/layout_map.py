@@ -1,4 +1,4 @@
-"""`LayoutMap`: rules from variable paths to layouts."""
+"""`LayoutMap`: layout rules for paths of variables."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from keras_dist.errors import LayoutError, shorten, with_type
 class LayoutMap(MutableMapping[str, TensorLayout]):
     """An ordered mapping from path rules to layouts.
 
-    A path is looked up as a key first; else the keys are regular expressions that must match the whole path. Matching
-    has a time limit. `len`, iteration, `in`, `pop` and `del` see the keys themselves.
+    A path is looked up as a key first; otherwise keys are regular expressions that must match the whole path. Matching
+    has a time limit. `len`, iteration, `in`, `pop` and `del` use the keys themselves.
 
     Args:
-        device_mesh: the mesh given to every layout inserted without one.
+        device_mesh: mesh for layouts that are inserted without one.
 
     Raises:
         LayoutError: `device_mesh` is not a `DeviceMesh`.
@@ -36,8 +36,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> rules["encoder/dense_1/bias"] is None
         True
 
-    Differs from Keras: lists are accepted as layouts, a layout of another mesh is refused, and `in`, `get`, `pop`
-    and `setdefault` do what a mapping's should.
+    Differs from Keras: layouts can be lists; a layout of another mesh is an error; `in`, `get`, `pop` and `setdefault`
+    behave as in a mapping.
     """
 
     _method: ClassVar[str] = "fullmatch"
@@ -49,7 +49,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @classmethod
     def of(cls, layout_map: Any) -> Any:
-        """Return the rules of a `LayoutMap` of Keras as one of this class; else what was given."""
+        """Convert a `LayoutMap` of Keras; return anything else unchanged."""
         if not is_keras_object(layout_map, "LayoutMap"):
             return layout_map
         rules = cls(layout_map.device_mesh)
@@ -58,11 +58,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh given to layouts inserted without one."""
+        """Mesh for layouts that are inserted without one."""
         return self._device_mesh
 
     def __getitem__(self, key: str) -> TensorLayout | None:  # type: ignore[override]
-        """Return the layout for the path `key`, or None when no rule matches.
+        """Return the layout of the path `key`, or None if no rule matches.
 
         Raises:
             LayoutError: several rules match.
@@ -71,18 +71,18 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return None if rule is None else self._layout_map[rule]
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the layout for the path `key`, or `default` when no rule matches."""
+        """Return the layout of the path `key`, or `default` if no rule matches."""
         layout = self[key]
         return default if layout is None else layout
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the layout under exactly `key`, inserting `default` when there is none."""
+        """Return the layout of the rule `key`; insert `default` if the rule does not exist."""
         if key not in self._layout_map:
             self[key] = default
         return self._layout_map[key]
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Remove and return the layout under exactly `key`; `default`, if given, when there is none."""
+        """Remove the rule `key` and return its layout; `default`, if given, when the rule does not exist."""
         self._changed()
         return self._layout_map.pop(key, *default)
 
@@ -94,8 +94,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             layout: a `TensorLayout`, also of Keras, or its axes as a tuple or list.
 
         Raises:
-            LayoutError: the key exists, is not a string or regular expression, or the layout is of another mesh or
-                names an axis that this mesh does not have.
+            LayoutError: the key exists, or is not a string or regular expression; or the layout has another mesh, or
+                an axis that the mesh does not have.
         """
         self._check_key(key)
         layout = TensorLayout(layout) if isinstance(layout, tuple | list) else from_keras(layout)
@@ -143,19 +143,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return tuple(self._layout_map.items())
 
     def rule_layout(self, rule: str) -> TensorLayout:
-        """Return the layout under exactly `rule`.
-
-        Raises:
-            KeyError: there is no such rule.
-        """
+        """Return the layout of the rule `rule`, or raise a `KeyError`."""
         return self._layout_map[rule]
 
     def matching_rules(self, path: str) -> list[str]:
-        """Return the keys that match `path`: itself when it is a key, else every regular expression for it.
-
-        Raises:
-            LayoutError: `path` is not a string.
-        """
+        """Return the keys that match `path`: the path itself if it is a key, else regular expressions."""
         check_kind("path", path, str, "a string: a path such as 'd1/kernel'", error=LayoutError)
         if path in self._layout_map:
             return [path]
@@ -172,10 +164,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return getattr(pattern(rule), cls._method)(path) is not None
 
     def match(self, path: str, aliases: Sequence[str] = ()) -> str | None:
-        """Return the key that decides the layout of the variable known as `path` and by `aliases`, or None.
+        """Return the key for the variable known as `path` and by `aliases`, or None.
 
         Raises:
-            LayoutError: several keys match one of its names, or its names lead to different layouts.
+            LayoutError: several keys match one of its names, or its names have different layouts.
         """
         found = {name: self.matching_rules(name) for name in (path, *aliases)}
         for name, rules in found.items():

@@ -1,4 +1,4 @@
-"""The rule linter: everything that is wrong with a set of layout rules, found at once, before anything is allocated."""
+"""Checks of layout rules: all problems are found at once, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
 from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 
 LIMIT_EXPLAINED = 20
-"""Largest number of rules without effect that are explained: a hint compares a rule with all paths."""
+"""Maximum number of rules without effect that are explained, since a hint compares a rule with all paths."""
 
 Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "reshard"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the rules, in the four parts of an error.
+    """A problem of the rules, in the four parts of an error.
 
     Attributes:
-        kind: `dead` and `substring` rules had no effect; a `reshard` moves what no rule says; the others cannot be
+        kind: `dead` and `substring` rules had no effect; a `reshard` moves data without a rule; the others cannot be
             applied.
-        path: the variable; for a rule without effect, the rule.
-        summary: what is wrong.
+        path: path of the variable; for a rule without effect, the rule.
+        summary: the mistake.
         given: variable, shape and rule.
-        expected: what would be accepted.
-        fix: how to fix it.
+        expected: a valid layout or rule.
+        fix: a way to correct the mistake.
     """
 
     kind: Kind
@@ -62,16 +62,16 @@ def check_layout(
     is_own: bool = False,
     called: str | None = None,
 ) -> list[Problem]:
-    """Return the reasons for which `layout` cannot be applied to an array of `shape` on `mesh`.
+    """Return the problems of `layout` for an array of `shape` on `mesh`.
 
     Args:
-        path: what the array is called.
+        path: path of the array.
         shape: its shape.
-        layout: the layout.
+        layout: its layout.
         mesh: the devices.
-        what: what decided the layout; None where it was given for this array.
-        is_own: whether the model itself gives it.
-        called: the path as texts name it; by default in quotes.
+        what: origin of the layout; None if it was given for this array.
+        is_own: whether the model itself gives the layout.
+        called: name of the array in errors; by default its path in quotes.
     """
     called = called or repr(path)
     decided = "" if what is None else f"{what} {layout.reason!r}, "
@@ -88,12 +88,12 @@ def check_layout(
             f"the layout of {called} belongs to a different mesh",
             f"a layout on mesh {here}",
             f"give the axes without a mesh: {layout.axes}"
-            + ("; or set no distribution: a model lives on the mesh of its layouts then" if is_own else ""),
+            + ("; or set no distribution: the model then uses the mesh of its layouts" if is_own else ""),
             f"{given}; the layout's mesh is {there}",
         )
         return problems
     if len(layout.axes) != len(shape):
-        way = "or narrow the rule so that it misses it"
+        way = "or make the rule more specific"
         if is_own:
             way = (
                 "which overrides it, or name each dim (nnx.vmap and nnx.scan name the one that they add by "
@@ -127,12 +127,12 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """Return the problem of all names in sharding metadata that are no axes of `mesh`, in one; none without such names.
+    """Return one problem for all names in sharding metadata that are not axes of `mesh`, if there are any.
 
     Args:
-        unknown: for each name the path of the first variable that has it, and what the model says of that.
+        unknown: by name, the path of the first variable with this name, and the metadata of this variable.
         mesh: the devices.
-        strategy: the name of the class that takes `axis_names`.
+        strategy: name of the class with the argument `axis_names`.
     """
     if not unknown:
         return []
@@ -144,8 +144,8 @@ def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strate
             f"the model's sharding metadata name axes that the mesh does not have: {', '.join(map(repr, unknown))}",
             f"{'; '.join(said.values())}; mesh {mesh.describe()}",
             f"axes of mesh {mesh.describe()}, or an entry of `axis_names` for each name",
-            f"{strategy}(..., axis_names={dict.fromkeys(unknown)}), with an axis of the mesh, or a tuple of them, for "
-            "None where dims are to be sharded; or write rules for these variables, which override what the model says",
+            f"{strategy}(..., axis_names={dict.fromkeys(unknown)}), with an axis of the mesh, or a tuple of axes, for "
+            "None where dims must be sharded; or write rules for these variables, which override the metadata",
         )
     ]
 
@@ -156,14 +156,14 @@ def check_rules(
     tensors: Sequence[str] | None = None,
     chosen: Callable[[str], bool] = lambda rule: True,
 ) -> list[Problem]:
-    """Return the rules of `layout_map` that decided nothing. The first few are explained.
+    """Return a problem for each rule of `layout_map` that had no effect. The first ones are explained.
 
     Args:
         layout_map: the rules.
-        specs: the variables they were tried on.
-        tensors: paths of activations and inputs once they are known; until then, rules that can only be meant for
-            them (`.../output`, `input/...`) are left for later.
-        chosen: whether a rule is to be checked.
+        specs: the variables that the rules were applied to.
+        tensors: paths of activations and inputs, if known; without them, rules for activations and inputs
+            (`.../output`, `input/...`) are not checked.
+        chosen: whether to check a rule.
     """
     planned = [spec for spec in specs if spec.role in PLANNED_BY_RULE]
     paths = {spec.path: spec.path for spec in planned}
@@ -177,22 +177,20 @@ def check_rules(
         and chosen(rule)
         and (tensors is not None or not names_tensor(rule) or _names_module(rule, paths))
     ]
-    explained = [_dead_rule(rule, layout_map, paths) for rule in dead[:LIMIT_EXPLAINED]]
-    return explained + [_unexplained(rule, layout_map) for rule in dead[LIMIT_EXPLAINED:]]
+    return [_dead_rule(rule, layout_map, paths, index < LIMIT_EXPLAINED) for index, rule in enumerate(dead)]
 
 
 def names_tensor(rule: str) -> bool:
-    """Whether `rule` is for an activation (`d2/output`) or an input (`input/image`) and not for a variable."""
+    """Return whether `rule` is for an activation (`d2/output`) or an input (`input/image`)."""
     return re.search(r"\boutput\W*$|^\W*input\b", rule) is not None
 
 
 def _names_module(rule: str, names: Iterable[str]) -> bool:
-    """Whether a rule for `input/...` can be meant for a module that is called so."""
     return rule.startswith("input/") and any(name.startswith("input/") for name in names)
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:
-    """Raise for rules that cannot be applied, warn once for rules without effect."""
+    """Raise for rules that cannot be applied; warn once for rules without effect."""
     fatal = [*errors, *(without_effect if strict else ())]
     if len(fatal) == 1:
         only = fatal[0]
@@ -214,45 +212,30 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         )
 
 
-def _unexplained(rule: str, layout_map: LayoutMap) -> Problem:
-    given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
-    expected = "a rule that decides for a path"
-    return Problem("dead", rule, f"rule {rule!r} decided nothing", given, expected, "correct the rule, or remove it")
-
-
-def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Problem:
-    """Explain why `rule` decided nothing; `paths` has the path in the table for each name that rules may match."""
-    given = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}"
+def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str], is_explained: bool) -> Problem:
+    """Explain why `rule` had no effect; `paths` maps each name that rules may match to a path in the table."""
+    given, unused = f"rule {rule!r} -> {layout_map.rule_layout(rule).axes}", f"rule {rule!r} decided nothing"
+    if not is_explained:
+        return Problem("dead", rule, unused, given, "a rule that decides a path", "correct the rule, or remove it")
     shadowed = next((name for name in paths if layout_map.matches(rule, name)), None)
     if shadowed is not None:
         winner = layout_map.matching_rules(shadowed)[0]
         kind, why = ("exact", "is exact and wins") if winner == shadowed else ("earlier", "comes first")
-        return Problem(
-            "dead",
-            rule,
-            f"rule {rule!r} decided nothing",
-            given,
-            f"a path that no {kind} rule decides",
-            f"remove it: {winner!r} {why} for {shadowed!r}",
-        )
+        expected, hint = f"a path that no {kind} rule decides", f"remove it: {winner!r} {why} for {shadowed!r}"
+        return Problem("dead", rule, unused, given, expected, hint)
     inside = next((name for name in paths if pattern(rule).search(name)), None)
     if inside is not None:
         known_as = "" if paths[inside] == inside else f", which is {paths[inside]!r} in the table"
-        return Problem(
-            "substring",
-            rule,
-            f"rule {rule!r} matched nothing: it is only a part of {inside!r}{known_as}",
-            given,
-            "a regular expression for the whole path",
-            f"write {paths[inside]!r}" + (_widened(rule, inside) if paths[inside] == inside else ""),
-        )
+        summary = f"rule {rule!r} matched nothing: it is only a part of {inside!r}{known_as}"
+        hint = f"write {paths[inside]!r}" + (_widened(rule, inside) if paths[inside] == inside else "")
+        return Problem("substring", rule, summary, given, "a regular expression for the whole path", hint)
     layer, _, weight = rule.rpartition("/")
     beside = list(dict.fromkeys(path[len(layer) + 1 :] for path in paths.values() if path.startswith(f"{layer}/")))
     near = nearest(rule, paths)
     some = list(dict.fromkeys(paths.values()))
     listed = ", ".join(map(repr, some[:5])) + (" ..." if len(some) > 5 else "")
     if layer and beside and not did_you_mean(weight, beside):
-        hint = f"{layer!r} has no {weight!r}, but {', '.join(map(repr, beside[:5]))}; remove the rule"
+        hint = f"{layer!r} has no {weight!r} (it has {', '.join(map(repr, beside[:5]))}); remove the rule"
     elif near is not None:
         known_as = "" if paths[near] == near else f", which is {paths[near]!r} in the table"
         hint = f"the nearest path is {near!r}{known_as}; correct the rule, or remove it"
@@ -262,7 +245,7 @@ def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str]) -> Pr
 
 
 def _widened(rule: str, path: str) -> str:
-    """`, or '.*kernel'`: the rule with whatever stands around it in `path`, where that is a regular expression."""
+    """Return `, or '.*kernel'`, the rule extended to match all of `path`, if it is a regular expression."""
     core = rule.removeprefix("^").removesuffix("$")
     found = pattern(rule).search(path)
     start, end = (0, len(path)) if found is None else found.span()
@@ -275,10 +258,10 @@ def _widened(rule: str, path: str) -> str:
 
 
 def frames_inside() -> int:
-    """Return the number of frames from the caller up to the user's code, for `stacklevel` of a warning.
+    """Return the number of frames from the caller to the user's code, for `stacklevel` of a warning.
 
-    Frames of Flax, JAX and thread pools between ours count as ours: Flax's metaclass calls the constructors of modules,
-    JAX the steps that it traces.
+    Frames of Flax, JAX and thread pools between ours are skipped: Flax's metaclass calls constructors of modules, and
+    JAX calls steps to trace them.
     """
     libraries = map(os.path.dirname, (nnx.__file__, jax.__file__, concurrent.futures.__file__))
     inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)

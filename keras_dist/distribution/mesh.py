@@ -50,20 +50,19 @@ class DeviceMesh:
     Args:
         shape: sizes of the axes, such as `(2, 4)`; or sizes by name, `{"data": 2, "model": 4}` or `"data=2,model=4"`.
             One size may be -1: it is inferred from the number of devices.
-        axis_names: a name for each size; left out when `shape` carries the names.
+        axis_names: a name for each size; not needed if `shape` has names.
         devices: names such as `"cpu:0"` or `jax.Device`s, in row-major order of the mesh; by default all devices of
-            the job, in an order that keeps inner axes inside a slice of TPUs or GPUs that are connected directly, or
-            else inside a process, where they fit.
-        dcn_shape: how many of these slices or processes each axis spans, in any of the forms of `shape`; an axis that
-            is not named spans one, and one size may be -1. `shape` is then that of the mesh within one of them, and
-            the mesh has the product of both; `devices` may come in any order.
+            the job, in an order that keeps inner axes inside a slice of directly connected TPUs or GPUs, or else inside
+            a process, where they fit.
+        dcn_shape: number of such slices or processes along each axis, in any of the forms of `shape`; 1 for axes that
+            are not named, and one size may be -1. `shape` is then the mesh within a slice or process, the mesh has the
+            product of both, and `devices` may have any order.
 
     Raises:
         MeshError: shape, names and devices do not fit together, or a name or device appears twice.
 
     Warns:
-        LayoutWarning: an inner axis crosses processes (or slices) and could be kept inside one. With `dcn_shape` it is
-            meant.
+        LayoutWarning: an inner axis crosses processes (or slices) and could be kept inside one, without `dcn_shape`.
 
     Example:
         >>> import keras_dist as kd
@@ -72,16 +71,16 @@ class DeviceMesh:
         >>> kd.DeviceMesh("data=-1,model=4") == kd.DeviceMesh({"data": 2, "model": 4})
         True
 
-    Two hosts of four devices each, over the network between which only gradients go:
+    Two hosts of four devices each, where only gradients cross the network between hosts:
     ``kd.DeviceMesh("data=1,model=4", dcn_shape="data=2")`` of shape (2, 4).
 
-    Differs from Keras: sizes by name, -1, `dcn_shape`, comparison by value; duplicates are refused.
+    Differs from Keras: sizes by name, -1, `dcn_shape`, comparison by value; duplicates are errors.
 
     Source: `keras.distribution.DeviceMesh`, `jax.sharding.Mesh`, `jax.experimental.mesh_utils`.
     """
 
     layout_class: ClassVar[Any] = None
-    """What layouts of variables on such meshes are; None for `TensorLayout`."""
+    """Class of layouts of variables on such meshes; None for `TensorLayout`."""
 
     def __init__(
         self,
@@ -123,12 +122,12 @@ class DeviceMesh:
 
     @property
     def dcn_shape(self) -> tuple[int, ...] | None:
-        """How many slices or processes each axis was told to span; None where nothing was told."""
+        """Number of slices or processes along each axis, if given."""
         return self._dcn_shape
 
     @property
     def devices(self) -> np.ndarray:
-        """The devices as given, or names of those that were arranged, as an array of the mesh's shape."""
+        """The devices as given, or names of arranged devices, as an array of the mesh's shape."""
         return self._devices
 
     @property
@@ -143,10 +142,7 @@ class DeviceMesh:
 
     @property
     def platform(self) -> str:
-        """What JAX lowers programs for, by the name of the first device: `"cpu"`, `"tpu"`, `"cuda"` for `"gpu:0"`.
-
-        Where a step is planned only, that of its target.
-        """
+        """Platform that JAX lowers programs for: `"cpu"`, `"tpu"`, or `"cuda"` for GPUs; in planning, the target's."""
         return planned_platform() or _PLATFORMS.get(self._device_type, self._device_type)
 
     @property
@@ -155,12 +151,12 @@ class DeviceMesh:
 
     @property
     def is_multi_process(self) -> bool:
-        """Whether devices of other processes are in the mesh."""
+        """Whether the mesh has devices of other processes."""
         return not self.is_abstract and bool(self.backend_mesh.is_multi_process)
 
     @property
     def backend_mesh(self) -> jax.sharding.Mesh:
-        """The `jax.sharding.Mesh`; where a step is planned only, a `jax.sharding.AbstractMesh`.
+        """The `jax.sharding.Mesh`; in planning, a `jax.sharding.AbstractMesh`.
 
         Raises:
             DeviceError: a device does not exist.
@@ -183,7 +179,7 @@ class DeviceMesh:
         return jax.sharding.Mesh(found.reshape(self._shape), tuple(self._axis_names))
 
     def axis_size(self, axes: str | Iterable[str] | None) -> int:
-        """Number of shards of a dim that is sharded over `axes`: a name, several names, or None (1)."""
+        """Return the number of shards of a dim that is sharded over `axes`: a name, several names, or None (1)."""
         sizes = self.axis_sizes
         unknown = [name for name in axis_tuple(axes) if name not in sizes]
         if unknown:
@@ -198,7 +194,7 @@ class DeviceMesh:
         return hash(self._key)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # by the names of the devices: JAX's own objects belong to their process
+        # names of devices, since JAX's objects are valid in their process only
         return self._axis_names, _names(self._devices), self._dcn_shape
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -222,7 +218,7 @@ class DeviceMesh:
 
 
 def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
-    """Return `device_mesh`, if it is a mesh; of a mesh of Keras the same one here."""
+    """Return `device_mesh`, or convert a mesh of Keras; raise for anything else."""
     if isinstance(device_mesh, DeviceMesh):
         return device_mesh
     if is_keras_object(device_mesh, "DeviceMesh"):
@@ -232,7 +228,7 @@ def check_mesh(device_mesh: Any, error: type[KerasDistError]) -> DeviceMesh:
 
 
 def distinct_descriptions(*meshes: DeviceMesh) -> list[str]:
-    """Return the short forms of different meshes, with their devices where they would be the same without."""
+    """Return the short forms of different meshes; with their devices, if the short forms are equal."""
     forms = [mesh.describe() for mesh in meshes]
     if len(set(forms)) == len(forms):
         return forms
@@ -240,7 +236,7 @@ def distinct_descriptions(*meshes: DeviceMesh) -> list[str]:
 
 
 def axis_tuple(axes: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return the mesh axes in one entry of a layout: `None` -> `()`, `"data"` -> `("data",)`, tuples as they are."""
+    """Return the mesh axes in an entry of a layout as a tuple."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)
@@ -282,7 +278,7 @@ def _sizes_and_names(shape: Any, axis_names: Any) -> tuple[tuple[int, ...], list
 
 
 def _device_array(devices: PyTree) -> np.ndarray:
-    """Return the devices in their order, as a flat array that is not the caller's."""
+    """Return the devices in their order, as a new flat array."""
     if isinstance(devices, str | Set | Mapping) or not hasattr(devices, "__iter__"):
         summary = "DeviceMesh: `devices` must be a sequence of jax devices, or of names such as 'cpu:0'"
         raise MeshError(summary, given=with_type(devices), fix="devices=list_devices()")
@@ -325,7 +321,7 @@ def _resolve_sizes(sizes: tuple[int, ...], device_count: int) -> tuple[int, ...]
 
 
 def _inferred(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
-    """The sizes with what `count` leaves in place of -1; None where their product is not `count`."""
+    """Return the sizes with -1 inferred; None if their product is not `count`."""
     known = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) > 1 or count % known:
         return None
@@ -334,7 +330,7 @@ def _inferred(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
 
 
 def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
-    """How many slices or processes each axis spans, with -1 where it is inferred."""
+    """Return the number of slices or processes along each axis, with -1 for an inferred number."""
     given = parse_mesh_shape(dcn_shape) if isinstance(dcn_shape, str) else dcn_shape
     wrong = [] if not isinstance(given, Mapping) else [name for name in given if name not in axis_names]
     sizes = [given.get(name, 1) for name in axis_names] if isinstance(given, Mapping) else given
@@ -350,10 +346,10 @@ def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _hybrid(sizes: tuple[int, ...], spans: tuple[int, ...], devices: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
-    """Arrange the devices as a mesh of slices or processes, each of which is a mesh of its devices.
+    """Arrange devices as a mesh of slices or processes, each a mesh of its devices.
 
     Returns:
-        How many of them each axis spans, and the names of the devices.
+        The number of slices or processes along each axis, and the names of the devices.
     """
     groups = arrangement.groups_of(_found(devices))
     counts = [len(group) for group in groups]

@@ -1,4 +1,4 @@
-"""`ModelLayoutHint`: the layout of a variable by arguments of its layer or sharding metadata of Flax."""
+"""`ModelLayoutHint`: layout of a variable by an argument of its layer or sharding metadata of Flax."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 
 AxisNames = Mapping[str, str | Sequence[str] | None]
-"""For names that models have for dims (`"embed"`) the mesh axis, several, or None for unsharded."""
+"""Mesh axes for a model's names of dims (`"embed"`): one, several, or None for unsharded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelLayoutHint:
-    """The layout that the model itself gives a variable: used where no rule of the layout map matches.
+    """Layout that the model itself gives a variable; used if no rule matches.
 
     Attributes:
         reason: its name in the layout table, such as `kernel's own ('embed', 'mlp')`.
-        entries: an entry for each dim, as the model writes them: names that need not be axes of a mesh.
-        axis_names: mesh axes for these names, as given by the model itself.
-        layout: what a layer was given as an argument, such as `kernel_layout`; None for sharding metadata of Flax.
+        entries: an entry for each dim, as in the model: names that need not be axes of a mesh.
+        axis_names: mesh axes for these names, from the model.
+        layout: argument of a layer, such as `kernel_layout`; None for sharding metadata of Flax.
     """
 
     reason: str
@@ -30,7 +30,7 @@ class ModelLayoutHint:
     layout: TensorLayout | None = None
 
     def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
-        """Return the names in sharding metadata that stand for no axis of the mesh."""
+        """Return the names in sharding metadata that are not axes of the mesh."""
         if self.layout is not None:
             return []
         names = {**self.axis_names, **axis_names}
@@ -38,7 +38,7 @@ class ModelLayoutHint:
         return [name for name in used if not set(axis_tuple(names.get(name, name))) <= set(mesh.axis_names)]
 
     def resolve(self, mesh: DeviceMesh, axis_names: AxisNames | None = None) -> TensorLayout:
-        """Return the layout; it has no mesh if it names axes that `mesh` does not have."""
+        """Return the layout; it has no mesh if it uses axes that `mesh` does not have."""
         layout = self.layout
         if layout is None:
             names = {**self.axis_names, **(axis_names or {})}
@@ -55,7 +55,7 @@ def _names_in(entry: Any) -> tuple[Any, ...]:
 
 
 def _mapped(entry: Any, axis_names: Mapping[str, Any]) -> Any:
-    """Return an entry of a layout with axes in the place of names; what is no entry as it is."""
+    """Replace names by axes in an entry of a layout; return an invalid entry unchanged."""
     if not isinstance(entry, str | tuple | list):
         return entry
     return tuple(axis for name in _names_in(entry) for axis in axis_tuple(axis_names.get(name, name)))

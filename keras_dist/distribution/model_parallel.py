@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
-    """`layout_map` and its mesh."""
+    """Return `layout_map` and its mesh."""
     if layout_map is None:
         fix = "pass LayoutMap(mesh); an empty one replicates everything"
         raise DistributionError("You must specify a layout_map argument.", given="layout_map=None", fix=fix)
@@ -33,25 +33,24 @@ def check_layout_map(layout_map: Any) -> tuple[LayoutMap, DeviceMesh]:
 
 @register_strategy("model_parallel")
 class ModelParallel(RuleBased):
-    """Variables sharded by rules, and the batch over one axis, or several, of the same mesh.
+    """Variables are sharded by rules, and the batch over one or several axes of the same mesh.
 
-    Where no rule matches, the layout in the model itself is used: `kernel_layout=` of a layer, or the sharding metadata
-    of Flax's variables, whose names are axes of the mesh or in `axis_names`. Other variables are replicated, and the
-    plan says so.
+    Where no rule matches, the model's own layout is used: `kernel_layout=` of a layer, or the sharding metadata of
+    Flax's variables, whose names are axes of the mesh or in `axis_names`. Other variables are replicated, which the
+    plan reports.
 
     Args:
-        layout_map: rules from variable paths to layouts; carries the mesh. A `LayoutMap` of Keras is converted.
-        batch_dim_name: the mesh axis, or axes, for the batch; by default the first; `()` for none: each device has
-            the whole batch.
-        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        layout_map: rules from variable paths to layouts; has the mesh. A `LayoutMap` of Keras is converted.
+        batch_dim_name: the mesh axis, or axes, of the batch; by default the first; `()` for a replicated batch.
+        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
-        axis_names: mesh axes for the names that the model gives to dims, `{"embed": "data", "layers": None}`: an axis,
-            a tuple of axes, or None for unsharded.
+        axis_names: mesh axes for the model's names of dims, `{"embed": "data", "layers": None}`: an axis, a tuple of
+            axes, or None for unsharded.
         device_mesh: not needed; if given, it must be the mesh of the layout map.
 
     Raises:
-        DistributionError: `layout_map` is missing, is not a `LayoutMap` or has no mesh; or `batch_dim_name` is not an
-            axis, or `axis_names` names an unknown one; or the processes cannot be divided among the model replicas.
+        DistributionError: `layout_map` is missing, is not a `LayoutMap` or has no mesh; `batch_dim_name` or
+            `axis_names` has an unknown axis; or the processes cannot be divided among the model replicas.
 
     Example:
         >>> import keras_dist as kd
@@ -60,8 +59,8 @@ class ModelParallel(RuleBased):
         >>> kd.ModelParallel(rules, batch_dim_name="data").num_model_replicas
         2
 
-    Differs from Keras: arguments may be positional, unknown ones are refused; `strict`; `axis_names`; several
-    batch axes.
+    Differs from Keras: arguments may be positional, and unknown ones are errors; `strict`; `axis_names`; several batch
+    axes.
     """
 
     def __init__(
@@ -91,10 +90,10 @@ class ModelParallel(RuleBased):
         return cls(rules, config.batch_axis, strict=config.strict)
 
     def get_variable_layout(self, variable: Any) -> TensorLayout:
-        """Return the layout by the rules, else the one in the model itself, else replicated.
+        """Return the layout by the rules, else the model's own layout, else replicated.
 
         Raises:
-            LayoutError: several rules match, or the layout in the model itself is invalid.
+            LayoutError: several rules match, or the model's own layout is invalid.
         """
         layout = self._decided(variable)
         return TensorLayout.replicated(len(variable.shape), self.device_mesh) if layout is None else layout

@@ -1,4 +1,4 @@
-"""The parameter to which each leaf of an optimizer state belongs, found by the structure of the state."""
+"""The parameter of each leaf of an optimizer state, found by the structure of the state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """A leaf, and the parameter it belongs to.
+    """A leaf (an array, or its shape) and the parameter it belongs to, or None.
 
     Attributes:
-        parameter: None when it belongs to none.
-        leaf: an array, or its shape.
         is_whole: whether it was found in a subtree that has a branch for every parameter.
     """
 
@@ -34,10 +32,10 @@ class Claim(NamedTuple):
 def owners(planned: Mapping[tree_paths.Parts, Row], tree: PyTree) -> list[Claim]:
     """Return the parameter that each leaf of `tree` belongs to, in flattening order.
 
-    A subtree belongs to the parameters when the path of each of its leaves begins with the path of a parameter;
-    branches may be missing, and the types of containers are ignored. The topmost such subtree decides, so a module
-    called `mu` cannot be mistaken for a slot. Where one inside it belongs as well (parameters `(w, b)`, and optax's
-    tuple of two states), the one whose shapes agree better counts.
+    A subtree belongs to the parameters if the path of each leaf begins with the path of a parameter. Branches may be
+    missing, and types of containers are ignored. The topmost such subtree is used, so a module called `mu` cannot be
+    mistaken for a slot; a subtree inside it, if its shapes agree better (parameters `(w, b)` in optax's tuple of two
+    states).
     """
     by_names = {tuple(map(str, parts)): parameter for parts, parameter in planned.items()}
 
@@ -55,7 +53,7 @@ def owners(planned: Mapping[tree_paths.Parts, Row], tree: PyTree) -> list[Claim]
 
 
 def _claim(by_names: Mapping[tuple[str, ...], Row], node: PyTree) -> list[Claim] | None:
-    """Return the leaves of `node`, each with its parameter; None where one of them has none."""
+    """Return the leaves of `node`, each with its parameter; None if a leaf has no parameter."""
     ways: list[tuple[str, ...]] = []
     for parts in leaf_parts(node):
         names = tuple(map(str, parts))
@@ -68,7 +66,7 @@ def _claim(by_names: Mapping[tuple[str, ...], Row], node: PyTree) -> list[Claim]
 
 
 def _agreement(claims: list[Claim]) -> tuple[int, int, int]:
-    """Count the leaves with their parameter's shape, with one that follows from it, and the first in whole subtrees."""
+    """Count leaves with their parameter's shape, with a related shape, and its shape in a whole subtree."""
     owned = [
         (np.shape(leaf), parameter.shape, is_whole) for parameter, leaf, is_whole in claims if parameter is not None
     ]
@@ -80,18 +78,18 @@ def _agreement(claims: list[Claim]) -> tuple[int, int, int]:
 def follower_axes(
     shape: tuple[int, ...], parameter_shape: tuple[int, ...], axes: tuple[Axis, ...], slot: str = ""
 ) -> tuple[Axis, ...] | None:
-    """Return the axes of an array of `shape` that follows a parameter, or None when it has none of its dims.
+    """Return the axes of an array that belongs to a parameter, or None if it has none of its dims.
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
-    - one dim missing (adafactor's `v_row` and `v_col`): the axes of the surviving dims;
-    - dims in front (lbfgs's history): those unsharded, then the parameter's axes.
+    - one dim missing (adafactor's `v_row` and `v_col`): the axes of the other dims;
+    - dims in front (lbfgs's history): unsharded, then the parameter's axes.
 
     Args:
-        shape: dims of the follower.
-        parameter_shape: dims of the parameter.
+        shape: shape of the array.
+        parameter_shape: shape of the parameter.
         axes: axes of the parameter.
-        slot: path of the follower up to the parameter's own path; tells `v_row` from `v_col` where dims have the same
+        slot: path of the array without the parameter's path; distinguishes `v_row` from `v_col` if dims have the same
             size.
     """
     rank, parameter_rank = len(shape), len(parameter_shape)
@@ -117,6 +115,6 @@ def follower_axes(
 
 
 def _factored_away(parameter_shape: tuple[int, ...], slot: str) -> list[int]:
-    """Return the dim that optax averages away in `v_row` (the largest) or `v_col` (the second largest)."""
+    """Return the dim that optax averages in `v_row` (the largest) or `v_col` (the second largest)."""
     second, largest = np.argsort(parameter_shape)[-2:]
     return [int(dim) for name, dim in (("v_row", largest), ("v_col", second)) if name in slot.split("/")]

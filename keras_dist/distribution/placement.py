@@ -1,4 +1,4 @@
-"""Arrays on devices: copies that share no memory with the caller, and tensors with a layout."""
+"""Placement of arrays on devices, in memory that is not shared with the caller."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from keras_dist.errors import ClusterError, LayoutError, shorten
 
 
 def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
-    """Give `tensor` a layout.
+    """Shard or replicate `tensor` by a layout.
 
     Args:
         tensor: an array, or a traced value inside `jax.jit`.
-        layout: a `TensorLayout` with a mesh, or anything JAX takes in its place (a `jax.sharding.Sharding`, a
+        layout: a `TensorLayout` with a mesh, or a layout of JAX (a `jax.sharding.Sharding`, a
             `jax.experimental.layout.Format`).
 
     Returns:
@@ -59,16 +59,16 @@ def distribute_tensor(tensor: PyTree, layout: Any) -> Any:
 
 
 def is_abstract(sharding: jax.sharding.Sharding) -> bool:
-    """Whether a sharding is over an abstract mesh."""
+    """Return whether a sharding is over an abstract mesh."""
     return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the arrays of a tree with these shardings, which may share memory with it; on an abstract mesh shapes.
+    """Return the arrays of a tree with these shardings, perhaps in shared memory. On an abstract mesh, return shapes.
 
     Args:
         tree: arrays, or shapes for an abstract mesh.
-        shardings: one for all arrays, or a pytree of them.
+        shardings: one sharding for all arrays, or a pytree of shardings.
     """
     if any(map(is_abstract, jax.tree.leaves(shardings))):
         if isinstance(shardings, jax.sharding.Sharding):
@@ -80,31 +80,31 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
 def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
     """Return a copy of `value` with `sharding`, in memory of its own; on an abstract mesh its shape.
 
-    `jax.device_put` may hand back, or point into, the buffer it was given (the same sharding, one device to eight,
-    aligned numpy memory); a later donated step would then delete or overwrite the caller's array.
+    `jax.device_put` may return, or refer to, the buffer it was given (the same sharding, one device to eight, aligned
+    numpy memory); a later step with donation would then delete or overwrite the caller's array.
 
     Args:
         value: an array, or a Python number.
-        sharding: where the copy goes.
-        name: how an error calls it.
+        sharding: sharding of the copy.
+        name: name of the value in errors.
 
     Raises:
-        ClusterError: in all processes alike, where the processes that the copy goes to have different values.
+        ClusterError: in all processes, if processes that share the copy have different values.
     """
     value = native(value)
     if is_abstract(sharding):
         shape, dtype = np.shape(value), jax.dtypes.canonicalize_dtype(getattr(value, "dtype", type(value)))
         return cast("jax.Array", jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
-    if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares it
-        heartbeat.note_act(f"setting {name}")
+    if not getattr(value, "committed", False) and job.are_shared(sharding.device_set):  # JAX compares values
+        heartbeat.current().note_act(f"setting {name}")
         connect(sharding.device_set)
     try:
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             placed = jax.device_put(value, sharding)
     except AssertionError as error:  # in all of them
         values = Rendezvous(f"setting {name}").each(lambda: shorten(value), str)
         given = ", ".join(f"{value} in process {process}" for process, value in enumerate(values))
-        fix = "compute it in the same way everywhere, and draw random numbers from the same seed"
+        fix = "compute it in the same way in all processes, and draw random numbers from the same seed"
         raise ClusterError(f"{name} must be the same in all processes of the job", given=given, fix=fix) from error
     return _copier(sharding)(placed)
 
@@ -115,13 +115,13 @@ def _copier(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]
 
 
 def host_copy(array: jax.Array) -> np.ndarray:
-    """A copy of `array` on the host; of typed PRNG keys their data, since numpy has no such dtype.
+    """Return a copy of `array` on the host; for typed PRNG keys, of their data.
 
-    What other processes hold parts of is gathered: all of them must call.
+    All processes that hold parts of the array must call this.
     """
     data = jax.random.key_data(array) if is_key_dtype(array.dtype) else array
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)
-    heartbeat.note_act("reading a value of which each process has a part")
-    with heartbeat.waiting():
+    heartbeat.current().note_act("reading a value of which each process has a part")
+    with heartbeat.current().waiting():
         return np.array(multihost_utils.process_allgather(data, tiled=True))

@@ -1,4 +1,4 @@
-"""`LayoutPlan`: the table of where every array lives. A strategy writes it once; all else reads it."""
+"""`LayoutPlan`: the layouts of all arrays of a tree, as assigned by a distribution."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Row:
 
     Attributes:
         path: its name, such as `d1/kernel`.
-        shape: its dims.
-        dtype: its element type.
+        shape: shape of the array.
+        dtype: dtype of the array.
         role: parameter, statistic, state, rng, counter, slot or gradient.
         axes: for each dim the mesh axis, several axes, or None.
-        rule: what decided the layout: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
-        nbytes: bytes of the whole array.
-        nbytes_per_device: bytes of one device's shard.
+        rule: origin of the layout: a rule of the map, `follows d1/kernel`, ...; None for replicated without a rule.
+        nbytes: size of the whole array [bytes].
+        nbytes_per_device: size of one shard [bytes].
         slot_axes: `axes` for the optimizer slots of this array.
-        compute_axes: `axes` where a step computes with this array: it is gathered over those that are missing here.
-        slot_rule: what decided `slot_axes`, if not `rule`.
+        compute_axes: `axes` where a step uses this array: it is gathered over the axes that are missing here.
+        slot_rule: origin of `slot_axes`, if not `rule`.
         aliases: other paths of the same array.
-        keras_path: the full path that Keras gives to the variable, where it differs from `path`.
+        keras_path: path of the variable in Keras, where it differs from `path`.
     """
 
     path: str
@@ -71,24 +71,24 @@ class Row:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All paths that rules match: `path` first."""
+        """All paths that rules can match: `path` first."""
         return (self.path, *self.aliases, *(() if self.keras_path is None else (self.keras_path,)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayoutPlan:
-    """Where every array of a tree lives: a row for each, plus what is wrong with the rules. Immutable.
+    """The layouts of all arrays of a tree, with the rules that had no effect. Immutable.
 
-    Made by `Distribution.plan(tree)`. Printing it gives the table, in the width of the terminal: cells are wrapped, and
-    the columns that are left out are named below it. A pipe or a file has all columns; the environment variable
-    `COLUMNS` sets another width.
+    Made by `Distribution.plan(tree)`. Printing it gives a table in the width of the terminal: cells are wrapped, and
+    omitted columns are listed below. In a pipe or a file all columns are printed; the environment variable `COLUMNS`
+    sets another width.
 
     Attributes:
         mesh: the devices.
         rows: a `Row` for each array, in flattening order.
         treedef: structure of the planned tree.
         problems: rules that had no effect.
-        rules: the layout rules as they were when the plan was made, `(rule, axes)`.
+        rules: the layout rules when the plan was made, `(rule, axes)`.
     """
 
     mesh: DeviceMesh
@@ -118,19 +118,19 @@ class LayoutPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, each counted once."""
+        """Size of all arrays [bytes]."""
         return sum(row.nbytes for row in self.rows)
 
     @property
     def nbytes_per_device(self) -> int:
-        """Bytes on each device."""
+        """Size of all arrays on one device [bytes]."""
         return sum(row.nbytes_per_device for row in self.rows)
 
     def row(self, path: str) -> Row:
         """Return the row of the array known as `path`.
 
         Raises:
-            UnknownPathError: there is none. It is a `KeyError`, too.
+            UnknownPathError: there is no such array. It is also a `KeyError`.
         """
         try:
             return self._rows_by_path[path]
@@ -138,12 +138,12 @@ class LayoutPlan:
             raise self._unknown(path) from None
 
     def show(self, path: str) -> ShardPicture:
-        """Return a picture of the shards of one array: which device holds which block of it.
+        """Return a picture of the shards of one array: the blocks of the array and the devices that hold them.
 
-        Printed, it is a table; in a notebook, a drawing of the array and the mesh.
+        Printing it gives a table; in a notebook, a drawing of the array and the mesh.
 
         Args:
-            path: of the array.
+            path: path of the array.
 
         Raises:
             UnknownPathError: there is no such array.
@@ -167,7 +167,7 @@ class LayoutPlan:
         """Return the plan for some of the arrays in another structure.
 
         Args:
-            paths: a pytree with a path of this plan at each leaf.
+            paths: a pytree of paths of this plan.
 
         Raises:
             UnknownPathError: a path is not in this plan.
@@ -177,26 +177,26 @@ class LayoutPlan:
 
     @property
     def shapes(self) -> PyTree:
-        """A `jax.ShapeDtypeStruct` with its sharding for each array, in the planned tree's structure."""
+        """A sharded `jax.ShapeDtypeStruct` for each array, in the planned tree's structure."""
         flat = zip(self.rows, jax.tree.leaves(self.shardings), strict=True)
         return self.treedef.unflatten([jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=at) for row, at in flat])
 
     def compile_init(self, fn: Callable[..., PyTree], *args: PyTree) -> CompiledInit:
-        """Compile `fn` so that it initializes the planned tree shard by shard.
+        """Compile `fn` so that it initializes the planned tree in shards.
 
         Args:
             fn: a pure function that returns the planned tree.
-            *args: arrays, or shapes of arrays, to compile it for.
+            *args: its arguments, arrays or shapes of arrays.
 
         Raises:
-            LayoutError: `fn` returns something else than what was planned.
+            LayoutError: the result of `fn` differs from the planned tree.
         """
         return CompiledInit(fn, args, self)
 
     def init(self, fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
         """Return the tree `fn(*args)`, initialized in shards: no array is ever whole on one device.
 
-        Where a step is planned only, the tree of its shapes.
+        In planning, return the tree of its shapes.
 
         Example:
             >>> import jax, keras_dist as kd
@@ -208,7 +208,7 @@ class LayoutPlan:
             (16, 2)
 
         Raises:
-            LayoutError: `fn` returns something else than what was planned.
+            LayoutError: the result of `fn` differs from the planned tree.
         """
         if self.mesh.is_abstract:
             self.check_tree(jax.eval_shape(fn, *args), "the result of the initialiser")
@@ -216,10 +216,10 @@ class LayoutPlan:
         return self.compile_init(fn, *args)(*args)
 
     def place(self, tree: PyTree) -> PyTree:
-        """Return copies of the arrays of `tree`, placed as planned. The originals are left alone.
+        """Return copies of the arrays of `tree`, placed as planned.
 
         Raises:
-            LayoutError: `tree` has another structure or other shapes than the planned one.
+            LayoutError: `tree` has another structure or other shapes than the planned tree.
         """
         tree = state_of(tree)
         self.check_tree(tree, "the tree to place")
@@ -234,11 +234,12 @@ class LayoutPlan:
 
         Args:
             tree: a pytree of arrays or shapes, such as `jax.eval_shape(optimizer.init, parameters)`.
-            role: `"slot"` for optimizer states; `"gradient"` or another one for arrays laid out as the parameters.
+            role: `"slot"` for optimizer states; `"gradient"` or another role for arrays that are laid out like
+                parameters.
 
         Returns:
-            A plan for `tree`. An array with a parameter's shape takes its layout; one that lacks a dim, or has it
-            reduced to 1, keeps the layout of the others; everything else is replicated, and its row says so.
+            A plan for `tree`. An array with a parameter's shape has its layout; an array that lacks a dim, or has it
+            reduced to 1, has the layout of the other dims; all others are replicated, which their rows report.
         """
         tree = state_of(tree)
         planned = leaf_parts(self.treedef.unflatten(self.rows))
@@ -273,10 +274,10 @@ class LayoutPlan:
         return LayoutPlan(self.mesh, tuple(rows), self.treedef, self.problems, self.rules)
 
     def check_tree(self, tree: PyTree, what: str) -> None:
-        """Compare `tree` with what was planned.
+        """Compare `tree` with the planned tree.
 
         Raises:
-            LayoutError: structure or a shape differs; names the first array that does.
+            LayoutError: structure or a shape differs; names the first array that differs.
         """
         planned, given = leaf_paths(self.treedef.unflatten(self.rows)), leaf_paths(tree)
         if given != planned:
@@ -345,7 +346,7 @@ class LayoutPlan:
         found = follower_axes(shape, parameter.shape, axes, path.removesuffix(parameter.path))
         layout = TensorLayout(found or (None,) * len(shape), self.mesh)
         if found is None:
-            rule = f"replicated: its shape does not tell the dims of {parameter.path}"
+            rule = f"replicated: its shape does not show the dims of {parameter.path}"
         elif check_layout(path, shape, layout, self.mesh):
             layout = TensorLayout.replicated(len(shape), self.mesh)
             rule = f"replicated: the layout of {parameter.path} does not divide it"
@@ -363,7 +364,7 @@ def plan_variables(
     rules: Sequence[tuple[str, tuple[Axis, ...]]],
     gathered: tuple[str, ...] = (),
 ) -> LayoutPlan:
-    """Return the plan that gives each of `specs` its `(layout, slot layout)`, parameters gathered over some axes."""
+    """Return the plan with the `(layout, slot layout)` of each of `specs`; parameters are `gathered` over some axes."""
     rows = [
         dataclasses.replace(
             make_row(spec.path, spec.shape, spec.dtype, spec.role, layout, layout.reason, slot_layout),

@@ -25,7 +25,7 @@ def render_plan(plan: LayoutPlan) -> str:
 
 
 def layout_table(rows: Sequence[Row], title: str) -> Table:
-    """Return a table with a line for each of `rows`."""
+    """Return a table with a line for each row of a plan."""
     return Table(title, _HEADERS, _NUMBERS, _PRIORITY, rows=[_cells(row) for row in rows])
 
 
@@ -35,7 +35,7 @@ def layout_html(rows: Sequence[Row]) -> str:
 
 
 def add_totals(table: Table, totals: Mapping[str, Sequence[Row]]) -> None:
-    """Append a line with the sums of each group of rows."""
+    """Append the sums of each group of rows."""
     table.totals += [_total(label, rows) for label, rows in totals.items()]
 
 
@@ -58,7 +58,7 @@ def _total(label: str, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def render_axes(axes: Sequence[Axis]) -> str:
-    """`(None, "model")` as `(-, model)`; `replicated` when no dim is sharded."""
+    """Render `(None, "model")` as `(-, model)`, and an unsharded layout as `replicated`."""
     if not any(axes):
         return "replicated"
     entries = ["-" if axis is None else axis if isinstance(axis, str) else "+".join(axis) for axis in axes]
@@ -66,12 +66,12 @@ def render_axes(axes: Sequence[Axis]) -> str:
 
 
 def render_shape(shape: Sequence[int]) -> str:
-    """`(64, 128)` as `64 x 128`; a scalar as `scalar`."""
+    """Render `(64, 128)` as `64 x 128`, and a scalar as `scalar`."""
     return " x ".join(str(size) for size in shape) or "scalar"
 
 
 def render_bytes(nbytes: int) -> str:
-    """Return a number of bytes with its binary unit, such as `1.5 MiB`."""
+    """Render a number of bytes with its binary unit, such as `1.5 MiB`."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -17,19 +17,19 @@ from keras_dist.errors import DistributionError
 
 
 class RuleBased(Distribution):
-    """Abstract strategy whose layouts come from a `LayoutMap`, or else from the model itself.
+    """Abstract strategy whose layouts are given by a `LayoutMap`, or else by the model itself.
 
     Args:
         device_mesh: the mesh of `layout_map`.
         layout_map: the rules.
-        batch_dim_name: the mesh axis, or axes, for the batch; None for none.
-        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
-        strict: whether a rule without effect is an error.
-        axis_names: mesh axes for the names that models give to dims.
+        batch_dim_name: the mesh axis, or axes, of the batch; None for a replicated batch.
+        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
+        strict: raise for rules without effect, instead of warning.
+        axis_names: mesh axes for the model's names of dims.
 
     Raises:
-        DistributionError: `batch_dim_name` is not an axis, `axis_names` names none, or the processes cannot be
-            divided among the replicas.
+        DistributionError: `batch_dim_name` or `axis_names` has an unknown axis, or the processes cannot be divided
+            among the replicas.
     """
 
     layout_map: LayoutMap
@@ -66,7 +66,7 @@ class RuleBased(Distribution):
         return self._shard_batch(data_shape)
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Return the layout that the rules give the activation or input called `path`.
+        """Return the layout of the activation or input called `path` by the rules.
 
         Raises:
             LayoutError: several rules match.
@@ -74,17 +74,17 @@ class RuleBased(Distribution):
         return self.layout_map[path]
 
     def snapshot(self) -> Self:
-        """Return a copy of this distribution that is not affected by rules added later."""
+        """Return a copy that is not affected by rules added later."""
         same = copy.copy(self)
         same.layout_map = self.layout_map.copy()
         return same
 
     def _decided(self, variable: Any) -> TensorLayout | None:
-        """Return the layout that was decided for a variable, with its reason; None when nothing decides.
+        """Return the layout of a variable, with its reason; None if there is none.
 
-        In this order: what was assigned to the variable object, as in Keras; the rules of the map; what the model
-        itself says; for a statistic, the same-shaped parameter beside it: BatchNorm's `mean` follows its `scale`; for a
-        factor of LoRA the weight that it adapts, dim by dim.
+        In this order: the layout assigned to the variable object, as in Keras; the rules of the map; the model's own
+        layout; for a statistic, the parameter of the same shape beside it (BatchNorm's `scale` for `mean`); for a
+        factor of LoRA, the weight that it adapts, dim by dim.
         """
         assigned = getattr(variable, "_layout", None)
         if assigned is not None:
@@ -111,7 +111,7 @@ class RuleBased(Distribution):
 
 def _check_axis_names(axis_names: Any, mesh: DeviceMesh) -> dict[str, str | tuple[str, ...] | None]:
     if axis_names is not None and not isinstance(axis_names, Mapping):
-        expected = "a dict from names that the model has for dims to an axis of the mesh, a tuple of axes, or None"
+        expected = "a dict from the model's names of dims to an axis of the mesh, a tuple of axes, or None"
         example = {"embed": mesh.axis_names[0], "layers": None}
         raise argument_error("axis_names", axis_names, expected, example=example, error=DistributionError)
     return {

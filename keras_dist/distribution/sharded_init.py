@@ -1,11 +1,10 @@
-"""Arrays that are sharded when they are initialized: no array is ever whole on one device."""
+"""Sharded initialization: no array is ever whole on one device."""
 
 from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
 import collections
-import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,17 +29,17 @@ _SMALL_BYTES = 1 << 20
 _MANY_CONSTANTS = 16
 _KEPT_PROGRAMS = 128
 _CPU_OPTIONS = {"xla_backend_optimization_level": 1}
-"""Above level 1 LLVM vectorises small shards otherwise than whole arrays, and initial values differ in the last bit
-from mesh to mesh (seen with jax 0.12). Level 1 is as fast here."""
+"""Above level 1, LLVM vectorizes small shards differently from whole arrays, and initial values differ in the last bit
+between meshes (seen with jax 0.12). Level 1 is as fast here."""
 
 
 class CompiledInit:
-    """An initialiser, compiled for a plan as one or more programs that run one after the other.
+    """An initializer, compiled for a plan as one or more programs that run one after another.
 
-    Initial values are random bits turned into floats, so an initialiser needs several times the bytes it returns. Large
-    states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are computed
-    in the same way, such as kernels of equal layers, share a program: compiling takes longer than running. So do models
-    that are made one after the other in a process.
+    Initial values are random bits converted to floats, so an initializer needs several times the memory of its result.
+    Large states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are
+    computed in the same way, such as kernels of equal layers, share a program, since compiling takes longer than
+    running; so do models that are made one after another in a process.
 
     Attributes:
         programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
@@ -66,7 +65,7 @@ class CompiledInit:
             jitted = jax.jit(function, out_shardings=[shardings[i] for i in indices])
             wanted.append((known_as, lambda: jitted.lower(*numbers, *flat_args)))
 
-        # where processes compare what they compile, all compile all of it; forms say nothing of constants and layouts
+        # processes that compare programs compile all of them; forms do not include constants and layouts
         is_kept = not (is_shared(plan.mesh) or closed.consts or any(isinstance(arg, jax.Array) for arg in flat_args))
         bits = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
         takes = (*map(str, closed.in_avals), bits)
@@ -85,8 +84,8 @@ class CompiledInit:
         self._creations = [_Creation(program, *run) for program, its in creations for run in its]
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """Return the initial values, each array with the layout of the plan."""
-        with heartbeat.waiting():
+        """Return the initial values, each array with its layout of the plan."""
+        with heartbeat.current().waiting():
             return self._created(jax.tree.leaves(list(args)))
 
     def _created(self, flat_args: list[Any]) -> PyTree:
@@ -110,12 +109,12 @@ _lock = threading.Lock()
 def _compiled(
     wanted: Sequence[tuple[Hashable, Callable[[], jax.stages.Lowered]]], mesh: DeviceMesh
 ) -> tuple[jax.stages.Compiled, ...]:
-    """Return the programs of an initialiser, those that were compiled before for another one as they are.
+    """Return the programs of an initializer; reuse programs that were compiled for another one.
 
     Args:
-        wanted: by what each is known, which is equal for programs that compute the same; False for no other one. And
-            a function that lowers it.
-        mesh: where they run.
+        wanted: for each program a key, which is equal for programs that compute the same (False for none), and a
+            function that lowers it.
+        mesh: the devices.
     """
     with _lock:
         found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
@@ -134,7 +133,7 @@ def _compiled(
 
 
 class _Creation(NamedTuple):
-    """One run of a program: which arrays it gives, and for what numbers, which go before the arguments."""
+    """One run of a program: the indices of its results, and the numbers that precede its arguments."""
 
     program: jax.stages.Compiled
     indices: list[int]
@@ -144,7 +143,7 @@ class _Creation(NamedTuple):
 def _alike(
     slices: Sequence[Slice | None], shardings: Sequence[jax.sharding.Sharding]
 ) -> tuple[list[dict[int, Slice]], list[int]]:
-    """Return the slices that are alike, by their index; and the indices of all others."""
+    """Return groups of equal slices, by index; and the indices of all others."""
     found: dict[Hashable, dict[int, Slice]] = {}
     others = [index for index, part in enumerate(slices) if part is None]
     for index, part in enumerate(slices):
@@ -156,7 +155,7 @@ def _alike(
 
 
 def _least(members: dict[int, Slice]) -> int:
-    """How many slices are worth a program of their own: two that draw random bits, or several that do not."""
+    """Return the number of slices that are worth a program: two that draw random bits, or several that do not."""
     return 2 if next(iter(members.values())).numbers else _MANY_CONSTANTS
 
 
@@ -165,14 +164,14 @@ def _numbers(part: Slice) -> np.ndarray:
 
 
 def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax.Array]]:
-    """Return the function that computes only the outputs in `group` of a traced initialiser."""
+    """Return the function that computes only the outputs in `group` of a traced initializer."""
     arguments = {id(var) for var in closed.jaxpr.invars}
     forwarded = [id(closed.jaxpr.outvars[i]) in arguments for i in group]
     evaluate = jaxprs.function_of_jaxpr(jaxprs.dead_code_eliminated(closed, group))
 
     def init_group(*flat_args: ArrayLike) -> list[jax.Array]:
         values = evaluate(*flat_args)
-        # an argument returned as it came would share the caller's buffer
+        # an argument that is returned unchanged would share the caller's buffer
         return [jax.numpy.copy(v) if shared else v for v, shared in zip(values, forwarded, strict=True)]
 
     return init_group
@@ -184,7 +183,7 @@ def _compiler_options(mesh: DeviceMesh) -> dict[str, int] | None:
 
 
 def _groups(bytes_per_device: Sequence[int]) -> list[list[int]]:
-    """Indices of the arrays created together: at most the largest shard, or a small amount, at once."""
+    """Return indices of the arrays that are created together: at most the largest shard, or a small amount, at once."""
     limit = max([_SMALL_BYTES, *bytes_per_device])
     groups: list[list[int]] = []
     filled = limit + 1
@@ -200,16 +199,16 @@ def _groups(bytes_per_device: Sequence[int]) -> list[list[int]]:
 class Slice:
     """The equations that one output of a traced function depends on.
 
-    The weights of a model's layers are drawn from one seed, folded with their number. Two of one shape and initializer
-    differ in this number alone: they are equal in form, and one compiled program serves both.
+    The weights of a model's layers are drawn from one seed, folded with their number. Weights of equal shape and
+    initializer differ in this number alone: they have equal forms and share one compiled program.
 
     Args:
-        equations: in order.
+        equations: the equations in order.
         closed: the traced function.
-        output: its variable.
+        output: the variable of the output.
 
     Attributes:
-        numbers: the numbers that seeds are folded with, in order.
+        numbers: the numbers that are folded into seeds, in order.
         folded: the same as integers.
         form: equal for slices of one function that differ only in their numbers.
     """
@@ -224,7 +223,7 @@ class Slice:
         self.form = self._form()
 
     def __call__(self, numbers: jax.Array, *arguments: ArrayLike) -> list[ArrayLike]:
-        """Return the output, alone in a list, for other numbers, which are an array (numbers,), and these arguments."""
+        """Return the output, in a list, for other numbers, an array (numbers,), and these arguments."""
         known = {**self._constants, **dict(zip(self._arguments, arguments, strict=True))}
         count = 0
         for equation in self._equations:
@@ -246,14 +245,18 @@ class Slice:
             inputs[1:2] = inputs[1:2] if not _folded_with(equation) else ["number"]
             for variable in equation.outvars:
                 places[variable] = len(places)
-            parameters = tuple((name, _comparable(value)) for name, value in sorted(equation.params.items()))
             results = tuple(str(variable.aval) for variable in equation.outvars)
-            parts.append((equation.primitive, parameters, tuple(inputs), results))
-        return (*parts, places[self._output])
+            parts.append((equation.primitive, tuple(sorted(equation.params.items())), tuple(inputs), results))
+        try:
+            form = (*parts, places[self._output])
+            hash(form)
+        except TypeError:  # a parameter of an equation cannot be compared
+            return object()
+        return form
 
 
 def slices_of(closed: ClosedJaxpr) -> list[Slice | None]:
-    """Return the slice of each output of a traced function; None for arguments, constants and what has effects."""
+    """Return the slice of each output of a traced function; None for arguments, constants and outputs with effects."""
     made_by = {variable: (n, eqn) for n, eqn in enumerate(closed.jaxpr.eqns) for variable in eqn.outvars}
     return [_slice_of(closed, output, made_by) for output in closed.jaxpr.outvars]
 
@@ -273,33 +276,7 @@ def _slice_of(closed: ClosedJaxpr, output: Any, made_by: dict[Any, tuple[int, An
 
 
 def _folded_with(equation: Any) -> list[np.ndarray]:
-    """Return the number that the equation folds into a seed, if that is all it does."""
+    """Return the number that the equation folds into a seed, in a list; empty for other equations."""
     if equation.primitive.name != "random_fold_in" or not jaxprs.is_literal(equation.invars[1]):
         return []
     return [np.asarray(equation.invars[1].val)]
-
-
-def _comparable(parameter: object) -> Hashable:
-    """A parameter of an equation, or what stands for it: those that cannot be compared are equal to themselves only."""
-    try:
-        hash(parameter)
-    except TypeError:
-        return _Itself(parameter)
-    return parameter
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Itself:
-    """A value that is equal to itself only, as long as anything refers to it.
-
-    Attributes:
-        value: the value.
-    """
-
-    value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)

@@ -1,4 +1,4 @@
-"""Which device holds which block of an array: as numbers, as a table of text, and as a picture."""
+"""The devices that hold each block of an array: as numbers, as a table of text, and as a drawing."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ from keras_dist.distribution.render import render_axes, render_bytes, render_sha
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import Row
 
-_MOST_BLOCKS = 8
-"""The most rows and columns of blocks that are drawn."""
-
+_MOST_BLOCKS = 8  # rows and columns
 _ARRAY_PIXELS = (320, 150)
 _LEAST_PIXELS = (56, 24)
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class ShardPicture:
-    """The shards of one array: printed, a table of its blocks and the devices that hold them; in notebooks a picture.
+    """The shards of one array. Printing it gives a table of blocks and their devices; in notebooks a drawing.
 
-    Rows and columns are those of the array; of more than two dims, the last one that is split lies along the rows, and
-    all others are folded. Of many blocks the first and the last are shown.
+    Rows and columns are dims of the array; of more than two dims, the last sharded dim is along the rows, and all
+    others are folded. If there are many blocks, the first and the last are shown.
 
     Attributes:
-        path: of the array.
-        shape: its dims.
-        dtype: its element type.
+        path: path of the array.
+        shape: shape of the array.
+        dtype: dtype of the array.
         axes: for each dim the mesh axis, several axes, or None.
-        rule: what decided the layout; None for nothing.
-        nbytes_per_device: bytes of one block.
+        rule: origin of the layout, or None.
+        nbytes_per_device: size of one block [bytes].
         mesh: the devices.
     """
 
@@ -55,12 +53,12 @@ class ShardPicture:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of blocks along each dim."""
+        """Number of blocks along each dim."""
         return tuple(self.mesh.axis_size(axis) for axis in self.axes)
 
     @functools.cached_property
     def blocks(self) -> np.ndarray:
-        """For each device, in the order of the mesh, the number of the block it holds, in row-major order."""
+        """Row-major index of the block that each device holds, in the order of the mesh."""
         names = list(self.mesh.axis_names)
         places = np.indices(self.mesh.shape).reshape(len(names), -1)
         found = np.zeros(self.mesh.size, np.int64)
@@ -73,11 +71,11 @@ class ShardPicture:
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """The number of each device, in the order of the mesh."""
+        """Number of each device, in the order of the mesh."""
         return device_labels(self.mesh.device_names)
 
     def block_slices(self, block: int) -> tuple[slice, ...]:
-        """Return where a block lies in the array."""
+        """Return the slices of a block in the array."""
         index = np.unravel_index(block, self.counts) if self.counts else ()
         steps = [size // count for size, count in zip(self.shape, self.counts, strict=True)]
         return tuple(slice(int(i) * step, (int(i) + 1) * step) for i, step in zip(index, steps, strict=True))
@@ -90,7 +88,7 @@ class ShardPicture:
     __repr__ = __str__
 
     def _table(self, most: int) -> Table:
-        """Render the blocks and their devices, with at most this many columns of blocks."""
+        """Return the table of blocks with at most this number of columns."""
         rows, columns = shown(self._folded[0], _MOST_BLOCKS), shown(self._folded[1], most)
         headers = ("..." if column is None else self._across(column) for column in columns)
         table = Table("", [" \\ ".join(filter(None, self._names)), *headers], has_lines=True)
@@ -109,12 +107,12 @@ class ShardPicture:
         )
 
     def pictures(self) -> str:
-        """Return the array and the mesh as SVG, side by side; a device has the colour of the block it holds."""
+        """Return drawings of the array and the mesh as SVG; a device has the colour of its block."""
         style = "display: flex; flex-wrap: wrap; gap: 16px 40px; align-items: flex-start"
         return f'<div style="{style}">{self.array_svg()}{self.mesh_svg()}</div>'
 
     def array_svg(self) -> str:
-        """Return the picture of the array with its blocks."""
+        """Return the drawing of the array with its blocks."""
         rows, columns = self._folded
         height = _ARRAY_PIXELS[1] if len(self.shape) > 1 else 36
         size = (
@@ -134,7 +132,7 @@ class ShardPicture:
         ).svg()
 
     def mesh_svg(self) -> str:
-        """Return the picture of the mesh, each device in the colour of its block."""
+        """Return the drawing of the mesh, each device in the colour of its block."""
         count = math.prod(self.counts)
         fields = [
             Cell(label, f"holds {self._where(int(block))}", colour(int(block), count))
@@ -143,7 +141,7 @@ class ShardPicture:
         return devices_svg(self.mesh.axis_sizes, self.mesh.device_names, fields, _MOST_BLOCKS)
 
     def _facts(self) -> tuple[str, str]:
-        """Two lines: what the array is, and what is cut of it."""
+        """Return two lines that describe the array and its blocks."""
         count = math.prod(self.counts)
         used = {name for axis in self.axes for name in axis_tuple(axis)}
         copies = self.mesh.size // count
@@ -160,7 +158,7 @@ class ShardPicture:
 
     @functools.cached_property
     def _along(self) -> int:
-        """The dim that lies along the rows: the last one that is split, or the last; -1 of a scalar."""
+        """The dim along the rows: the last sharded dim, or the last; -1 for a scalar."""
         if len(self.shape) < 3:
             return len(self.shape) - 1
         return max((dim for dim, count in enumerate(self.counts) if count > 1), default=len(self.shape) - 1)
@@ -172,7 +170,7 @@ class ShardPicture:
 
     @property
     def _names(self) -> tuple[str, str]:
-        """What rows and columns are called; nothing where that is plain."""
+        """Headings of rows and columns; empty for fewer than three dims."""
         if len(self.shape) < 3:
             return "", ""
         return (
@@ -182,11 +180,10 @@ class ShardPicture:
 
     @property
     def _folded(self) -> tuple[int, int]:
-        """The numbers of rows and columns of blocks."""
+        """Numbers of rows and columns of blocks."""
         return math.prod(self.counts[dim] for dim in self._others), self.counts[self._along] if self.shape else 1
 
     def _block(self, row: int, column: int) -> int:
-        """The number of the block at a row and a column."""
         if not self.shape:
             return 0
         index = [int(i) for i in np.unravel_index(row, [self.counts[dim] for dim in self._others] or [1])]
@@ -194,11 +191,10 @@ class ShardPicture:
         return int(np.ravel_multi_index(place[: len(self.shape)], self.counts))
 
     def _across(self, column: int) -> str:
-        """The heading of a column."""
         return _range(self.block_slices(self._block(0, column))[self._along]) if self.shape else ""
 
     def _down(self, row: int) -> str:
-        """The heading of a row: the ranges of the dims that are folded, or their sizes where none is split."""
+        """Return the heading of a row: the ranges of the folded dims, or their sizes if they are unsharded."""
         if len(self.shape) < 2:
             return ""
         slices = self.block_slices(self._block(row, 0))
@@ -213,7 +209,6 @@ class ShardPicture:
         return f"[{', '.join(map(_range, self.block_slices(block)))}]" if self.shape else "the scalar"
 
     def _holders(self, block: int) -> str:
-        """The devices that hold a block, in few words."""
         held = np.flatnonzero(self.blocks == block)
         if len(held) == self.mesh.size > 1:
             return f"all {self.mesh.size} devices"
@@ -225,5 +220,5 @@ def _range(part: slice) -> str:
 
 
 def picture_of(row: Row, mesh: DeviceMesh) -> ShardPicture:
-    """Return the picture of the shards of a plan's row."""
+    """Return the picture of the shards of a row of a plan."""
     return ShardPicture(row.path, row.shape, str(row.dtype), row.axes, row.rule, row.nbytes_per_device, mesh)

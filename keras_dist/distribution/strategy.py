@@ -1,7 +1,7 @@
-"""`Distribution`: the strategy that decides where arrays live, and the current one.
+"""`Distribution`, the strategy that assigns layouts to arrays, and the current distribution.
 
-The current distribution is a process-wide default, which every thread and notebook cell sees, overridden inside
-`Distribution.scope()` by a `ContextVar`, so that scopes in different threads and tasks do not disturb each other.
+The current distribution is a process-wide default for all threads and notebook cells. Inside `Distribution.scope()` a
+`ContextVar` overrides it, so that scopes in different threads and tasks are independent.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ BatchDimName = str | Sequence[str]
 class Distribution:
     """Base class of strategies. Subclasses override `get_variable_layout` and `get_data_layout`.
 
-    Compared by value: two distributions of one class with equal meshes and options are the same.
+    Compared by value: two distributions of one class with equal meshes and options are equal.
 
     Args:
         device_mesh: the devices.
         batch_dim_name: the mesh axis, or axes, over which the batch dim of data is sharded.
-        auto_shard_dataset: whether all processes pass the same data; else each passes its own part, in batches.
+        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
 
     Raises:
         DistributionError: `device_mesh` is not a mesh, or has no such axis.
 
     Attributes:
-        auto_shard_dataset: whether all processes of the job pass the same data, of which each reads its share.
+        auto_shard_dataset: whether all processes pass the same data, of which each reads its part.
         layout_map: the layout rules; None for a strategy without rules.
-        axis_names: mesh axes for the names that models give to dims; empty for a strategy without rules.
+        axis_names: mesh axes for the model's names of dims; empty for a strategy without rules.
         strict: whether a layout rule without effect is an error.
 
     Source: `keras.src.distribution.distribution_lib.Distribution`.
     """
 
     is_searched: ClassVar[bool] = False
-    """Whether the layout is searched for when the first batch of `fit` is known, as `AutoParallel` does."""
+    """Whether the layout is searched for when the first batch of `fit` is known, as in `AutoParallel`."""
 
     auto_shard_dataset: bool = True
     layout_map: LayoutMap | None = None
@@ -86,11 +86,11 @@ class Distribution:
 
     @classmethod
     def from_config(cls, mesh: DeviceMesh, config: Any) -> Self:
-        """Return the distribution that a config file describes.
+        """Return the distribution of a config file.
 
         Args:
-            mesh: the mesh that the table `mesh` describes.
-            config: the table `distribution`, as the `keras_dist.config.DistributionConfig` of the strategy.
+            mesh: the mesh of the table `mesh`.
+            config: the table `distribution`, as the strategy's `keras_dist.config.DistributionConfig`.
 
         Raises:
             ConfigError: an option does not fit the mesh; names its key.
@@ -114,12 +114,12 @@ class Distribution:
 
     @property
     def num_model_replicas(self) -> int:
-        """Number of copies of the model that train side by side."""
+        """Number of copies of the model that train in parallel."""
         raise NotImplementedError
 
     @property
     def num_data_shards(self) -> int:
-        """Number of different parts of a data set that the processes read, by the places of their devices.
+        """Number of different parts in which the processes read a dataset.
 
         Raises:
             DataError: processes share some of their rows of a batch, but not all.
@@ -128,12 +128,12 @@ class Distribution:
 
     @property
     def data_shard_id(self) -> int:
-        """Which of these parts this process reads, in the order of the rows of a batch.
+        """Index of the part that this process reads, in the order of the rows of a batch.
 
         Raises:
             DataError: this process has no device in the mesh; or see `num_data_shards`.
 
-        Differs from Keras: which devices of the mesh belong to the process decides, and not its number alone.
+        Differs from Keras: depends on the devices of the process in the mesh, not on its number alone.
         """
         return self._replica_group().index
 
@@ -146,19 +146,19 @@ class Distribution:
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Return the layout of the activation or input called `path`; None, as here, lets XLA choose."""
+        """Return the layout of the activation or input called `path`; with None, as here, XLA chooses."""
         return None
 
     def get_slot_layout(self, variable: Any) -> TensorLayout | None:
-        """Return the layout of the optimizer slots of `variable`; by default that of the variable."""
+        """Return the layout of the optimizer slots of `variable`; by default the layout of the variable."""
         return self.get_variable_layout(variable)
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which compiled steps gather parameters where they use them; along none XLA chooses.
+        """The mesh axes over which compiled steps gather parameters where they are used.
 
-        Each is gathered in the operation that takes it, in the forward and again in the backward pass, and none is kept
-        from the one to the other; its gradient is scattered.
+        A parameter is gathered in the operation that uses it, in the forward and again in the backward pass, and is not
+        kept between them; its gradient is scattered.
         """
         return ()
 
@@ -169,14 +169,14 @@ class Distribution:
             yield
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Return the part of a global, batched data set that this process reads.
+        """Return the part of a global, batched dataset that this process reads.
 
         Args:
             dataset: in a job of one process, or without `auto_shard_dataset`, anything; else a batched
                 `tf.data.Dataset`.
 
         Raises:
-            DataError: the data set cannot be sharded, has no batch size, or one that does not divide.
+            DataError: the dataset cannot be sharded, or its batch size is unknown or not divisible.
 
         Source: `keras.distribution.Distribution.distribute_dataset` (Keras 3.15).
         """
@@ -189,21 +189,21 @@ class Distribution:
 
         Args:
             tree: any pytree of arrays or `jax.ShapeDtypeStruct`s, or a `flax.nnx.Module`.
-            tied: groups of paths that lead to one array or subtree, where the tree itself does not show it.
+            tied: groups of paths of one array or subtree, where the tree itself does not show it.
 
         Returns:
             The plan, with a row for each array.
 
         Raises:
-            LayoutError: rules that cannot be applied, all of them; under `strict` also rules without effect.
+            LayoutError: some rules cannot be applied; under `strict` also if rules have no effect.
             DeviceError: a device of the mesh does not exist.
         """
         specs, treedef = describe_variables(state_of(tree), [*tied_paths(tree), *tied])
         return self.plan_variables(specs, treedef)
 
     def plan_variables(self, specs: Sequence[VariableSpec], treedef: PyTreeDef) -> LayoutPlan:
-        """Return the plan for arrays that are described already; see `plan`."""
-        _ = self.device_mesh.backend_mesh  # a device that does not exist is found here
+        """Return the plan for arrays that are already described; see `plan`."""
+        _ = self.device_mesh.backend_mesh  # raises for a device that does not exist
         errors: list[lint.Problem] = []
         layouts: list[tuple[TensorLayout, TensorLayout]] = []
         unknown: dict[str, tuple[str, str]] = {}
@@ -222,7 +222,7 @@ class Distribution:
         return plan_variables(self.device_mesh, specs, layouts, treedef, without_effect, snapshot, gathered)
 
     def snapshot(self) -> Self:
-        """Return a copy of this distribution that later changes do not affect."""
+        """Return a copy that is not affected by later changes."""
         return copy.copy(self)
 
     def __eq__(self, other: object) -> bool:
@@ -275,7 +275,7 @@ class Distribution:
         return layout.on(self.device_mesh), slot_layout.on(self.device_mesh)
 
     def _called(self, spec: VariableSpec, layout: TensorLayout) -> str:
-        """Return how errors about a layout name a variable: also by the path that the rule matches."""
+        """Return the name of a variable in errors about a layout, with the path that the rule matches."""
         rules, rule = self.layout_map, layout.reason
         if rules is None or rule not in rules:
             return repr(spec.path)
@@ -290,11 +290,9 @@ class Distribution:
         return layout
 
     def _replica_group(self) -> ReplicaGroup:
-        """Return the processes that read what this one reads."""
         return replica_group_of(self, self._process_id)
 
     def _shard_batch(self, data_shape: Sequence[int]) -> TensorLayout:
-        """Batch dim over `batch_dim_name`, all other dims unsharded."""
         if not len(data_shape):
             fix = "stack the examples along a first dim"
             raise DataError("data without a batch dim cannot be sharded", given=f"shape {tuple(data_shape)}", fix=fix)
@@ -307,13 +305,13 @@ _by_name: dict[str, type[Distribution]] = {}
 
 
 def register_strategy(name: str) -> Callable[[K], K]:
-    """Class decorator that makes config files with `strategy = name` create this class, by its `from_config`.
+    """Class decorator: config files with `strategy = name` create this class, by its `from_config`.
 
     Args:
-        name: the name of the strategy in the `keras_dist.config.DistributionConfig` of its options.
+        name: the name of the strategy in its `keras_dist.config.DistributionConfig`.
 
     Raises:
-        ConfigError: it is no name, or that of another class.
+        ConfigError: the name is not a string, is empty, or is registered for another class.
     """
     if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise argument_error("name", name, "a string that is not empty", example="my_strategy", error=ConfigError)
@@ -331,7 +329,7 @@ def register_strategy(name: str) -> Callable[[K], K]:
 
 
 def strategy_named(name: str) -> type[Distribution]:
-    """Return the class that was registered under a name."""
+    """Return the class that is registered under a name."""
     if name not in _by_name:
         what, given = "distribution.strategy: no class is registered for", f'strategy = "{name}"'
         fix = f"put @register_strategy({name!r}) before the class, and import its module first"
@@ -344,7 +342,7 @@ _override: ContextVar[Distribution | None] = ContextVar("keras_dist_distribution
 
 
 def distribution() -> Distribution | None:
-    """The current distribution: that of the innermost `scope()`, else the one set by `set_distribution`, else None."""
+    """Return the current distribution: of the innermost `scope()`, else of `set_distribution`, else None."""
     override_value = _override.get()
     return _default if override_value is None else override_value
 
@@ -360,7 +358,7 @@ def set_distribution(value: Distribution | None) -> None:
 
 
 def check_distribution(argument: str, value: Any) -> Distribution:
-    """Return `value`, if it is a distribution."""
+    """Return `value`, or raise if it is not a distribution."""
     if isinstance(value, Distribution):
         return value
     expected = "a DataParallel, ModelParallel, FullySharded or your own Distribution of keras_dist"
@@ -379,7 +377,7 @@ _MADE_OF = {
     "DataParallel": f"{_OF_MESH}, which may be that of Keras",
     "DeviceMesh": f"{_OF_MESH}, or keras_dist.FullySharded(device_mesh)",
 }
-"""Ways out by the classes, of Keras too, of which distributions are made."""
+"""Fixes for classes, also of Keras, from which distributions are made."""
 
 
 @contextlib.contextmanager

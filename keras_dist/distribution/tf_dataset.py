@@ -1,4 +1,4 @@
-"""The part of a `tf.data.Dataset` that one process of a job reads, as Keras 3.15 divides it."""
+"""The part of a `tf.data.Dataset` that one process of a job reads, as in Keras 3.15."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_dist.errors import DataError
 
 
 def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGroup) -> Any:
-    """Return the batches of this process, from a data set of global batches.
+    """Return the batches of this process from a dataset of global batches.
 
     Source: `keras.distribution.Distribution.distribute_tf_dataset` (Keras 3.15).
     """
@@ -28,7 +28,7 @@ def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGr
     sizes = [len(each.shards) for each in groups]
     if len(set(sizes)) > 1:
         given = "; ".join(f"processes {list(each.processes)}: {len(each.shards)} shards" for each in groups)
-        fix = "as many devices of each process in the mesh, or auto_shard_dataset=False"
+        fix = "put equally many devices of each process into the mesh, or use auto_shard_dataset=False"
         raise DataError("the processes must own equal parts of a batch", given=given, fix=fix)
     if batch_size % group.count:
         what = "processes" if all(len(each.processes) == 1 for each in groups) else "replicas"
@@ -39,7 +39,7 @@ def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGr
 
 
 def _batch_size(dataset: Any, tensorflow: Any) -> int:
-    # an optional extra, imported only for a data set that is one of its own
+    # an optional extra, imported only for its own datasets
     from tensorflow.python.data.experimental.ops import distribute  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
 
     specs = tensorflow.nest.flatten(dataset.element_spec)

@@ -1,4 +1,4 @@
-"""Tracing of a module with the mesh of its model in JAX's context, and the errors that JAX raises there."""
+"""Tracing of a module with its mesh in JAX's context."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def traced_in(
 ) -> T:
     """Call `trace()` with the mesh of the distribution in JAX's context.
 
-    If the mesh does not divide the rows, and they are not padded, none is set: modules that look for one leave such a
-    batch unsharded, as rules for activations do, because XLA computes wrong gradients of rows that are split unevenly.
-    Neither is one set if the `values` lie on a mesh of another size, where the user has put them: JAX computes on one
-    mesh at a time.
+    No mesh is set for a number of `rows` that it does not divide, unless they are padded: modules that look for a mesh
+    then leave the batch unsharded, because XLA computes wrong gradients of unevenly split rows. No mesh is set either
+    if the `values` are on a mesh of another size, since JAX computes on one mesh at a time.
     """
     mesh = distribution.device_mesh
     is_uneven = rows is not None and not pads and rows % batch_shards(distribution) != 0
+    types = [jax.typeof(value) for value in jax.tree.leaves(values) if isinstance(value, jax.Array)]
+    is_elsewhere = any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != mesh.size for kind in types)
     try:
-        if is_uneven or _lie_elsewhere(values, mesh.size):
+        if is_uneven or is_elsewhere:
             return trace()
         with in_mesh(mesh.backend_mesh):
             return trace()
@@ -41,12 +42,12 @@ def traced_in(
     except (ValueError, RuntimeError, KeyError) as error:
         said, shards = str(error), batch_shards(distribution)
         given = f"mesh {mesh.describe()}; JAX says: {' '.join(said.split())[:300]}"
-        # without a mesh, as of `jax.sharding.get_abstract_mesh().shape["model"]`
+        # for example `jax.sharding.get_abstract_mesh().shape["model"]` without a mesh
         lacks_mesh = error.args[:1] in [(name,) for name in mesh.axis_names] or _contains(said, _NAMES_OTHER_AXES)
         if _contains(said, _NEEDS_ROWS_THAT_DIVIDE) or (is_uneven and lacks_mesh):
-            what = "the module splits the batch by itself, with shard_map or a bare PartitionSpec"
+            what = "the module shards the batch itself, with shard_map or a bare PartitionSpec"
             expected = f"a multiple of {shards} rows, and other dims that the axes in its specs divide"
-            fix = "drop the last, shorter batch (drop_remainder=True), or choose a batch_size that divides the rows"
+            fix = "drop the last, partial batch (drop_remainder=True), or choose a batch_size that divides the rows"
             if is_uneven:
                 given = f"a batch of {rows} rows on mesh {mesh.describe()}"
                 fix = f'compile(..., uneven="pad"), which pads such batches for the module; or {fix}'
@@ -56,7 +57,7 @@ def traced_in(
             fix = "name the axes of the DeviceMesh as the module does"
         elif _contains(said, _NEEDS_EXPLICIT_AXES):
             what = "the module is written for a mesh with Explicit axes"
-            expected = "specs for axes that are Auto, as those of a DeviceMesh are"
+            expected = "specs for Auto axes, as in a DeviceMesh"
             fix = "use jax.lax.with_sharding_constraint, or leave the specs out and write rules '<path>/output'"
         else:
             raise
@@ -65,12 +66,6 @@ def traced_in(
 
 def _contains(said: str, texts: Sequence[str]) -> bool:
     return any(text in said for text in texts)
-
-
-def _lie_elsewhere(values: PyTree, devices: int) -> bool:
-    """Whether some array lies on a mesh of another size; one that is traced lies where its type says."""
-    types = [jax.typeof(value) for value in jax.tree.leaves(values) if isinstance(value, jax.Array)]
-    return any(not kind.sharding.mesh.empty and kind.sharding.mesh.size != devices for kind in types)
 
 
 def batch_shards(distribution: Distribution) -> int:

@@ -1,4 +1,4 @@
-"""Descriptions of the arrays that a plan is made for: name, shape, role and neighbours."""
+"""Descriptions of the arrays of a tree for planning: name, shape, role and neighbours."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from keras_dist.errors import LayoutError, with_type
 Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch"]
 
 PLANNED_BY_RULE: tuple[Role, ...] = ("parameter", "statistic", "state")
-"""The roles that layout rules see; everything else is replicated or follows."""
+"""Roles to which layout rules apply; others are replicated or follow a parameter."""
 
 CHANGED_ALWAYS: tuple[Role, ...] = ("rng", "state")
-"""The roles of what calls change in evaluation and prediction, too: random streams, states from batch to batch."""
+"""Roles of arrays that change in evaluation and prediction, too: random streams, states from batch to batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
-    """One array of a tree, as `Distribution.get_variable_layout` sees it.
+    """One array of a tree, the argument of `Distribution.get_variable_layout`.
 
     Attributes:
         path: its name, such as `d1/kernel`.
-        shape: its dims.
-        dtype: its element type.
+        shape: shape of the array.
+        dtype: dtype of the array.
         role: parameter, statistic, rng or counter.
-        aliases: other names that lead to the same array.
-        beside: for a statistic, the same-shaped parameters of the same module.
-        own: its layout in the model itself.
-        factor_of: for a factor of LoRA the weight that it adapts, and for each of its dims that of the weight; None for
-            the rank.
-        keras_path: the full path that Keras gives to the variable, where it differs from `path`.
+        aliases: other paths of the same array.
+        beside: for a statistic, the parameters of the same module and shape.
+        own: the model's own layout.
+        factor_of: for a factor of LoRA, the weight that it adapts, and for each dim the dim of the weight; None for the
+            rank.
+        keras_path: path of the variable in Keras, where it differs from `path`.
     """
 
     path: str
@@ -67,11 +67,11 @@ class VariableSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All paths that rules match: `path` first."""
+        """All paths that rules can match: `path` first."""
         return (self.path, *self.aliases, *(() if self.keras_path is None else (self.keras_path,)))
 
     def called(self, matches: Callable[[str], bool]) -> str:
-        """Return the path in quotes, and beside it the path that a rule matches, if that is another one."""
+        """Return the path in quotes, with the path that a rule matches, if it differs."""
         name = next(filter(matches, self.names), self.path)
         if name == self.path:
             return repr(self.path)
@@ -79,7 +79,7 @@ class VariableSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole array."""
+        """Size of the whole array [bytes]."""
         return int(np.prod(self.shape, dtype=np.int64)) * jax_internals.itemsize(self.dtype)
 
 
@@ -111,7 +111,7 @@ def leaf_paths(tree: PyTree) -> list[str]:
 def leaf_parts(tree: PyTree) -> list[tree_paths.Parts]:
     """Return the names and indices that lead to each array of `tree`, in flattening order.
 
-    NNX's `value` and Linen's leading `params` are dropped.
+    NNX's `value` and Linen's leading `params` are omitted.
     """
     variables = _variables_by_prefix(tree)
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
@@ -129,7 +129,7 @@ def leaf_owners(tree: PyTree) -> list[Any]:
 
 
 def _own_layout(path: str, owner: Any) -> ModelLayoutHint | None:
-    """What a layer was given for a variable, as a `TensorLayout` or as axes, or what its sharding metadata say."""
+    """Return the model's own layout: the argument of a layer, or sharding metadata."""
     layout, metadata = metadata_of(owner).get("layout"), sharding_metadata(owner)
     label = f"{path.rpartition('/')[2]}'s own "
     if layout is not None:
@@ -189,7 +189,7 @@ def _role(variable: Any, shape: tuple[int, ...], dtype: DTypeLike, collection: s
 
 
 def _linen_collections(tree: PyTree) -> tuple[str, ...]:
-    """Return the collections of a Linen variable tree (`params`, `batch_stats`, ...), or nothing for other trees."""
+    """Return the collections of a Linen variable tree (`params`, `batch_stats`, ...); nothing for other trees."""
     if is_nnx_state(tree) or not isinstance(tree, Mapping) or not isinstance(tree.get("params"), Mapping):
         return ()
     return tuple(str(name) for name, subtree in tree.items() if isinstance(subtree, Mapping))
@@ -209,12 +209,12 @@ def _with_aliases(specs: list[VariableSpec], leaves: list[Any], tied: Sequence[S
 
 
 def tied_paths(tree: PyTree) -> list[list[str]]:
-    """Return groups of paths in an NNX module that lead to one submodule or Variable; none for other trees."""
+    """Return groups of paths in an NNX module of one submodule or Variable; none for other trees."""
     return [[tree_paths.join(tree_paths.visible(parts)) for parts in group] for group in duplicates_in(tree)]
 
 
 def tied_names(path: str, tied: Sequence[Sequence[str]]) -> list[str]:
-    """Return every name of `path` that follows from exchanging tied prefixes, itself included."""
+    """Return `path` and all names that follow from exchanging tied prefixes."""
     names = [path]
     for name in names:
         for group in tied:

@@ -175,9 +175,9 @@ class _Program:
             return result
         is_shared = self._is_shared(arrays)
         if is_shared:
-            heartbeat.note_shared_steps(self._name, 1)
-        failures = heartbeat.failures_told(self._name, is_shared=False)  # the user's loop may have further steps
-        with failures, interrupt_between_steps(is_shared=is_shared):
+            heartbeat.current().note_shared_steps(self._name, 1)
+        told = heartbeat.current().steps(self._name, is_shared=False)  # the loop of the user may have further steps
+        with told, interrupt_between_steps(is_shared=is_shared):
             _finish_oldest()
             return self._dispatched(arrays)
 
@@ -214,7 +214,7 @@ def _finish_oldest() -> None:
     with contextlib.suppress(IndexError):  # another thread was faster
         while len(_in_flight) >= _MAX_IN_FLIGHT:
             _in_flight.popleft().block_until_ready()
-            heartbeat.note_step()
+            heartbeat.current().note_step()
 
 
 _LOST = (

@@ -170,7 +170,7 @@ class CompiledSteps:
 
         def run() -> Any:
             if needs_all and self._is_shared:
-                heartbeat.note_shared_steps(_KINDS[mode], execution.steps)
+                heartbeat.current().note_shared_steps(_KINDS[mode], execution.steps)
             with _noting(execution):
                 if not self._options.jit:
                     return self._traced(execution.rows, lambda: program(*arguments))

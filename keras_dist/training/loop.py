@@ -95,7 +95,7 @@ def run_steps(
     def finish_oldest() -> None:
         steps, rows, result, signal, started = waiting.popleft()
         signal.block_until_ready()
-        heartbeat.note_step()
+        heartbeat.current().note_step()
         timer.finished(started, steps)
         if collect is not None:
             collect(rows, result)
@@ -119,7 +119,7 @@ def run_steps(
         steps, rows = execution.steps, execution.rows
         results.append((rows, result))
         if mode == "train":
-            heartbeat.note_begun(steps)
+            heartbeat.current().note_begun(steps)
         waiting.append((steps, rows, result, signal, timer.dispatched(began, signal, steps * rows, compiled)))
         del execution  # the next batch can have the memory of its arrays
         batch += steps

@@ -176,7 +176,7 @@ class StepRunner:
         """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
         outer, self._run = self._run, run
         try:
-            with heartbeat.failures_told("fit", is_shared=is_shared(self._cell.mesh)):
+            with heartbeat.current().steps("fit", is_shared=is_shared(self._cell.mesh)):
                 yield
         except BaseException as error:
             hooks.on_train_exit(error)
@@ -191,7 +191,7 @@ class StepRunner:
         self._check_agreement("evaluate", examples, _facts_of_draw(draw))
         shared = is_shared(self._cell.mesh)
         with (
-            heartbeat.failures_told("evaluate", is_shared=shared),
+            heartbeat.current().steps("evaluate", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             return dict(self._evaluation(examples, hooks)(check_interrupt, draw))
@@ -256,7 +256,7 @@ class StepRunner:
         should_stop = self._stopper("predict")
         shared = is_shared(self._cell.mesh)
         with (
-            heartbeat.failures_told("predict", is_shared=shared),
+            heartbeat.current().steps("predict", is_shared=shared),
             interrupt_between_steps(is_shared=shared) as check_interrupt,
         ):
             hooks.begin("predict")
@@ -284,7 +284,7 @@ class StepRunner:
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         timer = StepTimer()
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             with interrupt_between_steps(is_shared=is_shared(self._cell.mesh)):
                 began = timer.look()
                 states, compiled = self._train_dispatch(program)(SingleStep(batch))
@@ -297,7 +297,7 @@ class StepRunner:
         self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
         program = self._logged_step("test", lambda: batch)
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             states, _ = self._test_dispatch(program, draw)(SingleStep(batch))
             return dict(self._watched(program, [(batch.rows, states)]))
 
@@ -305,7 +305,7 @@ class StepRunner:
         """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
-        with heartbeat.waiting():
+        with heartbeat.current().waiting():
             outputs, _ = self._predict_dispatch(self._predict_step(None), draw, local=local)(SingleStep(batch))
             return of_one_batch(real_outputs(batch.rows, outputs))
 

@@ -26,17 +26,17 @@ def test_shares_make_the_global_batches_of_one_process(job, rows, batch_size, se
     for part in source.row_numbers(batch_size, shards, None if seed is None else (seed,)):
         assembled = np.full(part.padded.shape, -1)
         for group in groups:
-            shares = [data.process_share(part.padded, sharding, process, process_of) for process in group]
-            for share in shares:  # those of one group are identical
-                np.testing.assert_array_equal(share, shares[0])
             owned = data.process_rows(sharding, part.padded.shape[1], group[0], process_of)
+            for process in group:  # rows of one group are identical
+                same = data.process_rows(sharding, part.padded.shape[1], process, process_of)
+                np.testing.assert_array_equal(same, owned)
             assert (assembled[:, owned] == -1).all()
-            assembled[:, owned] = shares[0]
+            assembled[:, owned] = part.padded[:, owned]
         np.testing.assert_array_equal(assembled, part.padded)
         seen.extend(assembled[:, : part.real].reshape(-1).tolist())
     assert sorted(seen) == list(range(rows))
-    one = data.process_share(part.padded[0], sharding, 0, lambda device: 0)
-    np.testing.assert_array_equal(one, part.padded[0])
+    alone = data.process_rows(sharding, part.padded.shape[1], 0, lambda device: 0)
+    np.testing.assert_array_equal(alone, np.arange(part.padded.shape[1]))
 
 
 def numbered(count):

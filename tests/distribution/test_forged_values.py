@@ -94,5 +94,5 @@ def test_what_a_third_party_says_is_an_error_and_runs_nothing(tmp_path):
     assert all(f"refused: {refused}" in output for _, output, _ in ended), ended
     (code, _, errors), (other, _, _) = ended
     assert code == 1 and other in (1, -signal.SIGABRT), ended  # JAX may end the process whose place another has taken
-    assert "process 1 of 2 has failed: it says " in errors and "which no process of a job does" in errors
+    assert "process 1 of 2 has failed: its heartbeat is " in errors and "which no process of a job writes" in errors
     assert not (tmp_path / "ran").exists()

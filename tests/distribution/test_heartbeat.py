@@ -20,7 +20,7 @@ from keras_dist.distribution.jobs.heartbeat import (
     LEFT,
     RUNNING,
     Heartbeat,
-    Liveness,
+    JobMonitor,
 )
 from keras_dist.errors import ClusterError
 from tests.forks import Python
@@ -38,7 +38,7 @@ def beats(monkeypatch):
     monkeypatch.setattr(heartbeat.jax_runtime, "job_client", lambda: None)
     monkeypatch.setattr(heartbeat.jax_runtime, "place_in_job", lambda: (0, 3))
     monkeypatch.setattr(heartbeat.jax_runtime, "backend_started", lambda: True)
-    job = Liveness(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
+    job = JobMonitor(heartbeat_timeout_s=7, shutdown_timeout_s=1, hang_timeout_s=5)
 
     def end(blamed, reason):
         raise Ended(f"process {blamed} of 3 {reason}")
@@ -96,7 +96,9 @@ def test_a_failure_ends_the_others_but_not_those_that_fail_themselves(beats):
         beats._look(failed, 4.0)
     beats.fail(ValueError("the same"))
     beats._look(failed, 4.5)
-    with beats.steps():  # the program has caught the error and trains again, which process 2 does not
+    with beats.steps(
+        "fit", is_shared=False
+    ):  # the program has caught the error and trains again, which process 2 does not
         assert beats._mine.state == RUNNING
         beats._look([(1, Heartbeat(2)), failed[1]], 6.9)  # it may be about to
         with pytest.raises(Ended, match="process 2 of 3 has died or hangs"):
@@ -122,7 +124,7 @@ def test_one_that_leaves_before_all_have_started_jax_ends_the_others(beats, monk
 
 def test_the_one_hangs_that_has_done_fewer_steps(beats, monkeypatch):
     monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
-    with beats.steps():
+    with beats.steps("fit", is_shared=False):
         beats.note_step()
         beats._look([(1, Heartbeat(1, steps=1)), (2, Heartbeat(1, steps=0))], 0.0)
         with pytest.raises(Ended, match="process 2 of 3 hangs: no step"):
@@ -149,9 +151,9 @@ def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
     assert beats._acts == CollectiveLog()
     with beats.meeting("fit", "2"):
         assert beats._acts.last == ("fit",)
-    with beats.steps("fit"):
+    with beats.steps("fit", is_shared=True):
         beats.note_shared_steps("training", 1)
-        with beats.steps("evaluate"):  # in a callback
+        with beats.steps("evaluate", is_shared=True):  # in a callback
             beats.note_shared_steps("evaluation", 1)
         beats.note_shared_steps("training", 4)
     fit = "training step 1 of fit", "evaluation step 1 of evaluate", "the end of evaluate"
@@ -160,7 +162,7 @@ def test_acts_are_counted_from_the_last_exchange_that_came_about(beats):
     thread.start()
     thread.join()
     assert beats._acts.count == 5
-    with beats.steps():  # of a model on devices of this process
+    with beats.steps("fit", is_shared=False):  # of a model on devices of this process
         pass
     assert beats._acts.count == 5
 
@@ -190,7 +192,7 @@ def test_the_first_process_waits_for_the_others_at_its_end_and_says_so(beats, mo
     beats._thread = threading.Thread(target=int)
     beats._thread.start()
     beats.leave()
-    assert "process 0 has come to its end, and waits for process 1\n" in capfd.readouterr().err
+    assert "process 0 has finished, and waits for process 1\n" in capfd.readouterr().err
     assert next(said) == [(1, Heartbeat(2, LEFT))]  # until they had left
 
 
@@ -213,7 +215,7 @@ def test_waits_outside_of_steps_are_limited_too(beats, monkeypatch):
                 beats._last_step = 0.0
             assert beats._last_step  # which is progress
     beats._look_at_steps(1e9)
-    with beats.steps():  # which may take any time, as the time-out says
+    with beats.steps("fit", is_shared=False):  # which may take any time, as the time-out says
         with beats.waiting():
             pass
         beats._look_at_steps(1e9)
@@ -239,7 +241,7 @@ def test_the_first_collective_over_some_devices_has_the_time_to_join_in(beats, m
 def test_no_step_for_long_is_a_hang(beats, monkeypatch):
     monkeypatch.setattr(heartbeat.faulthandler, "dump_traceback", lambda: None)
     beats._look_at_steps(1e9)  # no steps run
-    with beats.steps():
+    with beats.steps("fit", is_shared=False):
         now = beats._last_step
         beats._look_at_steps(now + 5)
         with pytest.raises(Ended, match="process 0 of 3 hangs: no step for 6 s"):

@@ -105,7 +105,7 @@ def test_what_does_not_come_in_time_is_named(address):
             {"arguments": [f"127.0.0.1:{port}", 2, 1], "named": soon},
             {"arguments": ["nowhere.invalid:1234", 2, 1], "named": soon},
         )
-    assert "process 0 of 2: process 1 did not come to the job" in alone[1] and address in alone[1]
+    assert "process 0 of 2: process 1 did not join the job" in alone[1] and address in alone[1]
     assert f"process 1 of 2 cannot reach the coordinator at 127.0.0.1:{port}" in nobody[1]
     assert "unknown host" in unknown[1] and "nowhere.invalid:1234" in unknown[1]
     assert all(kind == "ClusterError" and seconds < 15 for kind, _, seconds in (alone, nobody, unknown))
@@ -203,7 +203,7 @@ def test_what_is_not_let_in_is_told(address):
         {"arguments": [address, 3, 2], "named": soon},
         {"arguments": [address, 2]},
     )
-    assert "process 0 of 2: process 1 did not come to the job" in first[1]
+    assert "process 0 of 2: process 1 did not join the job" in first[1]
     assert "process 2 of 3: " in second[1] and "all with num_processes=3" in second[1]
     assert "process_id was not given, and JAX detects no job" in partial[1] and "num_processes=2" in partial[1]
 
@@ -332,7 +332,7 @@ def test_what_no_process_says_when_it_joins_is_an_error(record):
 
     with pytest.raises(ClusterError, match="must be given the same arguments") as error:
         joining._agree(Client(), 0, 2, joining.time.monotonic() + 5)
-    assert "in process 0" in error.value.given or "process 0 does not say" in error.value.given
+    assert "in process 0" in error.value.given or "the arguments of process 0 are not known" in error.value.given
 
 
 @pytest.mark.parametrize("check_data", ["some", True, None, 2])

@@ -270,7 +270,7 @@ def test_statistics_follow_into_full_sharding(mesh: kd.DeviceMesh) -> None:
 
 
 def test_a_rule_for_a_weight_that_the_layer_does_not_have_is_to_be_removed(mesh: kd.DeviceMesh) -> None:
-    with pytest.warns(LayoutWarning, match="'d1' has no 'bias', but 'kernel'; remove the rule"):
+    with pytest.warns(LayoutWarning, match=r"'d1' has no 'bias' \(it has 'kernel'\); remove the rule"):
         model_parallel(mesh, {"d1/bias": ("model",)}).plan({"d1": {"kernel": f32(8, 16)}})
 
 

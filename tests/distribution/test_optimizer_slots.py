@@ -158,7 +158,7 @@ def test_factored_slots_keep_the_layouts_of_the_surviving_dims(mesh: kd.DeviceMe
     assert rows["0/v_col"].axes == column_axes
     assert rows["0/v_row"].rule == rows["0/v_col"].rule == f"follows d1/{module}"
     assert (rows["0/v"].shape, rows["0/v"].axes) == ((1,), (None,))
-    assert rows["0/v"].rule == f"replicated: its shape does not tell the dims of d1/{module}"
+    assert rows["0/v"].rule == f"replicated: its shape does not show the dims of d1/{module}"
 
 
 @pytest.mark.parametrize("case", FACTORED)
@@ -217,7 +217,7 @@ def test_novograds_norms_are_replicated(mesh: kd.DeviceMesh) -> None:
     plan, _ = slots_of(mesh, optax.novograd(1e-3))
     assert plan.row("0/mu/nu/kernel").axes == ("data", "model")
     assert plan.row("0/nu/nu/kernel").axes == ()
-    assert plan.row("0/nu/nu/kernel").rule == "replicated: its shape does not tell the dims of nu/kernel"
+    assert plan.row("0/nu/nu/kernel").rule == "replicated: its shape does not show the dims of nu/kernel"
 
 
 def test_the_state_of_muon_by_label(mesh: kd.DeviceMesh) -> None:

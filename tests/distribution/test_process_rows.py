@@ -14,7 +14,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.global_arrays import global_portion
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.streams import IterableSource
-from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice
+from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice, wrong_rows
 from keras_dist.errors import DataError
 from tests.jobs import CONTIGUOUS, INTERLEAVED, MESHES, be, place_of, sharding_on
 
@@ -70,23 +70,18 @@ def test_a_process_without_devices_in_the_mesh():
     assert data.process_rows(sharding_on("data=8,model=1"), 8, 3, place_of(CONTIGUOUS[2])).tolist() == []
     with pytest.raises(DataError, match="process 3 owns no row"):
         data.replica_group(sharding_on("data=8,model=1"), 3, place_of(CONTIGUOUS[2]))
-    with pytest.raises(DataError, match="process 3 owns no row"):
-        data.check_process_rows(0, sharding_on("data=8,model=1"), 8, 3, place_of(CONTIGUOUS[2]))
 
 
 def test_wrong_ownership_is_an_error():
     # the model axis across processes: of 64 rows each of two processes owns all, and not 32 as one may think
     sharding, processes = sharding_on("data=1,model=8"), place_of(CONTIGUOUS[2])
-    data.check_process_rows(64, sharding, 64, 1, processes)
-    with pytest.raises(DataError, match="process 1") as error:
-        data.check_process_rows(32, sharding, 64, 1, processes, name="x")
-    assert error.value.given == "32 rows of x"
-    assert error.value.summary.endswith(" 64 of the 64 rows: 0-63")
-    assert "process_rows" in error.value.fix
-    with pytest.raises(DataError, match=r"4 of the 8 rows: 0, 2, 4, \.\.\."):
-        data.check_process_rows(8, sharding_on("data=8,model=1"), 8, 0, place_of(INTERLEAVED[2]))
-    with pytest.raises(DataError, match=r"12 of the 16 rows: 0-3, 6-9, 12-15\n"):
-        data.check_process_rows(16, sharding_on("data=8,model=1"), 16, 0, place_of([0, 0, 1, 0, 0, 1, 0, 0]))
+    error = wrong_rows({"x": 32}, data.process_rows(sharding, 64, 1, processes), 64, 1)
+    assert error.given == "32 rows of x"
+    assert error.summary == "process 1 must pass 64 of the 64 rows: 0-63"
+    assert "process_rows" in error.fix
+    assert "4 of the 8 rows: 0, 2, 4, ..." in str(wrong_rows({"x": 8}, np.arange(0, 8, 2), 8, 0))
+    rows = data.process_rows(sharding_on("data=8,model=1"), 16, 0, place_of([0, 0, 1, 0, 0, 1, 0, 0]))
+    assert "12 of the 16 rows: 0-3, 6-9, 12-15\n" in str(wrong_rows({"x": 16}, rows, 16, 0))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +110,7 @@ def test_replica_groups_are_processes_with_the_same_rows(mesh, processes, groups
 
 def test_partly_shared_rows_have_no_groups():
     processes = place_of([0, 1, 0, 2, 1, 1, 2, 2])
-    with pytest.raises(DataError, match="either the same rows of a batch, or none in common") as error:
+    with pytest.raises(DataError, match="either the same rows of a batch, or disjoint rows") as error:
         data.replica_groups(sharding_on("data=4,model=2"), processes)
     assert "processes [0]: shards [0, 1]" in error.value.given
     # the rows of each are right all the same
@@ -233,5 +228,5 @@ def test_global_arrays_are_made_of_portions(shape):
 @pytest.mark.parametrize(("rows", "positions"), [(6, range(6)), (8, range(1, 9)), (7, range(8)), (4, [0, 1, 4, 5])])
 def test_rows_that_a_device_lacks_are_noticed(rows, positions):
     portion = BatchSlice(np.arange(rows), np.array(positions), 8, 8)
-    with pytest.raises(DataError, match="process 0 must hand over 2 of the 8 rows: "):
+    with pytest.raises(DataError, match="process 0 must pass 2 of the 8 rows: "):
         global_portion(np.zeros(rows), sharding_on("data=4,model=2"), portion)

@@ -251,15 +251,16 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
     found = run(lambda job, process: job.each(lambda: process), absent=(1,))
     assert [type(error) for error in found] == [ProcessAbsentError] * 2
-    assert all("process 1 of the job does not come: a test" in str(error) for error in found)
+    assert all("process 1 did not reach the barrier: a test" in str(error) for error in found)
 
 
 def test_who_has_left_the_job_is_not_waited_for(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
-    monkeypatch.setattr(rendezvous.heartbeat, "has_left", lambda process: process == 1)
+    left = lambda self, process: rendezvous.heartbeat.LEFT if process == 1 else None
+    monkeypatch.setattr(rendezvous.heartbeat.Monitor, "state_of", left)
     for error in run(lambda job, process: job.each(lambda: process), absent=(1,)):
         assert isinstance(error, ClusterError)
-        assert "its program has come to its end" in error.given
+        assert "its program has finished" in error.given
 
 
 def test_what_waits_says_so(run, monkeypatch, capfd):
@@ -284,7 +285,7 @@ def test_who_gives_up_is_not_waited_for(run, how):
     assert gone is None
     for error in (first, last):
         assert isinstance(error, ClusterError)
-        assert "process 1 of the job does not come: a test" in str(error)
+        assert "process 1 did not reach the barrier: a test" in str(error)
         assert "it has given up" in error.given and "no more" in error.given
 
 

@@ -64,7 +64,7 @@ cannot shard dim 1 of 'decoder/dense/kernel'
 the layout of 'kernel' has the wrong rank
   given:    shape (16, 30), layout ('model',), rule 'kernel', mesh {data: 2, model: 4}
   expected: 2 entries, one for each dim
-  fix:      write a rule with 2 entries for this path, or narrow the rule so that it misses it""",
+  fix:      write a rule with 2 entries for this path, or make the rule more specific""",
     ),
     "ambiguous": (
         lambda: planned({".*kernel": (None, None), "d1/.*": (None, None)}, {"d1": {"kernel": KERNEL}}),
@@ -86,7 +86,7 @@ Path 'd1/kernel' matches multiple layout specification keys: ['.*kernel', 'd1/.*
 (2) the layout of 'b' has the wrong rank
   given:    shape (16, 30), layout ('model',), rule 'b', mesh {data: 2, model: 4}
   expected: 2 entries, one for each dim
-  fix:      write a rule with 2 entries for this path, or narrow the rule so that it misses it""",
+  fix:      write a rule with 2 entries for this path, or make the rule more specific""",
     ),
     "dead, strict": (
         lambda: planned({"d1/kernal": (None, "model")}, {"d1": {"kernel": KERNEL}}, strict=True),

@@ -127,7 +127,7 @@ def by_mesh_in_context(x):
 @pytest.mark.parametrize("shard", [bare, mapped, by_size_of_an_axis, by_mesh_in_context])
 def test_short_batches_of_modules_that_split_them(shard):
     model = net(shard)
-    with pytest.raises(ModelError, match="splits the batch by itself") as caught:
+    with pytest.raises(ModelError, match="shards the batch itself") as caught:
         model.fit(X[:9], X[:9], 4, verbose=0)
     assert "a batch of 1 rows on mesh {data: 2, model: 4}" in caught.value.given
     assert "a multiple of 2 rows" in caught.value.expected

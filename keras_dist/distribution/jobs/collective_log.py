@@ -1,23 +1,22 @@
-"""What the processes of a job do together, in order: two that differ in it wait for each other for ever."""
+"""Collective operations of one process in order: two processes that differ in them deadlock."""
 
 from __future__ import annotations
 
 import dataclasses
 
-_KEPT = 8  # no process is further ahead of one that waits: two executions are in flight
+_KEPT = 8  # at most two executions are in flight, so no process is further ahead of a waiting one
 _LONGEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveLog:
-    """The last acts of one process for which it needs all others: steps, exchanges of messages, values compared.
-
-    They are counted from the last exchange on, so that processes that have caught an error agree from the next one on.
+    """The last operations of one process in which all processes take part: steps, exchanges of messages, comparisons.
 
     Attributes:
-        since: that exchange.
-        count: how many there were since.
-        last: the last of them, as users know them.
+        since: the last exchange of messages. Operations are counted from there, so that processes agree again after an
+            error that all have caught.
+        count: number of operations since.
+        last: descriptions of the last operations.
     """
 
     since: str = ""
@@ -25,19 +24,16 @@ class CollectiveLog:
     last: tuple[str, ...] = ()
 
     def then(self, act: str) -> CollectiveLog:
-        """These and another one."""
+        """Append an operation."""
         return CollectiveLog(self.since, self.count + 1, (*self.last[1 - _KEPT :], act[:_LONGEST]))
 
     def numbered(self) -> dict[int, str]:
-        """The last ones by their numbers."""
+        """Return the last operations by their numbers."""
         return dict(zip(range(self.count - len(self.last), self.count), self.last, strict=True))
 
 
 def difference(mine: CollectiveLog, others: CollectiveLog) -> tuple[str, str, str] | None:
-    """The first act that two processes do not have in common: what they did before it, and what each of them does.
-
-    None where one of them may only be further than the other.
-    """
+    """Return the first operation that differs: the one before it, and the one of each process; else None."""
     if mine.since != others.since:
         return None
     here, there = mine.numbered(), others.numbered()

@@ -1,4 +1,4 @@
-"""`CommunicationOptions`: how the devices of several processes exchange data."""
+"""`CommunicationOptions`: collective communication between processes."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ _WAYS_OUT_OF_TENSORFLOW = {
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """How the devices of several processes exchange data, for `initialize(communication_options=...)`.
+    """Collective communication between processes, for `initialize(communication_options=...)`.
 
     Args:
-        implementation: `"auto"` for what JAX has chosen: NCCL between GPUs, and between CPU devices Gloo, or what
-            `JAX_CPU_COLLECTIVES_IMPLEMENTATION` says. `"gloo"` and `"mpi"` are for CPU devices alone, and change
-            nothing between devices of other kinds; MPI is the library that MPItrampoline finds through
-            `MPITRAMPOLINE_LIB`. `"nccl"` makes sure that JAX runs on GPUs.
+        implementation: `"auto"` for JAX's choice: NCCL between GPUs; between CPU devices Gloo, or the value of
+            `JAX_CPU_COLLECTIVES_IMPLEMENTATION`. `"gloo"` and `"mpi"` apply to CPU devices only; MPItrampoline finds
+            the MPI library through `MPITRAMPOLINE_LIB`. `"nccl"` checks that JAX runs on GPUs.
 
     Raises:
-        ClusterError: the implementation is none of these.
+        ClusterError: the implementation has another value.
 
     Example:
         >>> import keras_dist as kd
         >>> kd.distribution.CommunicationOptions("gloo")
         CommunicationOptions(implementation='gloo')
 
-    Differs from TensorFlow: it is told to `initialize`, since JAX chooses when it starts; `RING` is `"gloo"`; neither
-    `bytes_per_pack`, since XLA decides what is sent together, nor `timeout_seconds`.
+    Differs from TensorFlow: passed to `initialize`, since JAX chooses when it starts; `RING` is `"gloo"`;
+    `bytes_per_pack` and `timeout_seconds` are not available, since XLA decides what is sent together.
 
     Source: `tf.distribute.experimental.CommunicationOptions`, `jax_cpu_collectives_implementation`.
     """
@@ -53,21 +52,13 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.implementation, str) or self.implementation not in _IMPLEMENTATIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
             summary = f"CommunicationOptions: `implementation` must be {one_of(_IMPLEMENTATIONS)}"
-            fix = _WAYS_OUT_OF_TENSORFLOW.get(_name(self.implementation), 'CommunicationOptions("auto")')
+            name = str(getattr(self.implementation, "value", self.implementation)).upper()  # TensorFlow has an enum
+            fix = _WAYS_OUT_OF_TENSORFLOW.get(name, 'CommunicationOptions("auto")')
             raise ClusterError(summary, given=f"implementation={shorten(self.implementation)}", fix=fix)
 
 
-def _name(implementation: Any) -> str:
-    """The name of an implementation as TensorFlow has it: `CommunicationImplementation.RING`, or a string."""
-    return str(getattr(implementation, "value", implementation)).upper()
-
-
 def apply_communication_options(options: Any) -> None:
-    """Make JAX's settings, before its backend starts.
-
-    Raises:
-        ClusterError: these are no options, or what they ask for is not on this machine. No setting is changed then.
-    """
+    """Set JAX's options before its backend starts; raise a `ClusterError` before any is changed."""
     fix = 'communication_options=kd.distribution.CommunicationOptions("gloo")'
     check_kind(
         "communication_options", options, CommunicationOptions, "a CommunicationOptions", fix=fix, error=ClusterError
@@ -88,7 +79,7 @@ def _check_gpus() -> None:
 
 
 def _check_mpi() -> None:
-    """Check for the library of MPI, without which its calls end the process."""
+    # without the library, a call of MPI ends the process
     library = os.environ.get(_MPI_VARIABLE, "")
     if not os.path.isfile(library):
         summary = "CommunicationOptions: JAX finds no library of MPI, wrapped by MPIwrapper"

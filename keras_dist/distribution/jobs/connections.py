@@ -1,4 +1,4 @@
-"""The connections of collectives, which the processes of a job make when they run the first one."""
+"""Connections between processes, which are made by the first collective."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from keras_dist.distribution.jobs import heartbeat, job
 
 
 def connect(devices: Iterable[Device]) -> None:
-    """Run a small collective over these devices of all processes, once: all must call it.
+    """Run a small collective over these devices, once. All processes must call it.
 
-    Gloo waits without a limit for a process whose connection it has taken from another program. Here `heartbeat` ends
-    the process after the join time-out, before any work is lost.
+    Gloo waits without a limit for a process in whose place another program has connected. Here `heartbeat` ends the
+    process after the join time-out, before any work is lost.
     """
     ordered = sorted(devices, key=lambda device: device.id)
-    with heartbeat.connecting(frozenset(ordered)) as is_first:
+    with heartbeat.current().connecting(frozenset(ordered)) as is_first:
         if not is_first:
             return
-        heartbeat.note_act("the first collective")
+        heartbeat.current().note_act("the first collective")
         mesh = jax.sharding.Mesh(np.array(ordered), ("devices",))
         parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("devices",), ()))
         own = [device for device in ordered if job.process_of(device) == job.process_index()]

@@ -1,7 +1,7 @@
-"""Whether all processes of a job run the same program on data of the same form, compared before it runs.
+"""Comparison of the programs and data of all processes of a job, before they run.
 
-Two processes with another learning rate, or another loss, train a mixture of both and end as if all were well. Another
-shape of a weight ends them all in the middle of a collective.
+Processes with different learning rates or losses would train a mixture of both without an error. Different shapes of a
+weight would end all processes in a collective.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _DIGITS = 12  # of a digest
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision")
 
 Fingerprint = Mapping[str, object]
-"""What must be equal in all processes, by a name that a user knows; the values as their `str`."""
+"""Values that must be equal in all processes, by a name for users; compared by `str`."""
 
 
 def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
-    """Check that the facts, and those of each process itself, are the same in all of the job. All must call it.
+    """Check that the facts, and those about the process itself, are equal in all processes. All must call it.
 
     Args:
         about: what is about to run.
-        mesh: where. On the devices of some of the processes nothing is compared, since the others do not come.
+        mesh: its devices; nothing is compared unless all processes have devices in the mesh.
         make_facts: called only where there is something to compare.
 
     Raises:
-        ClusterError: in all processes alike, where a fact differs.
+        ClusterError: in all processes, if a fact differs.
     """
     if is_shared(mesh):
         _compare(Rendezvous(about), about, mesh, make_facts)
@@ -60,16 +60,10 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Finge
 def agreed_programs(
     about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Fingerprint] = dict
 ) -> Iterator[jax.stages.Lowered]:
-    """Yield the programs, and check after the last one that all processes of the job have the same.
-
-    Args:
-        about: what they are for.
-        mesh: where they run; see `check_agreement`.
-        programs: made when they are asked for.
-        make_facts: what else must be equal.
+    """Yield the programs, and check after the last one that all processes of the job have the same; see above.
 
     Raises:
-        ClusterError: in all processes alike, where a program differs, or one could not be made.
+        ClusterError: in all processes, if a program differs, or one could not be made.
     """
     if not is_shared(mesh):
         yield from programs
@@ -86,7 +80,7 @@ def agreed_programs(
 
 
 def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
-    """Compare the facts; where they are equal, all processes are here, and connect for collectives over the mesh."""
+    """Compare the facts; where they are equal, connect the processes for collectives over the mesh."""
 
     def make() -> dict[str, str]:
         return {name: _short(str(value)) for name, value in {**_facts_of_process(), **make_facts()}.items()}
@@ -107,14 +101,14 @@ def _compare(meeting: Rendezvous, about: str, mesh: DeviceMesh, make_facts: Call
 
 
 def facts_of_plan(plan: LayoutPlan, seed: int) -> Fingerprint:
-    """What must be equal where the arrays of a plan are made."""
+    """Return facts for creating the arrays of a plan."""
     arrays = {f"weight {row.path!r}": f"{row.dtype}{list(row.shape)} laid out {row.axes}" for row in plan.rows}
     mesh = f"{plan.mesh.describe()} of {', '.join(map(str, plan.mesh.devices.flat))}"
     return {"mesh": mesh, "seed": seed, **arrays}
 
 
 def facts_of_values(plan: LayoutPlan, values: PyTree) -> Fingerprint:
-    """What must be equal where arrays that each process has are placed by a plan."""
+    """Return facts for placing arrays by a plan that each process has."""
 
     def digest(value: jax.Array) -> str:
         value = jax.random.key_data(value) if is_key_dtype(value.dtype) else value
@@ -125,15 +119,15 @@ def facts_of_values(plan: LayoutPlan, values: PyTree) -> Fingerprint:
 
 
 def facts_of_form(name: str, arrays: PyTree) -> Fingerprint:
-    """What must be equal in data of which each process reads its share: dtype and shape of an example."""
+    """Return facts about data that each process reads in part: dtype and shape of an example."""
     leaves = jax.tree_util.tree_leaves_with_path(arrays)
     return {f"{name}{jax.tree_util.keystr(path)}": f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in leaves}
 
 
 def facts_of_config(name: str, value: object) -> Fingerprint:
-    """What must be equal in an object, or in a structure of objects: each value of its config by its place there.
+    """Return facts about an object, or a structure of objects: each value of its config, else its class.
 
-    Of what has no config it is the class. What the code of a lambda does is seen in the program.
+    The code of a lambda is compared with the program.
     """
     try:
         leaves = _leaves_of(serialize_keras_object(value))
@@ -162,14 +156,14 @@ def _digest(content: bytes) -> str:
 
 
 def _is_value(written: object) -> bool:
-    """Whether a part of a config is one value: also the numbers of an array."""
+    """Return whether a part of a config is one value, as are lists of numbers."""
     if isinstance(written, list | tuple):
         return all(isinstance(one, int | float) for one in written)
     return not isinstance(written, dict) or written.get("class_name") == "__lambda__"
 
 
 def _text_of(value: object) -> str:
-    """A function or an object that cannot be written down, by its name or its class."""
+
     if isinstance(value, str | int | float | list | tuple | None):
         return repr(value)
     if isinstance(value, dict):
@@ -179,17 +173,17 @@ def _text_of(value: object) -> str:
 
 
 def is_shared(mesh: DeviceMesh) -> bool:
-    """Whether there are several processes, and devices of all of them in the mesh."""
+    """Return whether there are several processes, each with devices in the mesh."""
     return not mesh.is_abstract and job.are_shared(mesh.backend_mesh.devices.flat)
 
 
 def _short(text: str) -> str:
-    """The text; a long one with a digest in place of its end."""
+    """Return the text; the end of a long text is replaced by a digest."""
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}... (sha256 {_digest(text.encode())})"
 
 
 def _told(name: str, values: list[object]) -> str:
-    """A fact that differs: each value, with the processes that have it."""
+    """Describe a fact that differs: each value, with the processes that have it."""
     processes: dict[object, list[str]] = {}
     for process, value in enumerate(values):
         processes.setdefault(value, []).append(str(process))

@@ -1,7 +1,7 @@
-"""Whether the other processes of a job live: a process that dies, hangs or raises ends the others within seconds.
+"""Heartbeats of the processes of a job: when one exits, hangs or fails, the others exit within seconds.
 
-Each process beats once a second into JAX's key-value store, and looks at the beats of the others. What stands there is
-data that anyone who reaches the coordinator's port may write: a forged beat can end a job, but run no code.
+Each process writes a heartbeat into JAX's key-value store once a second, and reads those of the others. Anyone who
+reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from keras_dist.distribution.jobs.collective_log import CollectiveLog, differenc
 from keras_dist.errors import ProcessAbsentError, shorten
 
 EXIT_RESTART = 75
-"""`EX_TEMPFAIL`: started again, the job goes on from what it has saved."""
+"""`EX_TEMPFAIL`: exit code of a process whose job can resume from a checkpoint when it is started again."""
 
-_BEAT_S = 1.0
-_GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
-_LOST_S = 3.0  # without a beat, of one whose connections are closed
-_REPORT_EVERY_S = 15.0
-_LOST_CONNECTIONS = ("Gloo", "NCCL", "UNAVAILABLE: ")  # in errors: a connection to another process was closed
 LONGEST_WAIT_S = 3600.0
 """Limit of a wait outside of steps, where `hang_timeout_s` is None."""
 
-_SIGNALLED = 128  # an exit code above it is that number plus the signal's
+_BEAT_S = 1.0
+_GRACE_S = 4.0  # in which all processes may raise the same error, each with its own traceback
+_LOST_S = 3.0  # without a heartbeat, for a process whose connections are closed
+_REPORT_EVERY_S = 15.0
+_LOST_CONNECTIONS = ("Gloo", "NCCL", "UNAVAILABLE: ")  # in errors: a connection to another process was closed
+_SIGNALLED = 128  # a larger exit code is this number plus the number of a signal
 _PLACE = "keras_dist/alive/"
 _LIMIT_CHARACTERS = 10_000
 _WHY_CHARACTERS = 500
 _SAME = (
-    "make the same calls in all processes: let callbacks that stop training or set variables be in each of them, and "
+    "make the same calls in all processes: let callbacks that stop training or set variables run in each of them, and "
     "give each as many batches, of the same lengths"
 )
 
@@ -56,14 +56,14 @@ _STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a process says about itself.
+    """A message of one process.
 
     Attributes:
-        number: how often it has beaten.
+        number: number of heartbeats so far.
         state: `"running"`, `"failed"` or `"left"`.
-        why: of one that has failed.
-        steps: how many steps it has done, of all kinds.
-        acts: what it has done last with the others.
+        why: reason of a failure.
+        steps: number of steps so far, of all kinds.
+        acts: the last collective operations.
     """
 
     number: int = 0
@@ -73,13 +73,13 @@ class Heartbeat:
     acts: CollectiveLog = dataclasses.field(default_factory=CollectiveLog)
 
     def encode(self) -> str:
-        """The beat as JSON."""
+        """Return the heartbeat as JSON."""
         acts = self.acts.since, self.acts.count, "\n".join(self.acts.last)
         return json.dumps([self.number, self.state, self.why[:_WHY_CHARACTERS], self.steps, *acts])
 
     @classmethod
     def decode(cls, text: bytes) -> Heartbeat:
-        """The beat; one that failed for what no process of the job wrote."""
+        """Return the heartbeat; a failed one for a text that no process of the job wrote."""
         try:
             said: object = json.loads(text) if len(text) <= _LIMIT_CHARACTERS else None
         except (ValueError, RecursionError):
@@ -88,122 +88,94 @@ class Heartbeat:
             case [int(number), str(state), str(why), int(steps), str(since), int(count), str(last)] if state in _STATES:
                 return cls(number, state, why, steps, CollectiveLog(since, count, tuple(last.splitlines())))
             case _:
-                return cls(0, FAILED, f"it says {shorten(text[:100])}, which no process of a job does")
+                return cls(0, FAILED, f"its heartbeat is {shorten(text[:100])}, which no process of a job writes")
 
 
-_current: Liveness | None = None
+class Monitor:
+    """Methods by which a process reports its progress. In a program of one process, as here, they do nothing.
+
+    Attributes:
+        hang_timeout_s: limit of a step, and of waiting for other processes [s]; None for no limit.
+        notes: facts that the launcher reads after this process has exited.
+    """
+
+    def __init__(self, hang_timeout_s: float | None = None) -> None:
+        self.hang_timeout_s = hang_timeout_s
+        self.notes = ProcessNotes()
+
+    def state_of(self, process: int) -> str | None:
+        """Return the last known state of another process; None if there is none."""
+
+    def clear_failure(self) -> None:
+        """Note that the program calls the other processes again, perhaps after an error that all have raised."""
+
+    def note_step(self) -> None:
+        """Note that this process makes progress."""
+
+    def note_begun(self, training_steps: int) -> None:
+        """Note that this number of further training steps has begun."""
+
+    def note_act(self, act: str) -> None:
+        """Note a collective operation: a process that is alone in it would wait forever."""
+
+    def note_shared_steps(self, kind: str, steps: int) -> None:
+        """Note that steps begin in which all processes take part."""
+
+    def note_save(self, what: str | None, steps: int | None = None) -> None:
+        """Note the checkpoint from which a restarted job resumes, and its training steps, by default all; or None."""
+
+    def meeting(self, about: str, place: str) -> contextlib.AbstractContextManager[None]:
+        """Note that this process waits for all others at the same place."""
+        return contextlib.nullcontext()
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Limit a wait, outside of steps, for a computation in which all processes take part."""
+        return contextlib.nullcontext()
+
+    def connecting(self, devices: frozenset[Any]) -> contextlib.AbstractContextManager[bool]:
+        """Limit the first collective over these devices; the result is whether there was none before."""
+        return contextlib.nullcontext(False)
+
+    def steps(self, call: str, *, is_shared: bool) -> contextlib.AbstractContextManager[None]:
+        """Limit each step, and report errors to the other processes, which wait for this one in their next step.
+
+        Args:
+            call: name of the call that runs the steps.
+            is_shared: whether all processes of the job take part.
+        """
+        return contextlib.nullcontext()
+
+
+_current = Monitor()
+
+
+def current() -> Monitor:
+    """Return the monitor of this process."""
+    return _current
 
 
 def watch_job(
     heartbeat_timeout_s: float, shutdown_timeout_s: float, hang_timeout_s: float | None, join_timeout_s: float
 ) -> None:
-    """Begin to watch the job that this process has joined."""
+    """Start the heartbeats of this process, which has joined a job."""
     global _current
-    _current = Liveness(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
-    _current.start()
+    _current = job_monitor = JobMonitor(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, join_timeout_s)
+    job_monitor.start()
 
 
-def current() -> Liveness | None:
-    """Return the beats of this process's job; None in a program of one process."""
-    return _current
-
-
-def has_left(process: int) -> bool:
-    """Whether the program of another process of this job has come to its end, as far as is known."""
-    return _current is not None and _current.state_of(process) == LEFT
-
-
-def go_on() -> None:
-    """Note that the program does something with the other processes, perhaps after an error that all have raised."""
-    if _current is not None:
-        _current.go_on()
-
-
-def note_step() -> None:
-    """Note that this process makes progress."""
-    if _current is not None:
-        _current.note_step()
-
-
-def note_begun(training_steps: int) -> None:
-    """Note that so many more training steps have begun."""
-    if _current is not None:
-        _current.note_begun(training_steps)
-
-
-def training_steps() -> int:
-    """How many training steps this process has begun, if it belongs to a job."""
-    return 0 if _current is None else _current.notes.steps
-
-
-def note_act(act: str) -> None:
-    """Note that this process does what all processes must do at this point: a process alone would wait for ever."""
-    if _current is not None:
-        _current.note_act(act)
-
-
-def note_shared_steps(kind: str, steps: int) -> None:
-    """Note that steps begin in which all processes take part."""
-    if _current is not None:
-        _current.note_shared_steps(kind, steps)
-
-
-def meeting(about: str, place: str) -> contextlib.AbstractContextManager[None]:
-    """While this process waits for all others to come to the same place."""
-    return contextlib.nullcontext() if _current is None else _current.meeting(about, place)
-
-
-def waiting() -> contextlib.AbstractContextManager[None]:
-    """While this process waits, outside of steps, for a computation in which all processes take part."""
-    return contextlib.nullcontext() if _current is None else _current.waiting()
-
-
-def connecting(devices: frozenset[Any]) -> contextlib.AbstractContextManager[bool]:
-    """While the processes connect for collectives over these devices; the result is whether they have not done so."""
-    return contextlib.nullcontext(False) if _current is None else _current.connecting(devices)
-
-
-@contextlib.contextmanager
-def failures_told(call: str, *, is_shared: bool) -> Generator[None]:
-    """While steps run: tell the other processes what this one raises, since they wait for it in their next step.
+class JobMonitor(Monitor):
+    """The heartbeats of one process of a job.
 
     Args:
-        call: what runs them.
-        is_shared: whether all processes of the job take part.
-    """
-    job = _current
-    if job is None:
-        yield
-        return
-    with job.steps(call if is_shared else None):
-        try:
-            yield
-        except BaseException as error:
-            job.fail(error)
-            raise
-
-
-def note_save(what: str | None, steps: int | None = None) -> None:
-    """Note what the job goes on from when it is started again, and the `training_steps` in it; None for nothing."""
-    if _current is not None:
-        _current.note(saved=what, saved_steps=training_steps() if steps is None else steps)
-
-
-class Liveness:
-    """The beats of one job.
-
-    Args:
-        heartbeat_timeout_s: seconds without a beat after which a process counts as dead.
-        shutdown_timeout_s: seconds that the first process waits at its end for the others.
-        hang_timeout_s: seconds without a step, while steps run, after which this process ends itself; None for never.
+        heartbeat_timeout_s: seconds without a heartbeat after which a process is considered dead.
+        shutdown_timeout_s: seconds that the first process waits for the others when its program ends.
+        hang_timeout_s: seconds without a step, while steps run, after which this process exits; None for no limit.
             Also limits other waits, by default to `LONGEST_WAIT_S`.
         join_timeout_s: limit of the first collective, in which the processes connect.
 
     Attributes:
-        process: the index of this process.
-        processes: how many there are.
-        hang_timeout_s: as given.
-        notes: what the launcher reads when this process has ended.
+        process: index of this process.
+        processes: number of processes.
     """
 
     def __init__(
@@ -213,33 +185,32 @@ class Liveness:
         hang_timeout_s: float | None,
         join_timeout_s: float = LONGEST_WAIT_S,
     ) -> None:
+        super().__init__(hang_timeout_s)
         self._client = jax_runtime.job_client()
         self.process, self.processes = jax_runtime.place_in_job()
         self._timeout_s, self._shutdown_timeout_s = heartbeat_timeout_s, shutdown_timeout_s
         self._mine = Heartbeat()
-        self._lock = threading.Lock()  # of what is written
+        self._lock = threading.Lock()  # for writing heartbeats
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[Heartbeat, float]] = {}
-        self._failed_since: dict[int, float] = {}  # of the others; infinite where this process failed with them
-        self.hang_timeout_s = hang_timeout_s
+        self._failed_since: dict[int, float] = {}  # for others; infinite where this process failed with them
         self._join_timeout_s = join_timeout_s
         self._connected: set[frozenset[Any]] = set()  # devices over which a collective has run
         self._last_step: float | None = None  # None while nothing is waited for
         self._limit_s, self._awaited = hang_timeout_s, _STEP
-        self._answered = time.monotonic()  # when the coordination service last did
+        self._answered = time.monotonic()  # last answer of the coordination service
         self._steps = 0
         self._acts = CollectiveLog()
-        self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of the others, and since when
+        self._differs: dict[int, tuple[tuple[str, str, str], float]] = {}  # from the acts of others, and since when
         self._call: str | None = None
         self._begun = collections.Counter[str]()  # steps of the call by their kind
-        self._lost = False  # whether a process is known to be gone
-        self.notes = ProcessNotes()
+        self._lost = False  # whether another process is known to have exited
         path = os.environ.get(NOTES_VARIABLE)
         self._notes_file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         self._notes_lock = threading.Lock()
 
     def start(self) -> None:
-        """Heartbeat and look, in a thread, until `leave`."""
+        """Write and read heartbeats in a thread, until `leave`."""
         self.note(joined=True)
         self._beat()
         self._thread = threading.Thread(target=self._run, name="keras_dist heartbeat", daemon=True)
@@ -255,12 +226,9 @@ class Liveness:
         sys.excepthook = fail
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this process has raised an error, and does not come to their next step.
-
-        Where the error is that another process has died, this one ends as the others do, with the reason.
-        """
+        """Report an error to the other processes. If another process has died, exit with that reason, as they do."""
         if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED:
-            return  # all processes end at the same step
+            return  # all processes exit at the same step
         if isinstance(error, ProcessAbsentError) or any(name in str(error) for name in _LOST_CONNECTIONS):
             self._explain()
         if self._mine.state == RUNNING:
@@ -269,30 +237,31 @@ class Liveness:
             self._beat(FAILED, failure)
 
     @contextlib.contextmanager
-    def steps(self, call: str | None = None) -> Generator[None]:
-        """While steps run, `note_step` must be called within `hang_timeout_s`; `call` is one of all processes."""
-        self.go_on()
-        outer_call, self._call, self._begun = (self._call, self._begun), call, collections.Counter[str]()
+    def steps(self, call: str, *, is_shared: bool) -> Generator[None]:  # noqa: D102
+        self.clear_failure()
+        outer_call = self._call, self._begun
+        self._call, self._begun = call if is_shared else None, collections.Counter[str]()
         with self._limited(self.hang_timeout_s, _STEP):
             try:
                 yield
-                if call is not None:
+                if is_shared:
                     self.note_act(f"the end of {call}")
+            except BaseException as error:
+                self.fail(error)
+                raise
             finally:
                 self._call, self._begun = outer_call
 
     @contextlib.contextmanager
-    def waiting(self) -> Generator[None]:
-        """See the function of this name. Other threads, as those that save, are not watched."""
-        if threading.current_thread() is not threading.main_thread():
+    def waiting(self) -> Generator[None]:  # noqa: D102
+        if threading.current_thread() is not threading.main_thread():  # as those that save
             yield
             return
         with self._limited(self.hang_timeout_s or LONGEST_WAIT_S, _STEP):
             yield
 
     @contextlib.contextmanager
-    def connecting(self, devices: frozenset[Any]) -> Generator[bool]:
-        """See the function of this name."""
+    def connecting(self, devices: frozenset[Any]) -> Generator[bool]:  # noqa: D102
         if devices in self._connected:
             yield False
             return
@@ -302,7 +271,6 @@ class Liveness:
 
     @contextlib.contextmanager
     def _limited(self, limit_s: float | None, awaited: str) -> Generator[None]:
-        """While something is awaited that must come about within a limit."""
         outer_step, self._last_step = self._last_step, time.monotonic()  # first: the thread may look in between
         outer, self._limit_s, self._awaited = (self._limit_s, self._awaited), limit_s, awaited
         try:
@@ -311,34 +279,29 @@ class Liveness:
             self._last_step = None if outer_step is None else time.monotonic()
             self._limit_s, self._awaited = outer
 
-    def go_on(self) -> None:
-        """See the function of this name."""
+    def clear_failure(self) -> None:  # noqa: D102
         if self._mine.state == FAILED:
             self.note(failure=None)
             self._beat(RUNNING)
 
-    def note_step(self) -> None:
-        """Note that this process makes progress."""
+    def note_step(self) -> None:  # noqa: D102
         self._last_step = time.monotonic()
         self._steps += 1
         if self.notes.first_step_at is None:
             self.note(first_step_at=time.time())
 
-    def note_act(self, act: str) -> None:
-        """See the function of this name. In other threads, as those that save, acts have no fixed order."""
-        if threading.current_thread() is threading.main_thread():
+    def note_act(self, act: str) -> None:  # noqa: D102
+        if threading.current_thread() is threading.main_thread():  # in other threads acts have no fixed order
             self._acts = self._acts.then(act)
 
-    def note_shared_steps(self, kind: str, steps: int) -> None:
-        """See the function of this name."""
+    def note_shared_steps(self, kind: str, steps: int) -> None:  # noqa: D102
         first = self._begun[kind] + 1
         self._begun[kind] = last = self._begun[kind] + steps
         numbers = f"step {first}" if first == last else f"steps {first} to {last}"
         self.note_act(f"{kind} {numbers}" + (f" of {self._call}" if self._call else ""))
 
     @contextlib.contextmanager
-    def meeting(self, about: str, place: str) -> Generator[None]:
-        """See the function of this name. From one that comes about, acts are counted anew."""
+    def meeting(self, about: str, place: str) -> Generator[None]:  # noqa: D102
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -355,24 +318,25 @@ class Liveness:
         if self._call is None:
             self._begun.clear()
 
-    def note_begun(self, training_steps: int) -> None:
-        """Note that so many more training steps have begun."""
+    def note_begun(self, training_steps: int) -> None:  # noqa: D102
         self.note(steps=self.notes.steps + training_steps, step_at=time.time())
 
+    def note_save(self, what: str | None, steps: int | None = None) -> None:  # noqa: D102
+        self.note(saved=what, saved_steps=self.notes.steps if steps is None else steps)
+
     def note(self, **facts: Any) -> None:
-        """Note facts, and write them down for the launcher, if there is one."""
+        """Update `notes`, and write them for the launcher, if there is one."""
         with self._notes_lock:
             vars(self.notes).update(facts)
             if self._notes_file is not None:
                 self.notes.write(self._notes_file)
 
-    def state_of(self, process: int) -> str | None:
-        """What a process has said last; None if nothing."""
+    def state_of(self, process: int) -> str | None:  # noqa: D102
         seen = self._seen.get(process)
         return None if seen is None else seen[0].state
 
     def _explain(self) -> None:
-        """Wait until it is known who has died, which ends this process. Returns where all live."""
+        """Wait until it is known which process has died, and exit; return if none has."""
         self._timeout_s, self._lost = min(self._timeout_s, _LOST_S), True
         end = time.monotonic() + self._timeout_s + 2 * _BEAT_S
         while time.monotonic() < end and not self._stopped.is_set():
@@ -380,10 +344,7 @@ class Liveness:
             self._look_at_service(time.monotonic())  # here: the thread may wait for an answer itself
 
     def leave(self) -> None:
-        """Leave the job at the end of the program; the first process waits until the others have left.
-
-        After an error nothing is waited for. The coordination service outlives the first process by itself.
-        """
+        """Leave the job at the end of the program; without an error, the first process waits for the others."""
         if self._stopped.is_set():
             return
         failed = self._mine.state == FAILED
@@ -397,7 +358,7 @@ class Liveness:
             if time.monotonic() - told_at >= _REPORT_EVERY_S:
                 told_at = time.monotonic()
                 others = ", ".join(map(str, running))
-                sys.stderr.write(f"keras_dist: process 0 has come to its end, and waits for process {others}\n")
+                sys.stderr.write(f"keras_dist: process 0 has finished, and waits for process {others}\n")
         self._stopped.set()
         self._thread.join()
         if failed:
@@ -406,18 +367,16 @@ class Liveness:
             jax_runtime.leave_job()
 
     def _running(self) -> list[int]:
-        """Which of the others run."""
         return [process for process, beat in self._read() if beat.state == RUNNING]
 
     def _beat(self, state: str | None = None, why: str = "") -> None:
-        """Heartbeat: in another state, if one is given, else in the same."""
+        """Write a heartbeat, with a new state if one is given."""
         with self._lock:
             said = (self._mine.state, self._mine.why) if state is None else (state, why)
             self._mine = Heartbeat(self._mine.number + 1, *said, self._steps, self._acts)
             self._client.key_value_set(f"{_PLACE}{self.process}", self._mine.encode(), allow_overwrite=True)
 
     def _read(self) -> list[tuple[int, Heartbeat]]:
-        """The last beats of the others."""
         found = {name.rpartition("/")[2]: text for name, text in self._client.key_value_dir_get_bytes(_PLACE)}
         others = (process for process in range(self.processes) if process != self.process)
         return [(process, Heartbeat.decode(found[str(process)])) for process in others if str(process) in found]

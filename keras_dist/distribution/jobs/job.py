@@ -1,4 +1,4 @@
-"""The processes of a job, and which of them this is."""
+"""The processes of a job, and the index of this process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _preemption_points = itertools.count()
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of this job and their devices, for people to read.
+    """The processes of this job and their devices. Printing it gives one line of text.
 
     Attributes:
-        process_index: which process this is, from 0.
-        process_count: how many there are.
+        process_index: index of this process, from 0.
+        process_count: number of processes.
         coordinator: `"host:port"` of the coordinator; None in a program of one process.
         platform: `"cpu"`, `"gpu"` or `"tpu"`.
-        local_device_count: devices of this process.
-        device_count: devices of all processes.
+        local_device_count: number of devices of this process.
+        device_count: number of devices of all processes.
     """
 
     process_index: int
@@ -45,7 +45,7 @@ class Cluster:
 
 
 def cluster() -> Cluster:
-    """Return the facts about this job. Starts JAX's backend, so call `initialize` first."""
+    """Return the processes and devices of this job. Starts JAX's backend, so call `initialize` first."""
     return Cluster(
         jax.process_index(),
         jax.process_count(),
@@ -67,12 +67,12 @@ def process_index() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this is the process that writes files and messages."""
+    """Return whether this is the process that writes files and messages."""
     return jax.process_index() == 0
 
 
 def print_message(text: str) -> None:
-    """Print a line, once for all processes."""
+    """Print a line in the first process only."""
     if is_chief():
         sys.stdout.write(f"{text}\n")
 
@@ -83,19 +83,19 @@ def process_of(device: Device) -> int:
 
 
 def are_shared(devices: Iterable[Device]) -> bool:
-    """Whether there are several processes, and each of them has some of the devices."""
+    """Return whether there are several processes, each with some of the devices."""
     return process_count() > 1 and len({process_of(device) for device in devices}) == process_count()
 
 
 def has_preemption_points() -> bool:
-    """Whether JAX's preemption service is enabled, which it is by default."""
+    """Return whether JAX's preemption service is enabled, as it is by default."""
     return process_count() > 1 and jax_runtime.has_preemption_service()
 
 
 def reached_preemption_point() -> bool:
-    """Whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
+    """Return whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
 
-    All processes must call it equally often; the preempted one continues until all can stop at the same step.
+    All processes must call it equally often; the preempted process runs until all can stop at the same step.
 
     Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
     """

@@ -1,4 +1,4 @@
-"""`JobArguments`: which processes form a job, and which of them this is."""
+"""`JobArguments`: the processes of a job, and the index of this process."""
 
 from __future__ import annotations
 
@@ -24,43 +24,37 @@ _MOST_PROCESSES = 10**6
 
 _REFUSED = {
     "ps": (
-        "keras_dist has no parameter servers: all processes train, and hold shards of the variables themselves",
+        "keras_dist has no parameter servers: all processes train, and hold shards of the variables",
         'list every process under "worker", and drop "ps"',
     ),
     "evaluator": (
-        "an evaluator is not part of a job: the others would wait for it in every step",
-        'drop "evaluator"; run model.evaluate on the checkpoints of the job in a program of its own',
+        "an evaluator is not part of a job: the other processes would wait for it in every step",
+        'drop "evaluator"; run model.evaluate on the checkpoints of the job in a separate program',
     ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class JobArguments:
-    """The arguments of `initialize` after reading the environment; JAX detects what is None.
+    """The arguments of `initialize` after reading the environment; JAX detects those that are None."""
 
-    Attributes:
-        addresses: `"host:port"` of each process, or of the first alone.
-        num_processes: how many processes there are.
-        process_id: the index of this one.
-    """
-
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...]  # "host:port" of each process, or of the first alone
     num_processes: int | None
     process_id: int | None
 
     @property
     def is_any_given(self) -> bool:
-        """Whether there is anything for JAX to complete."""
+        """Whether any argument is given."""
         return self != JobArguments((), None, None)
 
     @property
     def coordinator(self) -> str | None:
-        """`"host:port"` of the first process."""
+        """Address of the first process, `"host:port"`."""
         return self.addresses[0] if self.addresses else None
 
     @property
     def own_address(self) -> str | None:
-        """`"host:port"` of this process, where that of each is given."""
+        """Address of this process, if the addresses of all processes are given."""
         if self.process_id is None or len(self.addresses) != self.num_processes:
             return None
         return self.addresses[self.process_id]
@@ -96,7 +90,7 @@ class JobArguments:
 
 
 def integer_variable(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """The integer in an environment variable; None where it is not set."""
+    """Return the integer in an environment variable; None if it is not set."""
     text = environ.get(name)
     if text is None:
         return None
@@ -118,7 +112,7 @@ def _check_process_id(num_processes: int | None, process_id: int | None) -> None
 
 
 def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[str, ...]:
-    """The addresses one by one."""
+
     if job_addresses is None:
         return ()
     expected = 'a string of addresses joined by commas, such as "10.0.0.1:1234,10.0.0.2:2345"'
@@ -138,13 +132,9 @@ def _addresses(job_addresses: str | None, num_processes: int | None) -> tuple[st
 
 
 def _tf_config(text: str) -> tuple[list[str], int] | None:
-    """The workers' addresses in `TF_CONFIG`, the chief's first, and the index of this one; None without a cluster.
+    """Return the addresses of the workers, the chief's first, and the index of this process; None without a cluster."""
 
-    Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`.
-    """
-
-    def mistake(summary: str, given: Any, fix: str = "") -> ClusterError:
-        fix = fix or f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'"
+    def mistake(summary: str, given: Any, fix: str = f"TF_CONFIG='{_TF_CONFIG_EXAMPLE}'") -> ClusterError:
         return ClusterError(f"TF_CONFIG: {summary}", given=shorten(given), fix=fix)
 
     try:

@@ -1,4 +1,4 @@
-"""Warnings of a job: of what several processes warn alike, the first one does alone."""
+"""Warnings of a job: the first process shows a warning that several processes give."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ _WAIT_S = 5.0
 
 
 def show_once(client: Any, process: int) -> None:
-    """Show the warnings of the first process at once, and those of others if it gives none like them for 5 seconds.
+    """Show the warnings of the first process at once, and other warnings if it does not give the same within 5 seconds.
 
-    Like ones are of one category and text. Filters decide before, in each process, what is an error and what ignored.
-
-    Args:
-        client: of JAX's distributed runtime.
-        process: the index of this process.
+    Warnings are the same if category and text are. Filters apply before, in each process.
     """
     show, here = warnings.showwarning, os.getpid()
-    waiting = concurrent.futures.ThreadPoolExecutor(1, "keras_dist warns")  # in order; the end of Python waits for it
+    waiting = concurrent.futures.ThreadPoolExecutor(1, "keras_dist warns")  # in order; Python waits for it at exit
 
     def show_in_job(
         message: Warning | str,
@@ -44,11 +40,11 @@ def show_once(client: Any, process: int) -> None:
                 show(message, category, filename, lineno, file, line)
 
         if process and os.getpid() == here:
-            with contextlib.suppress(RuntimeError):  # Python ends: nothing can wait
+            with contextlib.suppress(RuntimeError):  # Python exits
                 waiting.submit(show_unless_told)
                 return
         show(message, category, filename, lineno, file, line)
-        if os.getpid() == here:  # forks have no client
+        if os.getpid() == here:  # forked processes have no client
             with contextlib.suppress(RuntimeError):  # the job has ended
                 client.key_value_set(key, "", allow_overwrite=True)
 

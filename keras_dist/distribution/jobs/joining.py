@@ -41,12 +41,12 @@ _BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
 _INITIALIZATION_TIMEOUT_S = 60
 _REPORT_EVERY_S = 15.0
 _LONGEST_S = 1e6
-_LINGER_S = 5.0  # beyond the time-out of heartbeats, in which all know of a death
+_LINGER_S = 5.0  # beyond the time-out of heartbeats; by then all processes know of a failure
 _JOINED = "keras_dist/joined"
 _EVERYWHERE = ("0.0.0.0", "::")
-_NO_TEXT = "bad_cast"  # what jaxlib says of a time-out
-_LIMIT_CHARACTERS = 4096  # of what a process says about itself when it joins
-_claims: list[socket.socket] = []  # the place of this process in its job, until it exits
+_NO_TEXT = "bad_cast"  # jaxlib's text of a time-out
+_LIMIT_CHARACTERS = 4096  # of the message of a process that joins
+_claims: list[socket.socket] = []  # kept open until this process exits
 
 
 def initialize(
@@ -64,50 +64,46 @@ def initialize(
 ) -> None:
     """Join this process to its job. Call it before any computation.
 
-    Each value that is left out is read from its `KERAS_DISTRIBUTION_*` variable, then from `TF_CONFIG` as
-    `tf.distribute.MultiWorkerMirroredStrategy` has it, then from what JAX detects (Cloud TPU, Slurm, Open MPI,
-    Kubernetes). All processes then agree on one random seed. A process that waits for others says so on stderr every
-    15 seconds.
+    Values that are left out are read from their `KERAS_DISTRIBUTION_*` variables, then from `TF_CONFIG` as in
+    `tf.distribute.MultiWorkerMirroredStrategy`, then from JAX's detection (Cloud TPU, Slurm, Open MPI, Kubernetes). All
+    processes then agree on one random seed. A process that waits for others reports it on stderr every 15 seconds.
 
-    From then on the first process alone shows progress and tables and writes logs. A warning that all give comes once,
-    and one that only others give within seconds. Of what C++ logs, errors are shown; with the variable
-    `TF_CPP_MIN_LOG_LEVEL=0` all is.
+    In a job, only the first process shows progress and tables and writes logs. A warning that several processes give is
+    shown once. C++ logs are shown from level ERROR on; with the variable `TF_CPP_MIN_LOG_LEVEL=0` all are shown.
 
-    The coordinator listens on the address that it is given, and nowhere else. Anyone who can reach its port can end the
-    job, so use a private network. If the address is not the machine's own, or resolves to 127.0.0.1 there, set
-    `JAX_COORDINATOR_BIND_ADDRESS` to one to listen on. Gloo, which moves data between CPU devices, listens on the
-    address with which its process reaches the coordinator.
+    The coordinator listens only on the address that is given. Anyone who can reach its port can end the job, so use a
+    private network. If the address is not an address of the machine, or resolves to 127.0.0.1 there, set
+    `JAX_COORDINATOR_BIND_ADDRESS` to an address to listen on. Gloo, which moves data between CPU devices, listens on
+    the address with which its process reaches the coordinator.
 
     Args:
         job_addresses: `"10.0.0.1:1234,10.0.0.2:2345"`, or only the first, the coordinator's; variable
             `KERAS_DISTRIBUTION_JOB_ADDRESSES`.
-        num_processes: processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
-        process_id: which of them this is, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
-        required: whether a missing job is an error. With False, for scripts that also run alone, nothing is done
-            without arguments, variables and a job that JAX detects: the process trains alone.
-        initialization_timeout_s: seconds within which all processes must come, and, later, within which they must
-            connect for their first collective; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
-        heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead: more than any call of
-            the program keeps other threads of Python waiting.
-        shutdown_timeout_s: seconds that the first process waits at its end for the others, which end with it: the
-            coordinator is in it. It says so while it waits.
-        hang_timeout_s: seconds without a step, in `fit`, `evaluate` or `predict`, or of waiting for other processes
-            there or elsewhere, after which the job ends, with the stacks of all threads on stderr; compilation counts.
-            With None steps may take any time, and other waits end after an hour; variable
-            `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
-        check_data: how to compare rows that several processes must hold alike: all rows, or, under a distribution with
+        num_processes: number of processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
+        process_id: index of this process, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
+        required: whether a missing job is an error. With False, for scripts that also run alone, the process trains
+            alone if there are no arguments, no variables and no job that JAX detects.
+        initialization_timeout_s: limit for all processes to join, and later for all to connect for their first
+            collective [s]; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
+        heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s]; must be longer than
+            any call of the program blocks other Python threads.
+        shutdown_timeout_s: time that the first process waits at its end for the others, which depend on its
+            coordinator [s].
+        hang_timeout_s: time without a step, in `fit`, `evaluate` or `predict`, or of waiting for other processes, after
+            which the job exits, with the stacks of all threads on stderr; includes compilation [s]. With None steps may
+            take any time, and other waits end after an hour; variable `KERAS_DISTRIBUTION_HANG_TIMEOUT_S`.
+        check_data: comparison of rows that several processes must hold alike: all rows, or, under a distribution with
             `auto_shard_dataset=False`, the rows of processes that own the same part of a batch. "sample" exchanges
-            digests of 32 rows once before each epoch, evaluation and prediction; of data that come in batches, rows of
-            the first batch; for `train_on_batch` and its like in the first, second, fourth, eighth ... call. It finds
-            another order and other values, but a single changed row only by chance. "full" compares every row and every
-            batch, and reads arrays and examples once more in each epoch. False compares nothing.
-        communication_options: how the devices of several processes exchange data, the same in all of them.
+            digests of 32 rows once before each epoch, evaluation and prediction; for batched data, rows of the first
+            batch; for `train_on_batch` and similar methods in call 1, 2, 4, 8 ... It finds another order and other
+            values, but a single changed row only by chance. "full" compares every row and every batch, and reads arrays
+            and examples once more in each epoch. False compares nothing.
+        communication_options: collective communication between processes, the same in all of them.
 
     Raises:
         ClusterError: there is no job; this process has joined one, or has started a JAX backend; the values are
-            malformed or contradict each other or those of another process; this machine cannot communicate as the
-            options say; the coordinator cannot listen on its address or does not answer; or a process does not come in
-            time.
+            malformed or contradict each other or another process; `communication_options` are not available; the
+            coordinator cannot listen on its address or does not answer; or a process does not join in time.
 
     Source: `keras.distribution.initialize`, `jax.distributed.initialize`.
     """
@@ -155,7 +151,7 @@ def initialize(
         raise attempt.failed(error) from None
     process, processes = jax_runtime.place_in_job()
     heartbeat.watch_job(heartbeat_timeout_s, shutdown_timeout_s, hang_timeout_s, initialization_timeout_s)
-    with _telling(f"what the other processes of {processes} say about themselves"):
+    with _telling(f"the arguments of the other processes of {processes}"):
         seed = _agree(jax_runtime.job_client(), process, processes, end, check_data)
     same_rows.choose_check(check_data)
     random.set_random_seed(seed)
@@ -163,11 +159,11 @@ def initialize(
 
 
 def has_job_to_join(*, detect: bool) -> bool:
-    """Return whether the environment says that this process, which has joined none, is one of a job.
+    """Return whether the environment describes a job, and this process has not joined one.
 
     Args:
-        detect: whether what JAX detects counts, too. Else only variables do: those of the launcher, and `TF_CONFIG`
-            with several workers.
+        detect: whether to include jobs that JAX detects. Otherwise only variables are read: those of the launcher, and
+            `TF_CONFIG` with several workers.
 
     Raises:
         ClusterError: the values of the variables are malformed, or contradict each other.
@@ -191,12 +187,12 @@ def _check_is_first_use() -> None:
     if jax_runtime.backend_started():
         given = f"a {jax.default_backend()} backend with {jax.local_device_count()} devices"
         fix = "make keras_dist.initialize() the first line of the program after the imports"
-        raise ClusterError("initialize: JAX has started already, as a process of its own", given=given, fix=fix)
+        raise ClusterError("initialize: JAX has started already, as a single process", given=given, fix=fix)
 
 
 @contextlib.contextmanager
 def _telling(what: str) -> Generator[None]:
-    """Say on stderr, every 15 seconds, what is waited for."""
+    """Report on stderr, every 15 seconds, that this process waits for `what`."""
     done = threading.Event()
     begin = time.monotonic()
 
@@ -215,22 +211,22 @@ def _telling(what: str) -> Generator[None]:
 
 
 class _Attempt:
-    """What JAX calls while a process joins its job, and why it has not.
+    """Callbacks of JAX while a process joins its job, and the error if it fails.
 
     Args:
         given: the arguments.
-        end: until when to wait, by `time.monotonic`.
-        linger_s: how long the coordination service outlives a first process that dies.
+        end: deadline, by `time.monotonic`.
+        linger_s: seconds that the coordination service outlives a first process that dies.
 
     Attributes:
-        waiting: tells what is waited for, until it is closed.
+        waiting: reports waiting for other processes, until it is closed.
     """
 
     def __init__(self, given: JobArguments, end: float, linger_s: float) -> None:
         self._given, self._end, self._linger_s = given, end, linger_s
         self._service: CoordinationService | None = None
-        self._bound: str | None = None  # where it listens
-        self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, how many
+        self._bound: str | None = None  # host on which the service listens
+        self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, number of processes
         self.waiting = contextlib.ExitStack()
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
@@ -245,13 +241,9 @@ class _Attempt:
         return self._service
 
     def await_coordinator(self, address: str, process: int, processes: int) -> str:
-        """Wait until something listens on the coordinator's address.
+        """Wait until the coordinator listens; return the address of this process.
 
-        Returns:
-            The address of this process: that which was given, or that with which the coordinator is reached.
-
-        Raises:
-            ClusterError: nothing has until the time is up.
+        It is the given one, or the one with which the coordinator is reached.
         """
         host, _, port = address.rpartition(":")
         self._place = address, process, processes
@@ -276,7 +268,7 @@ class _Attempt:
         raise ClusterError(summary, given=f"{'unknown host' if unknown else 'no answer'}: {reason}", fix=fix)
 
     def _given_host(self) -> str | None:
-        """The host on which this process was told to listen, if it is one of this machine."""
+        """Return the host on which this process must listen, if it is an address of this machine."""
         if self._bound is not None:
             return None if self._bound in _EVERYWHERE else self._bound
         try:
@@ -285,7 +277,7 @@ class _Attempt:
             return None
 
     def failed(self, error: Exception) -> ClusterError:
-        """The error for what JAX could not detect, or for processes that did not come in time."""
+        """Return the error for arguments that JAX could not detect, or for processes that did not join in time."""
         if self._place is None:
             given = {"address": self._given.coordinator, **dataclasses.asdict(self._given)}
             del given["addresses"]
@@ -295,22 +287,21 @@ class _Attempt:
                 "`keras-dist launch --processes 1 -- train.py` runs a job of one process; to run without a job, leave "
                 "the call out, or write initialize(required=False), which joins a job where there is one"
             )
-            sources = "KERAS_DISTRIBUTION_* variables, TF_CONFIG, or Cloud TPU, Slurm, Open MPI, Kubernetes"
             summary = f"initialize: {' and '.join(missing) or 'the job'} was not given, and JAX detects no job"
             fix = 'initialize("10.0.0.1:1234", num_processes=2, process_id=0)' if known else alone
-            expected = f"arguments, {sources}"
-            return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", expected=expected, fix=fix)
+            fix += "; or KERAS_DISTRIBUTION_* variables, TF_CONFIG, Cloud TPU, Slurm, Open MPI, Kubernetes"
+            return ClusterError(summary, given=f"{known or 'nothing'}; {shorten(error)}", fix=fix)
         address, process, processes = self._place
         logged = "" if self._service is None else self._service.log()
         missing = re.search(r"Some timed out task names:\n((?:\d+\n)+)", logged)
         if missing is not None:
-            what = f"process {', '.join(missing[1].split())} did not come to the job"
+            what = f"process {', '.join(missing[1].split())} did not join the job"
         elif not _answers(address):
-            what = "process 0, with the coordinator, has ended"
+            what = "process 0, with the coordinator, has exited"
         elif time.monotonic() < self._end - 1:
-            what = "the coordinator does not let it into the job"
+            what = "the coordinator does not let it join the job"
         else:
-            what = "another process did not come to the job"
+            what = "another process did not join the job"
         return ClusterError(
             f"process {process} of {processes}: {what}",
             given=f"coordinator {address}" + (f": {shorten(error)}" if _NO_TEXT not in str(error) else ""),
@@ -320,14 +311,7 @@ class _Attempt:
 
 
 def _agree(client: Any, process: int, processes: int, end: float, check_data: same_rows.CheckData = "sample") -> int:
-    """Check that all expect as many processes, one kind of collectives and comparisons, and have indices of their own.
-
-    Returns:
-        The seed of the first process, for all.
-
-    Raises:
-        ClusterError: two differ.
-    """
+    """Check that all have the same number of processes, collectives and comparisons; return the seed of the first."""
     same = {
         "num_processes": processes,
         "collectives": str(getattr(jax.config, "jax_cpu_collectives_implementation", None)),
@@ -346,7 +330,7 @@ def _agree(client: Any, process: int, processes: int, end: float, check_data: sa
             theirs = {name: record[name] for name in same}
             seeds.append(random.check_seed(record["seed"]))
         except (RuntimeError, ValueError, TypeError, LookupError, KerasDistError) as error:
-            raise _disagreement(f"process {other} does not say what it was given: {shorten(error)}") from error
+            raise _disagreement(f"the arguments of process {other} are not known: {shorten(error)}") from error
         for name, value in same.items():
             if theirs[name] != value:
                 raise _disagreement(f"{name}={value} in process {process}, {shorten(theirs[name])} in process {other}")
@@ -354,13 +338,10 @@ def _agree(client: Any, process: int, processes: int, end: float, check_data: sa
 
 
 def _claim(address: str, process: int, processes: int) -> None:
-    """Check that no other process of this machine has the same place in the job, before JAX gives it that place.
+    """Check that no other process of this machine has the same index in the job.
 
-    JAX would, and would take it from the other one, which aborts. A name of a socket is free again at once when its
-    process has exited, however that was. Only Linux has such names; across machines `_agree` is what notices.
-
-    Raises:
-        ClusterError: there is another one.
+    JAX would give the index to this process, and the other one would abort. The name of a socket is free again as soon
+    as its process has exited. Only Linux has such names; across machines `_agree` finds equal indices.
     """
     if sys.platform != "linux":
         return
@@ -395,11 +376,7 @@ def _answers(address: str) -> bool:
 
 
 def _check_can_listen(address: str) -> str:
-    """Check that this process can listen on `address`, since jax 0.12 ends the process where it cannot.
-
-    Returns:
-        The host, as a number.
-    """
+    """Return the host as a number; raise if this process cannot listen there, as jax 0.12 would exit then."""
     host, _, port = address.rpartition(":")
     try:
         family, kind, _, _, place = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]

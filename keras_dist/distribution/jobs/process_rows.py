@@ -1,4 +1,4 @@
-"""Which rows of a global batch each process of a job owns, loads and gathers."""
+"""The rows of a global batch that each process of a job owns and loads."""
 
 from __future__ import annotations
 
@@ -27,37 +27,34 @@ class LaysOutData(Protocol):
 
 
 BatchLayout = jax.sharding.Sharding | TensorLayout | LaysOutData
-"""What says where the rows of a batch live; only its first dim counts."""
+"""Layout of a batch; only the entry of its first dim is used."""
 
 ProcessOf = Callable[[Device], int]
-"""The index of the process that a device belongs to."""
+"""Function from a device to the index of its process."""
 
 
 def process_of_device(device: Device) -> int:
-    """Return the process of a device of the job."""
+    """Return the index of the process of a device of the job."""
     return job.process_of(device)
 
 
 def process_rows(
-    layout: BatchLayout,
-    global_rows: int,
-    process_index: int | None = None,
-    process_of: ProcessOf = process_of_device,
+    layout: BatchLayout, global_rows: int, process_index: int | None = None, process_of: ProcessOf = process_of_device
 ) -> np.ndarray:
     """Return the rows of a global batch that the devices of one process hold.
 
     Args:
-        layout: of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
-        global_rows: rows of the global batch, padding included.
+        layout: layout of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
+        global_rows: number of rows of the global batch, including padding.
         process_index: which process; by default this one.
         process_of: function from a device to the index of its process.
 
     Returns:
-        Positions in the global batch, sorted and unique; none for a process without a device in the mesh. Processes
-        along an axis that does not shard the batch, such as "model", get the same ones.
+        Positions in the global batch, sorted and unique; empty for a process without a device in the mesh. Processes
+        along an axis that does not shard the batch, such as "model", own the same rows.
 
     Raises:
-        DataError: the layout does not divide the rows, or is none of these.
+        DataError: the layout does not divide the rows, or has another type.
 
     Example:
         >>> import keras_dist as kd
@@ -79,67 +76,12 @@ def process_rows(
     return np.concatenate([np.empty(0, np.intp), *(np.arange(*span, dtype=np.intp) for span in sorted(spans))])
 
 
-def process_share(
-    padded_row_numbers: np.ndarray | Sequence[int] | Sequence[Sequence[int]],
-    layout: BatchLayout,
-    process_index: int | None = None,
-    process_of: ProcessOf = process_of_device,
-) -> np.ndarray:
-    """Cut the row numbers of global batches to those of one process.
-
-    The shares of all processes, put back at their `process_rows`, are the global batches.
-
-    Args:
-        padded_row_numbers: (batches, padded rows) or (padded rows,), as of `ArraySource.row_numbers`.
-        layout: of the batches; see `process_rows`.
-        process_index: which process; by default this one.
-        process_of: function from a device to the index of its process.
-
-    Returns:
-        (batches, rows of the process) or (rows of the process,).
-
-    Raises:
-        DataError: the layout does not divide the padded rows.
-    """
-    numbers = np.asarray(padded_row_numbers)
-    return numbers[..., process_rows(layout, numbers.shape[-1], process_index, process_of)]
-
-
-def check_process_rows(
-    local_rows: int,
-    layout: BatchLayout,
-    global_rows: int,
-    process_index: int | None = None,
-    process_of: ProcessOf = process_of_device,
-    name: str = "batch",
-) -> None:
-    """Check that a process passes as many rows as it owns.
-
-    `jax.make_array_from_process_local_data` does not notice wrong ownership: it may make an array of another length.
-
-    Args:
-        local_rows: number of rows that the process passes.
-        layout: of the batch; see `process_rows`.
-        global_rows: rows of the global batch, padding included.
-        process_index: which process; by default this one.
-        process_of: function from a device to the index of its process.
-        name: name of the rows in the error message.
-
-    Raises:
-        DataError: it owns another number of rows, or none at all.
-    """
-    process_index = job.process_index() if process_index is None else process_index
-    owned = process_rows(layout, global_rows, process_index, process_of)
-    if not local_rows == len(owned) > 0:
-        raise wrong_rows({name: local_rows}, owned, global_rows, process_index)
-
-
 def wrong_rows(handed: Mapping[str, int], owned: np.ndarray, global_rows: int, process_index: int) -> DataError:
-    """Return the error for numbers of rows, by name, of a process that owns the rows `owned`."""
+    """Return the error for a process that owns the rows `owned` and passes `handed` rows, by name."""
     if not len(owned):
         return outside_of_mesh(process_index)
-    summary = f"process {process_index} must hand over {len(owned)} of the {global_rows} rows: {_describe(owned)}"
-    fix = "hand over process_rows(layout, global_rows) of each global batch, or what auto_shard_dataset gives"
+    summary = f"process {process_index} must pass {len(owned)} of the {global_rows} rows: {_describe(owned)}"
+    fix = "pass process_rows(layout, global_rows) of each global batch, or the data of auto_shard_dataset"
     return DataError(summary, given=", ".join(f"{rows} rows of {name}" for name, rows in handed.items()), fix=fix)
 
 
@@ -157,7 +99,7 @@ def sharding_of_rows(layout: Any) -> jax.sharding.Sharding:
 
 
 def shards_of(sharding: jax.sharding.Sharding) -> int:
-    """Return the number of parts into which `sharding` divides the rows."""
+    """Return the number of shards of the rows."""
     devices = len(sharding.device_set)
     return devices // sharding.shard_shape((devices,))[0]
 
@@ -174,9 +116,8 @@ def check_divides(global_rows: int, shards: int) -> None:
 
 def outside_of_mesh(process_index: int) -> DataError:
     """Return the error for a process without a device in the mesh."""
-    given = "a mesh without a device of this process"
     fix = "make the mesh of list_devices(), the devices of all processes"
-    return DataError(f"process {process_index} owns no row of a batch", given=given, fix=fix)
+    return DataError(f"process {process_index} owns no row of a batch", given="a mesh without its devices", fix=fix)
 
 
 def _describe(rows: np.ndarray) -> str:
@@ -188,14 +129,14 @@ def _describe(rows: np.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaGroup:
-    """Processes that own the same rows of every global batch, and so must load identical rows.
+    """Processes that own the same rows of every global batch, and must load the same rows.
 
     Attributes:
-        count: number of such groups.
-        index: index of this one, in the order of the first rows that they own.
-        processes: indices of the processes in it.
-        shards: the shards of a batch that it owns, in order.
-        multiple_of: shards of a batch; its rows are padded to a multiple of this number.
+        count: number of groups.
+        index: index of this group, ordered by the first owned row.
+        processes: indices of its processes.
+        shards: indices of the shards of a batch that it owns, sorted.
+        multiple_of: number of shards of a batch; the rows of a batch are padded to a multiple of it.
     """
 
     count: int
@@ -206,10 +147,10 @@ class ReplicaGroup:
 
     @classmethod
     def numbered(cls, count: int, index: int) -> ReplicaGroup:
-        """Return group `index` of `count`, each of one process that owns an equal part of a batch.
+        """Return group `index` of `count` groups of one process each, which own equal parts of a batch.
 
         Raises:
-            DataError: they are not integers with `0 <= index < count`.
+            DataError: the arguments are not integers with `0 <= index < count`.
         """
         if not is_int(count) or not is_int(index, 0, count - 1):
             summary = "`num_groups` and `group_index` must be integers with 0 <= group_index < num_groups"
@@ -218,13 +159,13 @@ class ReplicaGroup:
         return cls(int(count), int(index), (int(index),), (int(index),), int(count))
 
     def rows(self, padded_rows: int) -> np.ndarray:
-        """Return the rows that it owns of a global batch: sorted, unique positions in it.
+        """Return the rows of a global batch that the group owns, as sorted, unique positions.
 
         Args:
-            padded_rows: rows of the global batch, a multiple of `multiple_of`.
+            padded_rows: number of rows of the global batch.
 
         Raises:
-            DataError: `padded_rows` is not such a multiple.
+            DataError: `padded_rows` is not a positive multiple of `multiple_of`.
         """
         check_divides(padded_rows, self.multiple_of)
         each = padded_rows // self.multiple_of
@@ -232,13 +173,13 @@ class ReplicaGroup:
 
 
 def replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_device) -> tuple[tuple[int, ...], ...]:
-    """Return the processes of a mesh by the rows they own, in the order of their first rows.
+    """Group the processes of a mesh by the rows they own, ordered by the first owned row.
 
-    Processes of one group own the same rows of every batch; the groups together own each row once. Their number is
-    that of the different parts of a data set that are read.
+    Processes of one group own the same rows of every batch, and each row is owned by one group. A dataset is read in
+    as many parts as there are groups.
 
     Args:
-        layout: of the batch; see `process_rows`.
+        layout: layout of the batch; see `process_rows`.
         process_of: function from a device to the index of its process.
 
     Raises:
@@ -267,8 +208,8 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
         members.setdefault(shards, []).append(process)
     if sum(map(len, members)) != count:
         given = "; ".join(f"processes {processes}: shards {list(shards)}" for shards, processes in members.items())
-        fix = "order the devices of the mesh by process, or cut each batch by process_share"
-        raise DataError("processes must own either the same rows of a batch, or none in common", given=given, fix=fix)
+        fix = "order the devices of the mesh by process"
+        raise DataError("processes must own either the same rows of a batch, or disjoint rows", given=given, fix=fix)
     ordered = sorted(members.items())
     return [
         ReplicaGroup(len(ordered), index, tuple(processes), shards, count)
@@ -278,13 +219,13 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSlice:
-    """The rows of one batch that a process gathers.
+    """The rows of one batch that a process loads.
 
     Attributes:
         numbers: indices of the rows in the batch of the source; padding repeats the last row.
-        positions: of these rows in the global batch, sorted.
-        padded: rows of the global batch.
-        rows: number of real ones, which come first.
+        positions: sorted positions of these rows in the global batch.
+        padded: number of rows of the global batch, including padding.
+        rows: number of rows without padding, which are first.
     """
 
     numbers: np.ndarray
@@ -295,15 +236,15 @@ class BatchSlice:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostSlice:
-    """Which rows of each batch this process gathers: those that its devices hold.
+    """The rows of each batch that this process loads: rows held by its devices.
 
     Attributes:
-        layouts: of the arrays of a batch, whose rows may be laid out differently.
-        multiple_of: global batches are padded to a multiple of this many rows.
-        is_own: whether the source holds only the rows of this process; else it holds those of all.
-        process_index: which process; None for this one.
+        layouts: layouts of the arrays of a batch.
+        multiple_of: global batches are padded to a multiple of this number of rows.
+        is_own: whether the source has only the rows of this process; otherwise it has the rows of all processes.
+        process_index: index of the process; None for this process.
         process_of: function from a device to the index of its process.
-        see: called with each batch of a stream, a pytree of arrays, before it is cut.
+        see: called with each batch of a stream, a pytree of arrays, before it is sliced.
     """
 
     layouts: tuple[BatchLayout, ...]
@@ -315,13 +256,13 @@ class HostSlice:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The processes, by the source that each of them must have alike."""
+        """Groups of processes that must have the same source."""
         if self.is_own:
             return replica_groups(self.layouts[0], self.process_of)
         return (tuple(range(job.process_count())),)
 
     def owned(self, padded_rows: int) -> np.ndarray:
-        """Return the sorted positions in the global batch of the rows that some array has on this process."""
+        """Return the sorted positions in the global batch of the rows that some array holds on this process."""
         if padded_rows not in self._known:
             rows = [process_rows(one, padded_rows, self._process, self.process_of) for one in set(self.layouts)]
             self._known[padded_rows] = functools.reduce(np.union1d, rows)
@@ -330,7 +271,7 @@ class HostSlice:
         return self._known[padded_rows]
 
     def portion(self, rows: int) -> BatchSlice:
-        """Return which rows to load of a batch of the source with `rows` rows."""
+        """Return the rows to load of a batch of the source with `rows` rows."""
         if not self.is_own:
             padded = -(-rows // self.multiple_of) * self.multiple_of
             positions = self.owned(padded)
@@ -352,7 +293,7 @@ class HostSlice:
 
     @functools.cached_property
     def _parts(self) -> tuple[int, int]:
-        """The number of groups that give rows of their own, and what those of each must be a multiple of."""
+        """Number of groups that pass different rows, and the divisor of the rows of each group."""
         grouped = {tuple(all_replica_groups(layout, self.process_of)) for layout in set(self.layouts)}
         owned = {tuple(tuple(group.rows(self.multiple_of)) for group in groups) for groups in grouped}
         sizes = {len(rows) for each in owned for rows in each}

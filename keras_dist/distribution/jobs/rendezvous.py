@@ -1,7 +1,7 @@
-"""`Rendezvous`: messages between the processes of a job that use no devices.
+"""`Rendezvous`: exchange of JSON messages between the processes of a job, without devices.
 
-Messages go through JAX's key-value store, to which anyone who can reach the coordinator's port may write. Therefore
-they are JSON, name errors by known classes, and are checked when read: a forged one can end a job, but run no code.
+Messages go through JAX's key-value store, to which anyone who can reach the coordinator's port may write. They are
+JSON, name errors by known classes, and are checked when read: a forged message can end a job, but run no code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from keras_dist.errors import ClusterError, KerasDistError, ProcessAbsentError, 
 T = TypeVar("T")
 
 _REPORT_EVERY_S = 15.0
-
-_POLL_MS = 1000  # so that Ctrl-C is heard while one waits
-
-_LIMIT_BYTES = 16 * 2**20
-"""What one process has to say takes less."""
+_POLL_MS = 1000  # so that Ctrl-C is handled while a process waits
+_LIMIT_BYTES = 16 * 2**20  # of a message
+_REASON_BYTES = 500  # shown of the reason for which a process has given up
 
 _BUILTINS = (
     AttributeError, FileExistsError, FileNotFoundError, IndexError, IsADirectoryError, KeyError,
@@ -34,10 +32,7 @@ _BUILTINS = (
 )  # fmt: skip
 _OURS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, KerasDistError)]
 _ERRORS: dict[str, Callable[..., Exception]] = {kind.__name__: kind for kind in (*_BUILTINS, *_OURS)}
-"""The errors that come from other processes as what they were there."""
-
-_REASON_BYTES = 500
-"""What is shown of why a process has given up."""
+"""Classes of errors that keep their class when another process raises them."""
 
 _FIELDS = ("given", "expected", "fix")
 
@@ -45,23 +40,23 @@ _numbers = itertools.count()
 
 
 class Rendezvous:
-    """An exchange of messages that all processes of a job make at the same point of the program.
+    """Exchange of messages between all processes of a job at the same point of the program.
 
-    It uses no devices, so it can run in another thread while steps run. When one process raises an error, all raise it,
-    so that none waits in vain. In a job of one process it only calls the functions.
+    No devices are used, so it can run in another thread while steps run. When one process raises an error, all raise
+    it. In a job of one process it only calls the functions.
 
     Args:
-        about: its purpose, which tells it from other exchanges.
-        client: JAX's distributed client; by default that of this process.
-        timeout_s: how long one process waits for another; by default as long as the job does.
+        about: its purpose; must be the same in all processes.
+        client: JAX's distributed client; by default the client of this process.
+        timeout_s: limit of waiting for another process; by default the limit of the job.
 
     Attributes:
-        process: the index of this process.
-        processes: how many there are.
+        process: index of this process.
+        processes: number of processes.
     """
 
     def __init__(self, about: str = "meet the others", client: Any = None, timeout_s: float | None = None) -> None:
-        # asked for now: in a thread that is there longer than JAX's backend, the answer would be a new backend
+        # read now: in a thread that outlives JAX's backend, reading would start a new backend
         self.process, self.processes = job.process_index(), job.process_count()
         self._about = about
         self._client = client
@@ -71,14 +66,10 @@ class Rendezvous:
         self._rounds = itertools.count()
 
     def each(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> list[T]:
-        """Call a function in every process.
-
-        Returns:
-            The results of all processes, by process index, decoded from JSON.
-        """
+        """Call a function in every process, and return the results by process index, decoded from JSON."""
         if self.processes == 1:
             return [action()]
-        heartbeat.go_on()
+        heartbeat.current().clear_failure()
         value, error = None, None
         try:
             value = action()
@@ -88,7 +79,7 @@ class Rendezvous:
             self.give_up(raised)
             raise
         number = next(self._rounds)
-        with heartbeat.meeting(self._about, f"{self._place}/{number}"):
+        with heartbeat.current().meeting(self._about, f"{self._place}/{number}"):
             outcomes = self._gathered(number, _packed(self._about, value, error))
         abouts = [about for about, _, _ in outcomes]
         if len({*abouts}) > 1:
@@ -106,24 +97,24 @@ class Rendezvous:
         return [self._checked(value, of, process) for process, (_, value, _) in enumerate(outcomes)]
 
     def first(self, action: Callable[[], T], of: type | tuple[type, ...] = object) -> T:
-        """Call a function in the first process, and return its result in all processes. See `each`."""
+        """Call a function in the first process, and return its result in all processes; see `each`."""
         value = self.each(lambda: action() if self.process == 0 else None)[0]
         return cast(T, self._checked(value, of, 0))
 
     def give_up(self, reason: BaseException) -> None:
-        """Leave the exchange, and raise the error in the processes that wait."""
+        """Leave the exchange; processes that wait raise the error."""
         if self.processes > 1:
             told = f"it has given up: {shorten(reason)}"
             self._service().key_value_set(f"{self._given_up}{self.process}", told, allow_overwrite=True)
 
     def _checked(self, value: Any, of: type | tuple[type, ...], process: int) -> Any:
-        """Return the value."""
+
         if isinstance(value, of):
             return value
         raise self._forged(process, f"{shorten(value)}, {self._about}")
 
     def _forged(self, process: int, given: str) -> ClusterError:
-        """Return the error for a value that no process of the job wrote. Tells the others, so that they do not wait."""
+        """Return the error for a value that no process of the job wrote. Stops the others, so that they do not wait."""
         error = ClusterError(
             f"the entry of process {process} in JAX's key-value store was not written by a process of this job",
             given=given,
@@ -136,7 +127,7 @@ class Rendezvous:
         return jax_runtime.job_client() if self._client is None else self._client
 
     def _gathered(self, number: int, mine: bytes) -> list[tuple[str, Any, Exception | None]]:
-        """Return the messages of all processes in a round, by their indices: subject, value and error."""
+        """Return the messages of all processes in a round, by index: subject, value and error."""
         client = self._service()
         place = f"{self._place}/{number}"
         try:
@@ -153,16 +144,15 @@ class Rendezvous:
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise self._forged(process, f"{shorten(content[:100])}: {shorten(error)}") from None
         if self.process == 0 and number:
-            client.key_value_delete(f"{self._place}/{number - 1}/")  # who is in this round has read that of the last
+            client.key_value_delete(f"{self._place}/{number - 1}/")  # a process in this round has read the last one
         return found
 
     def _awaited(self, client: Any, key: str, process: int) -> bytes:
         begin = told_at = time.monotonic()
-        watching = heartbeat.current()
-        of_job_s = None if watching is None else watching.hang_timeout_s
-        limit_s = self._timeout_s or of_job_s or heartbeat.LONGEST_WAIT_S
+        current = heartbeat.current()
+        limit_s = self._timeout_s or current.hang_timeout_s or heartbeat.LONGEST_WAIT_S
         while True:
-            is_gone = heartbeat.has_left(process)
+            is_gone = current.state_of(process) == heartbeat.LEFT
             try:
                 return client.blocking_key_value_get_bytes(key, _POLL_MS)
             except RuntimeError as error:
@@ -171,7 +161,7 @@ class Rendezvous:
             told = client.key_value_dir_get_bytes(self._given_up)
             reasons = [reason[:_REASON_BYTES] for name, reason in told if name.endswith(f"/{process}")]
             if is_gone and not reasons:
-                reasons = [b"its program has come to its end"]
+                reasons = [b"its program has finished"]
             now = time.monotonic()
             if now - told_at >= _REPORT_EVERY_S:
                 told_at = now
@@ -185,18 +175,20 @@ class Rendezvous:
             waited = f"process {self.process} has waited for {limit_s:g} s"
             given = reasons[0].decode(errors="replace") if reasons else waited
             fix = "check the logs of that process; call fit, evaluate, predict, save and restore in every process"
-            raise ProcessAbsentError(f"process {process} of the job does not come: {self._about}", given=given, fix=fix)
+            raise ProcessAbsentError(
+                f"process {process} did not reach the barrier: {self._about}", given=given, fix=fix
+            )
 
 
 def _packed(about: str, value: Any, error: Exception | None) -> bytes:
-    """Encode the message of a process."""
+
     try:
         content = json.dumps([about, value, None if error is None else _described(error)]).encode()
         if len(content) < _LIMIT_BYTES:
             return content
-        told = f"what a process has to say takes {len(content)} bytes, not less than {_LIMIT_BYTES}"
+        told = f"a message must have less than {_LIMIT_BYTES} bytes, not {len(content)}"
     except (TypeError, ValueError, RecursionError):
-        told = f"what a process has to say is no JSON: {shorten(value)}"
+        told = f"a message must be JSON, not {shorten(value)}"
     return json.dumps([about, None, _described(ClusterError(told))]).encode()
 
 
@@ -231,18 +223,18 @@ def _unpacked(content: bytes) -> tuple[str, Any, Exception | None]:
 
 
 def _error_of(told: Any) -> Exception:
-    """Return the error that `_described` has described; a `ClusterError` that quotes it, if its class is not known."""
+    """Return the error that `_described` has described; a `ClusterError` that quotes an error of unknown class."""
     name, text, notes, args, fields = (told[key] for key in ("name", "text", "notes", "args", "fields"))
     problems = {key: tuple(fields.pop(key)) for key in ("problems",) if key in fields}
     texts = (name, text, *notes, *fields.values(), *problems.get("problems", ()))
     if not all(isinstance(one, str) for one in texts) or not all(map(_is_plain, args)):
-        raise TypeError("the parts of an error are no text")
+        raise TypeError("the parts of an error must be text")
     kind = _ERRORS.get(name)
     if kind is None:
         error: Exception = ClusterError(f"a process of the job has raised {name}: {text}")
     else:
         error = kind(*args, **fields, **problems)
-        str(error)  # which summaries that are no text do not have
+        str(error)  # raises for summaries that are not text
     for note in notes:
         error.add_note(note)
     return error

@@ -1,4 +1,4 @@
-"""Whether the processes of a job hold the same rows, where they are meant to: else they train a mixture."""
+"""Comparison of data that several processes must hold alike; with different data, they would train a mixture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AT_ONCE = 4096  # rows that are read for one exchange of a full comparison
 _chosen: CheckData = "sample"
 
 Take = Callable[[np.ndarray], Sequence[np.ndarray]]
-"""Returns the arrays of the rows at these numbers."""
+"""Returns the arrays of the rows at these positions."""
 
 
 def choose_check(check_data: CheckData) -> None:
@@ -34,7 +34,7 @@ def choose_check(check_data: CheckData) -> None:
 
 
 def checked_option(check_data: Any) -> CheckData:
-    """Return `check_data`, if there is such a comparison."""
+    """Return `check_data`, if it is a valid option."""
     return check_option("check_data", check_data, ("sample", "full", False), error=ClusterError)
 
 
@@ -43,7 +43,7 @@ class SameRows:
 
     Args:
         about: what is about to run, for errors.
-        groups: processes that must hold the same rows, by their indices.
+        groups: indices of processes that must hold the same rows.
     """
 
     def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
@@ -54,14 +54,14 @@ class SameRows:
 
     @classmethod
     def where_meant(cls, about: str, groups: Sequence[Sequence[int]]) -> SameRows | None:
-        """Return a comparison; None where it is switched off, or all processes may hold different rows."""
+        """Return a comparison; None if comparison is disabled, or all processes may hold different rows."""
         return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
 
     def compare(self, rows: int, take: Take) -> None:
-        """Compare rows that can be read by number: some of them, each time others, or all.
+        """Compare rows of indexable data: all rows, or a sample that changes with each call.
 
         Raises:
-            ClusterError: in all processes alike, where a row differs.
+            ClusterError: in all processes, if a row differs.
         """
         if _chosen == "full":
             for start in range(0, rows, _AT_ONCE):
@@ -70,13 +70,7 @@ class SameRows:
             self._compare(self._sample(rows), take, f" of {rows}")
 
     def compare_batch(self, rows: int, take: Take, form: str) -> None:
-        """Compare a batch, if one is due: the first of each epoch, or all.
-
-        Args:
-            rows: how many it has.
-            take: reads them.
-            form: describes its arrays, and is compared, too.
-        """
+        """Compare a batch, if it is due: the first of each epoch, or all. `form` describes its arrays."""
         batch, self._batch = self._batch, self._batch + 1
         if _chosen == "full" or self._is_due:
             self._is_due = False
@@ -84,16 +78,16 @@ class SameRows:
             self._compare(numbers, take, f" of batch {batch}", form)
 
     def compare_call(self, rows: int, take: Take, form: str) -> None:
-        """Compare the batch of a call, if it is due: the first, second, fourth and so on, or all."""
+        """Compare the batch of a call, if it is due: the first, second, fourth, eighth ... call, or all."""
         self._is_due = not self._batch & (self._batch + 1)
         self.compare_batch(rows, take, form)
 
     def end_epoch(self) -> None:
-        """Compare the next batch; batches are counted anew."""
+        """Restart counting batches, so that the next one is compared."""
         self._is_due, self._batch = True, 0
 
     def _sample(self, rows: int) -> np.ndarray:
-        """Return the numbers of the first, the last and random rows, the same ones in all processes."""
+        """Return the positions of the first, the last and random rows, the same in all processes."""
         self._compared += 1
         if rows <= _SAMPLED:
             return np.arange(rows)
@@ -121,7 +115,7 @@ class SameRows:
         raise self._error(f"row {numbers[first]}{place}{among}: {given}")
 
     def _difference(self, values: Sequence[str]) -> str | None:
-        """Say which processes have which of these values, in the first group where they differ."""
+        """Describe which processes have which of these values, in the first group where they differ."""
         for group in self._groups:
             processes: dict[str, list[str]] = {}
             for process in group:
@@ -140,7 +134,7 @@ class SameRows:
 
 
 def _digests(arrays: Sequence[np.ndarray]) -> list[str]:
-    """Return a CRC-32C of each row, over all arrays."""
+    """Return a CRC-32C of each row over all arrays."""
     flat = [np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays]
     return [
         f"{functools.reduce(lambda crc, rows: google_crc32c.extend(crc, rows[row].tobytes()), flat, 0):08x}"
