@@ -113,8 +113,8 @@ from keras_dist.layers.preprocessing.histograms import (
     ContrastLimitedAdaptiveHistogramEqualization as ContrastLimitedAdaptiveHistogramEqualization,
 )
 from keras_dist.layers.preprocessing.histograms import Equalization as Equalization
-from keras_dist.layers.preprocessing.integer_lookup import IntegerLookup as IntegerLookup
-from keras_dist.layers.preprocessing.mel_spectrogram import MelSpectrogram as MelSpectrogram
+from keras_dist.layers.preprocessing.index_lookup import IntegerLookup as IntegerLookup
+from keras_dist.layers.preprocessing.index_lookup import StringLookup as StringLookup
 from keras_dist.layers.preprocessing.mixing import CutMix as CutMix
 from keras_dist.layers.preprocessing.mixing import MixUp as MixUp
 from keras_dist.layers.preprocessing.mixing import RandomErasing as RandomErasing
@@ -122,30 +122,30 @@ from keras_dist.layers.preprocessing.random_choices import AugMix as AugMix
 from keras_dist.layers.preprocessing.random_choices import RandAugment as RandAugment
 from keras_dist.layers.preprocessing.random_colors import RandomBrightness as RandomBrightness
 from keras_dist.layers.preprocessing.random_colors import RandomColorDegeneration as RandomColorDegeneration
+from keras_dist.layers.preprocessing.random_colors import RandomColorJitter as RandomColorJitter
 from keras_dist.layers.preprocessing.random_colors import RandomContrast as RandomContrast
+from keras_dist.layers.preprocessing.random_colors import RandomGaussianBlur as RandomGaussianBlur
 from keras_dist.layers.preprocessing.random_colors import RandomGrayscale as RandomGrayscale
+from keras_dist.layers.preprocessing.random_colors import RandomHue as RandomHue
 from keras_dist.layers.preprocessing.random_colors import RandomInvert as RandomInvert
+from keras_dist.layers.preprocessing.random_colors import RandomPosterization as RandomPosterization
+from keras_dist.layers.preprocessing.random_colors import RandomSaturation as RandomSaturation
+from keras_dist.layers.preprocessing.random_colors import RandomSharpness as RandomSharpness
 from keras_dist.layers.preprocessing.random_colors import Solarization as Solarization
-from keras_dist.layers.preprocessing.random_elastic_transform import RandomElasticTransform as RandomElasticTransform
-from keras_dist.layers.preprocessing.random_filters import RandomGaussianBlur as RandomGaussianBlur
-from keras_dist.layers.preprocessing.random_filters import RandomPosterization as RandomPosterization
-from keras_dist.layers.preprocessing.random_filters import RandomSharpness as RandomSharpness
 from keras_dist.layers.preprocessing.random_geometry import RandomCrop as RandomCrop
+from keras_dist.layers.preprocessing.random_geometry import RandomElasticTransform as RandomElasticTransform
 from keras_dist.layers.preprocessing.random_geometry import RandomFlip as RandomFlip
+from keras_dist.layers.preprocessing.random_geometry import RandomPerspective as RandomPerspective
 from keras_dist.layers.preprocessing.random_geometry import RandomRotation as RandomRotation
 from keras_dist.layers.preprocessing.random_geometry import RandomShear as RandomShear
 from keras_dist.layers.preprocessing.random_geometry import RandomTranslation as RandomTranslation
 from keras_dist.layers.preprocessing.random_geometry import RandomZoom as RandomZoom
-from keras_dist.layers.preprocessing.random_hues import RandomColorJitter as RandomColorJitter
-from keras_dist.layers.preprocessing.random_hues import RandomHue as RandomHue
-from keras_dist.layers.preprocessing.random_hues import RandomSaturation as RandomSaturation
-from keras_dist.layers.preprocessing.random_perspective import RandomPerspective as RandomPerspective
 from keras_dist.layers.preprocessing.rescaling import Normalization as Normalization
 from keras_dist.layers.preprocessing.rescaling import Rescaling as Rescaling
 from keras_dist.layers.preprocessing.resizing import CenterCrop as CenterCrop
 from keras_dist.layers.preprocessing.resizing import Resizing as Resizing
-from keras_dist.layers.preprocessing.stft_spectrogram import STFTSpectrogram as STFTSpectrogram
-from keras_dist.layers.preprocessing.string_lookup import StringLookup as StringLookup
+from keras_dist.layers.preprocessing.spectrograms import MelSpectrogram as MelSpectrogram
+from keras_dist.layers.preprocessing.spectrograms import STFTSpectrogram as STFTSpectrogram
 from keras_dist.layers.preprocessing.text_vectorization import TextVectorization as TextVectorization
 from keras_dist.layers.recurrent.bidirectional import Bidirectional as Bidirectional
 from keras_dist.layers.recurrent.conv_lstm import ConvLSTM1D as ConvLSTM1D
@@ -159,9 +159,7 @@ from keras_dist.layers.recurrent.rnn import RNN as RNN
 from keras_dist.layers.recurrent.rnn import StackedRNNCells as StackedRNNCells
 from keras_dist.layers.recurrent.simple_rnn import SimpleRNN as SimpleRNN
 from keras_dist.layers.recurrent.simple_rnn import SimpleRNNCell as SimpleRNNCell
-from keras_dist.layers.regularization.regularization import (
-    ActivityRegularization as ActivityRegularization,
-)
+from keras_dist.layers.regularization.regularization import ActivityRegularization as ActivityRegularization
 from keras_dist.layers.regularization.regularization import AlphaDropout as AlphaDropout
 from keras_dist.layers.regularization.regularization import Dropout as Dropout
 from keras_dist.layers.regularization.regularization import GaussianDropout as GaussianDropout

@@ -1,4 +1,4 @@
-"""Checks and conversions of attributes of layers: names, element types, lists and dicts of sublayers."""
+"""Checks and conversions of layer attributes: names, element types, lists and dicts of sublayers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_dist.layers.weight_arguments import Layout
 
 
 def contain(value: Any) -> Any:
-    """Return lists, tuples and dicts of modules, and empty ones, as `nnx.List` and `nnx.Dict`."""
+    """Convert lists, tuples and dicts that hold modules, or are empty, to `nnx.List` and `nnx.Dict`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [contain(item) for item in value]
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
@@ -28,7 +28,7 @@ def contain(value: Any) -> Any:
 
 
 def check_name(name: Any) -> str:
-    """Return `name`, if a layer can have it."""
+    """Return `name` if it is a valid layer name."""
     if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
         summary = '`name` of a layer must be a string of printable characters without "/", which separates paths'
         raise ModelError(summary, given=f"name={shorten(name)}", fix='for example name="d1"')
@@ -56,6 +56,6 @@ def take_input_shape(kwargs: dict[str, Any]) -> tuple[int | None, ...] | None:
 
 
 def axes_of(layout: Layout) -> list[str | list[str] | None] | None:
-    """Return the axes of a layout, or the axes that stand for one, as a list."""
+    """Return the axes of a `TensorLayout`, or of a sequence of axes, as a list."""
     axes: Any = getattr(layout, "axes", layout)
     return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]

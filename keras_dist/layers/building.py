@@ -1,4 +1,4 @@
-"""`Building`: how a layer describes its weights, and creates them when it first sees an input."""
+"""`Building`: describes the weights of a layer, and creates them for the first input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from keras_dist.variables.variable import Variable, drawn, made_by_layer
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
-    """Return `build`, after which the layer is built; once, at the end, if it calls `super().build()`."""
+    """Return `build` followed by the bookkeeping of a built layer; nested `super().build()` calls do it only once."""
 
     @functools.wraps(build)
     def counted(self: Building, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +48,7 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
         self._runtime.made = []
         shapes = inspect.signature(build).bind(self, *args, **kwargs).arguments
         self._runtime.shapes = dict([*shapes.items()][1:])
-        # what a call has made may create no weights, also not in its build
+        # a layer made in a call must not create weights, not even in its own `build`
         around = call_context.caller() if self._runtime.is_passing else None
         try:
             with call_context.calling(around):
@@ -66,7 +66,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_Arguments, Variable]:
-    """Return `add_weight`, which refuses the name as its first argument, as it was in Keras 2, and two shapes."""
+    """Return `add_weight`; refuse a name as its first argument, as in Keras 2, and a second shape."""
 
     @functools.wraps(add_weight)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Variable:
@@ -87,7 +87,7 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
 
 
 def lay_out(layer: Any) -> None:
-    """Shard the weights of a layer that is in no model as the current distribution assigns, if it does by now."""
+    """Shard the weights of a layer outside of a model as the current distribution assigns."""
     distribution = current_distribution()
     if distribution is None or distribution.device_mesh.size == 1 or layer._runtime.membership is not None:
         return
@@ -99,14 +99,14 @@ def lay_out(layer: Any) -> None:
             continue
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, keras_path=in_keras.get(spec.path)))
-        except DistributionError:  # of an AutoParallel that has found none yet
+        except DistributionError:  # from an AutoParallel that has not searched yet
             return
         if layout is not None:
             weight.reshard(layout)
 
 
 class Building:
-    """Creates the weights of a layer. Subclasses are layers."""
+    """Creates the weights of a layer."""
 
     __slots__ = ()
 
@@ -122,12 +122,12 @@ class Building:
 
     @_counted
     def build(self, input_shape: PyTree) -> None:
-        """Create the weights for inputs of this shape, the batch included. By default there are none to create."""
+        """Create the weights for inputs of this shape, including the batch. By default there are none."""
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return the shapes that the layer was built for, for `build_from_config`; None before.
+        """Return the shapes that the layer was built for; None before it is built.
 
-        They are `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
+        The result is `{"input_shape": shape}`, or for several inputs `{"shapes_dict": shapes}`.
         """
         runtime = self._runtime
         shapes = runtime.shapes
@@ -138,11 +138,7 @@ class Building:
         return {"input_shape": next(iter(shapes.values()))} if len(shapes) == 1 else {"shapes_dict": shapes}
 
     def build_from_config(self, config: Mapping[str, Any] | None) -> None:
-        """Create the weights, if there are none, for the shapes in a config.
-
-        Args:
-            config: what `get_build_config` gave, here or in Keras; None for no weights.
-        """
+        """Create the weights for the shapes in `config`, as returned by `get_build_config`, unless they exist."""
         if not config or self.built:
             return
         if "input_shape" in config:
@@ -153,7 +149,7 @@ class Building:
     get_build_config.is_default = build_from_config.is_default = True  # type: ignore[attr-defined]
 
     def _describe_weights(self, kwargs: dict[str, Any]) -> None:
-        """Take the arguments of `weight_initializers` out of those of the constructor."""
+        """Move the arguments of `weight_initializers` from `kwargs` to attributes."""
         for weight, initializer in self.weight_initializers.items():
             found = {name: kwargs.pop(name, default) for name, default in defaults_of(weight, initializer).items()}
             self.describe_weight(weight, *found.values())
@@ -166,18 +162,18 @@ class Building:
         constraint: Identifier = None,
         layout: Layout = None,
     ) -> None:
-        """Store how the weight `name` is to be created, in attributes such as `kernel_initializer`, `kernel_layout`.
+        """Store the description of a weight in attributes such as `kernel_initializer`, which `add_weight` reads.
 
         Args:
-            name: the name that `add_weight` is going to be given.
+            name: the name of the weight.
             initializer: a name, a config or a function.
             regularizer: a name, a config, a function or None.
             constraint: a name, a config, a function or None.
-            layout: a `TensorLayout`, axes, or None.
+            layout: a `TensorLayout`, mesh axes, or None.
 
         Raises:
-            UnknownNameError: a name is not known.
-            ModelError: one is neither a name nor a function.
+            UnknownNameError: a name is unknown.
+            ModelError: an identifier is neither a name nor a function.
         """
         self.identify(f"{name}_initializer", initializers.get, initializer)
         self.identify(f"{name}_regularizer", regularizers.get, regularizer)
@@ -185,15 +181,15 @@ class Building:
         setattr(self, f"{name}_layout", from_keras(layout))
 
     def identify(self, argument: str, get: Callable[[Any], Any], identifier: Identifier) -> None:
-        """Set the attribute `argument` to what `identifier` means.
+        """Set the attribute `argument` to `get(identifier)`; errors name the layer and the argument.
 
         Args:
             argument: the name of the constructor's argument.
-            get: gives the object that an identifier means, such as `activations.get`.
+            get: resolves an identifier, such as `activations.get`.
             identifier: a name, a config, an object, or None.
 
         Raises:
-            KerasDistError: it means nothing; names the layer and the argument.
+            KerasDistError: the identifier is unknown.
         """
         try:
             setattr(self, argument, get(identifier))
@@ -220,21 +216,21 @@ class Building:
         """Create a weight. Assign it to an attribute: `self.kernel = self.add_weight(...)`.
 
         Args:
-            shape: its dims; a scalar by default.
-            initializer: gives its first value; by default what `describe_weight` stored for `name`, else
-                `"glorot_uniform"`, or `"zeros"` for integers and booleans. So do `regularizer`, `constraint`, `layout`.
-            dtype: its element type; by default that of the layer.
-            trainable: whether gradients train it.
-            autocast: whether `call` reads it in the element type that the layer computes in.
+            shape: shape of the weight; a scalar by default.
+            initializer: initial values. The default of this argument, and of `regularizer`, `constraint` and `layout`,
+                is the one stored by `describe_weight`; then `"glorot_uniform"`, or `"zeros"` for integers and bools.
+            dtype: element type; by default the layer's.
+            trainable: whether gradients update the weight.
+            autocast: whether `call` reads it in `compute_dtype`.
             regularizer: a function of its value that is added to the loss.
-            constraint: a function of its value, applied after each update.
-            aggregation: unused, as in Keras: arrays are global.
+            constraint: a function applied to its value after each update.
+            aggregation: unused: arrays are global.
             overwrite_with_gradient: unused.
-            name: by default the attribute's.
-            layout: where its dims lie: a `TensorLayout`, or the axes; layout rules win over it.
+            name: by default the name of the attribute.
+            layout: a `TensorLayout`, or mesh axes of the dims; layout rules take precedence.
 
         Raises:
-            ModelError: the shape is none, the initializer gives another one, or a layer's `call` runs.
+            ModelError: the shape is invalid, the initializer returns another one, or a layer's `call` is running.
         """
         del overwrite_with_gradient
         label = name or "weight"
@@ -279,7 +275,7 @@ class Building:
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Count calls of `build`, whoever makes them, and show the arguments of weights in the signature."""
+        """Wrap `build`, and show the arguments of weights in the constructor's signature."""
         super().__init_subclass__(**kwargs)
         constructor, above = cls.__init__, super(cls, cls).__init__
         if "__init__" in vars(cls) and hands_on_keywords(constructor):
@@ -291,15 +287,15 @@ class Building:
 
     def _build_once(self, tensors: Mapping[str, PyTree], context: call_context.CallContext) -> None:
         if self._is_built:
-            # layers of another model would become constants of this trace
+            # weights of another model would become constants of this trace
             if self._pytree__state.trace_state != context.root and any(True for _ in walk(self)):
                 self._check_same_trace()
             return
         if self._needs_no_building() and not self._pytree__state.trace_state.is_valid():
-            return  # made outside of a function that JAX traces: it cannot be noted, and there is nothing to create
+            return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
         self._check_same_trace()
         called_with_shapes(self.build, tensors)
-        if not self._is_built:  # a model, whose `build` is about the layers in it
+        if not self._is_built:  # a model, whose `build` builds its layers
             self._runtime.made = []
             self._finish_building()
 
@@ -308,7 +304,7 @@ class Building:
             if isinstance(value, random.SeedGenerator):
                 if self._runtime.is_passing:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
-                _ = value.state  # created with the layer, not in the first step that draws
+                _ = value.state  # created here, not in the first step that draws
         self._check_weights_are_kept()
         self._is_built = True
         self._runtime.built_with = {
@@ -318,7 +314,6 @@ class Building:
         }
 
     def _number(self, variable: Variable) -> None:
-        """Number a weight among the layer's own, if it has no number yet."""
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]
@@ -341,6 +336,6 @@ class Building:
             raise ModelError(summary, given=given, fix=fix)
 
     def _is_made_by_building(self, name: str) -> bool:
-        """Return whether a weight of this name was described, or `build` mentions such an attribute."""
+        """Return whether a weight of this name is described, or `build` refers to such an attribute."""
         builds = (inspect.unwrap(vars(cls)["build"]) for cls in type(self).__mro__ if "build" in vars(cls))
         return f"{name}_initializer" in vars(self) or any(name in build.__code__.co_names for build in builds)

@@ -1,4 +1,4 @@
-"""The arguments of a layer's call: those that hold arrays, those that are filled in, and their checks."""
+"""Arguments of a layer's call: checks, defaults, and shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_dist.variables import call_context
 
 @functools.lru_cache(maxsize=1024)
 def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of `cls.call`, without the first one, which is the layer whatever its name."""
+    """Return the parameters of `cls.call` without the first one, the layer."""
     parameters = inspect.signature(cls.call).parameters  # type: ignore[attr-defined]
     is_bound = isinstance(inspect.getattr_static(cls, "call"), staticmethod | classmethod)
     named = list(parameters.items())
@@ -29,14 +29,14 @@ def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Return whether there is a `**kwargs` among the parameters."""
+    """Return whether one of the parameters is a `**kwargs`."""
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def check_complete(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
 ) -> None:
-    """Check that a call gives a value to each parameter that has no default."""
+    """Check that a call passes each parameter without a default."""
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     needed = [p.name for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
     if needed:
@@ -48,19 +48,13 @@ def check_complete(
 def check_numbers(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: str
 ) -> None:
-    """Check that the arrays of a call hold numbers that JAX does not change.
-
-    Raises:
-        ModelError: one holds no numbers; names the layer and the argument.
-        DataError: one holds 64-bit integers that do not fit 32 bits.
-    """
+    """Check that the NumPy arrays of a call hold numbers or bools, and only integers that fit 32 bits."""
     for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
         for path, array in jax.tree_util.tree_leaves_with_path(value):
             if not isinstance(array, np.ndarray):
                 continue
-            check_fits(
-                array, f"{name}{''.join(f'[{part!r}]' for part in tree_paths.parts_of(path))} of layer {layer!r}"
-            )
+            place = "".join(f"[{part!r}]" for part in tree_paths.parts_of(path))
+            check_fits(array, f"{name}{place} of layer {layer!r}")
             if array.dtype.kind in "OSUTMm":
                 given = f"an array of shape {array.shape}, dtype {array.dtype}"
                 fix = "convert it: words and categories into integers, for layers.Embedding"
@@ -70,14 +64,14 @@ def check_numbers(
 def value_given(
     parameters: Mapping[str, inspect.Parameter], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, default: Any
 ) -> Any:
-    """Return the value that a call gives to a parameter; `default` for no value or None."""
+    """Return the value that a call passes for a parameter; `default` if it is missing or None."""
     position = list(parameters).index(name)
     value = args[position] if position < len(args) else kwargs.get(name)
     return default if value is None else value
 
 
 def training_of(parameters: Mapping[str, inspect.Parameter], context: call_context.CallContext) -> bool:
-    """Return the `training` of a call that does not give it: that of the call around, else the default."""
+    """Return `training` for a call without it: the value of the enclosing call, else the default."""
     return bool(parameters["training"].default is True if context.training is None else context.training)
 
 
@@ -87,7 +81,7 @@ def tensor_arguments(
     kwargs: dict[str, Any],
     kinds: type | tuple[type, ...] = (jax.Array, np.ndarray),
 ) -> dict[str, PyTree]:
-    """Return the arguments of a call that hold arrays, or what else `kinds` says, by the names of the parameters."""
+    """Return the arguments of a call that contain arrays, or other `kinds`, by name."""
     names = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
     named = {names[index] if index < len(names) else f"arg{index}": value for index, value in enumerate(args)}
     named |= {name: value for name, value in kwargs.items() if not name.endswith("mask")}
@@ -97,15 +91,9 @@ def tensor_arguments(
 
 
 def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, PyTree]) -> PyTree:
-    """Return what a function of shapes, such as `build`, returns for the tensors of a call.
+    """Call a function of shapes, such as `build`, for the tensors of a call by name.
 
-    Args:
-        function: takes the shape, or structure of shapes, of the first argument; or, if it has several parameters,
-            those of the arguments they name: `value_shape` that of `value`.
-        tensors: the arguments, by name.
-
-    Raises:
-        ModelError: a parameter has no default and names no argument.
+    A single parameter gets the shape of the first tensor; several get the shapes they name: `value_shape` of `value`.
     """
     shapes = {f"{name}_shape": jax.tree.map(_shape, tensor) for name, tensor in tensors.items()}
     parameters = inspect.signature(function).parameters
@@ -124,7 +112,7 @@ def called_with_shapes(function: Callable[..., PyTree], tensors: Mapping[str, Py
 
 
 def as_shapes(shapes: PyTree) -> PyTree:
-    """Return shapes as JSON gives them, with tuples in place of lists of sizes."""
+    """Convert lists of sizes, as in JSON, to tuples."""
     if isinstance(shapes, dict):
         return {name: as_shapes(shape) for name, shape in shapes.items()}
     if not isinstance(shapes, list | tuple):

@@ -1,4 +1,4 @@
-"""`InputSpec`: the rank, sizes and element type that a layer requires of its inputs."""
+"""`InputSpec`: rank, sizes and element type that a layer requires of its inputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from keras_dist.errors import ModelError, with_type
 
 
 class InputSpec:
-    """The rank, sizes and element type that a layer requires of an input.
+    """Rank, sizes and element type that a layer requires of an input.
 
     Args:
-        dtype: its element type.
-        shape: its dims; None for any.
-        ndim: its number of dims.
-        max_ndim: the largest number of dims.
-        min_ndim: the smallest number of dims.
-        axes: sizes of single dims, by index; None for any.
-        allow_last_axis_squeeze: whether a last dim of 1 may be missing or too much.
-        name: as in Keras; not used.
+        dtype: element type.
+        shape: sizes of the dims; None for any size.
+        ndim: number of dims.
+        max_ndim: largest number of dims.
+        min_ndim: smallest number of dims.
+        axes: sizes of single dims, by index; None for any size.
+        allow_last_axis_squeeze: whether a last dim of size 1 may be missing or added.
+        name: unused, as in Keras.
         optional: whether the input may be None.
 
     Source: `keras.InputSpec`.
@@ -52,7 +52,7 @@ class InputSpec:
         self.optional = optional
 
     def problem(self, shape: Sequence[int | None], dtype: DTypeLike | None) -> str:
-        """Return what is expected where such an input does not fit; an empty string where it does."""
+        """Return what is required of an input that does not fit; an empty string if it fits."""
         rank = len(shape)
         if self.ndim is not None and rank != self.ndim and not (self.allow_last_axis_squeeze and self._squeezes(shape)):
             return f"rank {self.ndim}"
@@ -75,13 +75,7 @@ class InputSpec:
 
 
 def check_inputs(specs: PyTree, inputs: PyTree, layer_name: str) -> None:
-    """Check the inputs of a layer.
-
-    Args:
-        specs: an `InputSpec`, a list or dict of them, or None for anything.
-        inputs: arrays, in the same structure.
-        layer_name: for the error.
-    """
+    """Check inputs against an `InputSpec`, or a list or dict of them; None accepts anything."""
     if specs is None:
         return
     wanted = [specs] if isinstance(specs, InputSpec) else jax.tree.leaves(specs, is_leaf=_is_spec)

@@ -1,4 +1,4 @@
-"""`Layer`: the base of all layers, built lazily."""
+"""`Layer`: the base of all layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist._unstable.flax_internals import attribute_order, restore_order, shown_as
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
-from keras_dist.layers import output_shapes, symbolic
+from keras_dist.layers import symbolic
 from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
 from keras_dist.layers.building import Building, lay_out
 from keras_dist.layers.call_arguments import (
@@ -35,7 +35,6 @@ from keras_dist.layers.call_arguments import (
 )
 from keras_dist.layers.input_spec import check_inputs
 from keras_dist.layers.other_frameworks import check_is_ours, is_of_keras
-from keras_dist.layers.own_variables import OwnVariables
 from keras_dist.layers.precision import Precision, policy_of
 from keras_dist.layers.remat_scope import RematScope, current_scope
 from keras_dist.layers.runtime import HasRuntime
@@ -48,33 +47,33 @@ from keras_dist.variables import call_context
 from keras_dist.variables.variable import Variable
 
 
-class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configurable, nnx.Module):
+class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Module):
     """The base of all layers: an `nnx.Module` that creates its weights when it first sees an input.
 
     Subclasses define `call(self, inputs)`, and `build(self, input_shape)` to create weights with `add_weight`.
 
-    A layer that is made outside of a model is a description. The model creates its weights, sharded from the start;
-    then `layer.kernel` is a `kd.Variable`, which stays the same object. A layer that is called on arrays before it is
-    in a model creates its own weights, which the model brings to its mesh.
+    The weights of a layer in a model are created by the model, sharded from the start; then `layer.kernel` is a
+    `kd.Variable`, and stays the same object. A layer that is called on arrays before creates its own weights, which the
+    model moves to its mesh.
 
     Args:
         activity_regularizer: a function of the output that is added to the loss.
-        trainable: whether its weights are trained. Changed later, it counts from the next `compile`.
-        dtype: element type of weights and arithmetic, or a `mixed_precision.DTypePolicy` or its name, for one of each;
-            by default the current policy.
+        trainable: whether gradients update the weights. A later change takes effect with the next `compile`.
+        dtype: element type of weights and arithmetic; or a `mixed_precision.DTypePolicy`, or its name. By default the
+            current policy.
         autocast: whether inputs of other floating types, and weights while `call` runs, are cast to `compute_dtype`.
-        name: by default the name of the class, `dense`; a model numbers the names that it meets twice, `dense_1`.
+        name: by default the name of the class, `dense`; a model numbers repeated names, `dense_1`.
         **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
 
     Attributes:
-        supports_jit: unused: `compile` says whether steps are compiled.
-        supports_masking: whether a mask of the input is also one of the output.
-        input_spec: what the inputs must be; an `InputSpec`, a list of them, or None.
-        weight_initializers: the default initializers of weights, by name. The constructor takes `<name>_initializer`,
-            `<name>_regularizer`, `<name>_constraint` and `<name>_layout` of each; `add_weight(name=...)` uses them.
+        supports_jit: unused; pass `jit_compile` to `compile`.
+        supports_masking: whether the mask of the input is also the mask of the output.
+        input_spec: requirements of the inputs: an `InputSpec`, a list of them, or None.
+        weight_initializers: default initializers of weights, by name. The constructor accepts `<name>_initializer`,
+            `<name>_regularizer`, `<name>_constraint` and `<name>_layout` for each; `add_weight(name=...)` uses them.
 
     Raises:
-        ModelError: an argument is not known, or has a value that cannot be used; so do all layers.
+        ModelError: an argument is unknown or invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,14 +87,14 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         >>> Scale()(jnp.ones((2, 3))).shape
         (2, 3)
 
-    Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. A
-    sublayer's path is made of the attributes that lead to it.
+    Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. The
+    path of a sublayer consists of the attributes that lead to it.
     """
 
     __slots__ = ()
 
     _never_called: ClassVar[dict[str, str]] = {
-        "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`",
+        "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`"
     }
 
     supports_masking: bool = False
@@ -103,7 +102,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
     input_spec: PyTree = None
     _remat: RematScope | None = None
     is_host_side: ClassVar[bool] = False
-    """Whether it runs on the host, before rows go to devices: a `HostLayer`."""
+    """Whether the layer runs on the host, before data are sent to devices: a `HostLayer`."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        self._base_name = snake_case(type(self).__name__) if name is None else None  # None: it was given one
+        self._base_name = snake_case(type(self).__name__) if name is None else None  # None: a name was given
         self._name = self._base_name or check_name(name)
         if not isinstance(trainable, bool | np.bool_):
             raise argument_error("trainable", trainable, "True or False", layer=self._name, example=False)
@@ -125,7 +124,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         self._dtype_policy = policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
-            self.supports_masking = True  # as in Keras; a constructor may say otherwise
+            self.supports_masking = True  # as in Keras; a constructor may change it
         self.identify("activity_regularizer", regularizers.get, activity_regularizer)
         self._describe_weights(kwargs)
         self._own_input_shape = take_input_shape(kwargs)
@@ -145,13 +144,13 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
 
     @property
     def path(self) -> str | None:
-        """The path of the layer in its model, outside of a model its name; None before it is built."""
+        """The path of the layer in its model, or its name outside of models; None before it is built."""
         membership = self._runtime.membership
         return (membership.prefix if membership is not None else "") or (self.name if self.built else None)
 
     @property
     def built(self) -> bool:
-        """Whether its weights exist, or follow from its call on symbolic tensors, or there are none, as of `ReLU`."""
+        """Whether the weights exist or can be created: there are none, or the layer was called on symbolic tensors."""
         return self._has_weights or bool(self._runtime.nodes) or self._needs_no_building()
 
     @built.setter
@@ -169,12 +168,11 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
 
     @property
     def _has_weights(self) -> bool:
-        """Whether its weights exist."""
         return self._is_built
 
     @property
     def trainable(self) -> bool:
-        """Whether its weights are trained. Setting it sets all sublayers, and counts from the next `compile`."""
+        """Whether gradients update the weights. Setting it sets all sublayers; it takes effect with `compile`."""
         return self._trainable
 
     @trainable.setter
@@ -184,22 +182,17 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         self._settle_kinds()
 
     def _settle_kinds(self) -> None:
-        """Let the weights be an `nnx.Param` or not, as the layers around them are trained."""
+        """Make weights `nnx.Param`s if all layers that contain them are trainable."""
         for _, variable, owners in walk_owned(self):
             if isinstance(variable, Variable):
                 variable.follow(max(owners, variable._owners, key=len))
 
     def call(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Compute the output. Subclasses define this method.
-
-        Args:
-            *args: arrays. A parameter `training` or `mask` is filled in when it is not given.
-            **kwargs: further arguments.
-        """
+        """Compute the output. Subclasses define it; `training` and `mask` are passed if it has such parameters."""
         raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the output for arrays, or a symbolic output for symbolic inputs, as of `Input`.
+        """Return the output for arrays, or a symbolic output for symbolic inputs.
 
         Raises:
             ModelError: the inputs do not fit, or a weight cannot be created.
@@ -225,14 +218,8 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
     def rematerialized_call(
         self, layer_call: Callable[..., PyTree], *args: Any, **kwargs: Any
     ) -> Callable[..., PyTree]:
-        """Return `layer_call`, computed again in the backward pass if the `RematScope` of the layer says so.
-
-        Args:
-            layer_call: a method of the layer, such as `call`.
-            *args: unused, the arguments that it is going to be given.
-            **kwargs: unused.
-        """
-        # what creates weights runs as it is: they would be lost in what is computed again
+        """Return `layer_call`, such as `call`, rematerialized if the `RematScope` of the layer selects it."""
+        # not while weights are created: the checkpoint would lose them
         if self._remat is None or not all(layer.built for layer in self._owners()):
             return layer_call
         return self._remat.wrapped(self, layer_call)
@@ -241,7 +228,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         """Add a scalar, or several, to the loss of the current call.
 
         Raises:
-            ModelError: it is called outside of a call.
+            ModelError: no call is running.
         """
         context = call_context.current()
         if context is None:
@@ -253,35 +240,31 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         self._runtime.added += terms
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Return the shape of the output, the batch included, with None for any size. `call` is traced to tell it.
+        """Return the shape of the output, including the batch; None stands for any size. Traces `call`.
 
-        A subclass that defines it is asked in place of its `call` on symbolic inputs.
+        A subclass may define it, so that `call` is not traced on symbolic inputs.
 
         Args:
-            *args: the shapes of the inputs, as tuples, or structures of them; mostly one.
-            **kwargs: shapes of inputs by name: `value_shape` that of `value`.
+            *args: shapes of the inputs: tuples, or structures of them.
+            **kwargs: shapes of inputs by name: `value_shape` for the argument `value`.
         """
-        return output_shapes.output_shape(self, args, kwargs)
+        return symbolic.output_shape(self, args, kwargs)
 
     compute_output_shape.is_default = True  # type: ignore[attr-defined]
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the symbolic outputs of a call, which becomes part of no model. `call` is traced to tell them.
+        """Return the symbolic outputs of a call, without adding it to a graph. Traces `call`.
 
-        A subclass that defines it, or `compute_output_shape`, is believed: `call` is then traced when a model creates
-        its weights. Shapes alone are those of arrays of `compute_dtype`; with masks `call` is traced all the same.
-
-        Args:
-            *args: the arguments of the call, symbolic tensors among them.
-            **kwargs: further ones.
+        If a subclass defines this method or `compute_output_shape`, `call` is traced only for inputs with masks, and
+        when a model creates the weights. Shapes alone give tensors of `compute_dtype`.
         """
-        is_told = not hasattr(self.compute_output_shape, "is_default")
-        return output_shapes.output_spec(self, args, kwargs, is_told, self._makes_masks())
+        defines_shape = not hasattr(self.compute_output_shape, "is_default")
+        return symbolic.output_spec(self, args, kwargs, defines_shape, self._makes_masks())
 
     compute_output_spec.is_default = True  # type: ignore[attr-defined]
 
     def compute_mask(self, inputs: PyTree, previous_mask: PyTree = None) -> PyTree:
-        """Return the mask of the output, given that of the inputs."""
+        """Return the mask of the output; by default the mask of the inputs."""
         return previous_mask
 
     @property
@@ -295,7 +278,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         return symbolic.first_node(self).outputs
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, with layouts as lists of axes, and what has changed since."""
+        """Return the arguments of the constructor, with layouts as lists of axes, and current values."""
         arguments = {
             name: axes_of(value) if name.endswith("_layout") else value
             for name, value in self._arguments.items()
@@ -328,7 +311,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         super().__delattr__(name)
 
     def __getattr__(self, name: str) -> Any:
-        # only for names that are not there: weights, which live in the model
+        # only for missing names
         if name == "_runtime":
             return self._begin_runtime()
         if name.startswith(("__", "_pytree__")) or name == "_arguments":
@@ -344,9 +327,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
         if not vars(self).get("_is_built") and self._is_made_by_building(name):
             label = vars(self).get("_name", type(self).__name__)
-            message += (
-                f"; layer {label!r} is not built: its weights exist from the time on when it is called on an array, "
-            )
+            message += f"; layer {label!r} is not built: its weights are created when it is called on an array, "
             message += "or is in a model that knows its input"
         elif not name.startswith("_"):
             message += did_you_mean(name, (known for known in dir(self) if not known.startswith("_") and known != name))
@@ -366,7 +347,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         return self._pass_arguments(copied)
 
     def __copy__(self) -> Any:
-        return self.__deepcopy__()  # two layers with the same variables would be one in any model
+        return self.__deepcopy__()  # two layers must not share variables
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | ({"_arguments": self._arguments} if hasattr(self, "_arguments") else {})
@@ -378,7 +359,6 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         super().__setstate__(state)
 
     def _pass_arguments(self, copied: Any) -> Any:
-        """Give a copy, which NNX made, the arguments of the constructor."""
         if hasattr(self, "_arguments"):
             object.__setattr__(copied, "_arguments", dict(self._arguments))
         return copied
@@ -419,7 +399,7 @@ class Layer(HasRuntime, Building, WeightOwner, OwnVariables, Precision, Configur
         return outputs
 
     def _check_settable(self, name: str, value: Any) -> None:
-        """Check that an attribute of a layer in a model may change: the compiled steps know its value at creation."""
+        """Refuse to change an attribute in a built model: compiled steps contain its value."""
         if isinstance(getattr(type(self), name, None), property):
             return
         weight = isinstance(vars(self).get(name), nnx.Variable)
@@ -449,7 +429,7 @@ _ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
 
 
 def _as_input(layer: Layer, context: call_context.CallContext, value: PyTree) -> PyTree:
-    """Return an array in the element type that the layer computes in; anything else as it is."""
+    """Cast a floating array to the input type of the layer; return other values as they are."""
     if isinstance(value, np.ndarray | np.generic):
         value = jnp.asarray(native(value))
     value = value_of(value)

@@ -1,4 +1,4 @@
-"""`LoraLayer`: the base of layers whose largest weight low-rank adaptation (LoRA) can freeze and adapt."""
+"""`LoraLayer`: the base of layers with low-rank adaptation (LoRA) of their largest weight."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from keras_dist.variables.variable import Variable
 
 @dataclasses.dataclass(frozen=True)
 class _Factors:
-    """How the factors of a weight are created.
-
-    Attributes:
-        rank: how many columns the first has, and rows the second.
-        alpha: their product counts times `alpha / rank`.
-        a_initializer: gives the first.
-        b_initializer: gives the second.
-    """
+    """Rank, scale and initializers of the factors of a weight."""
 
     rank: int
     alpha: float
@@ -34,33 +27,27 @@ class _Factors:
 
 
 class LoraLayer(Layer):
-    """The base of layers whose largest weight LoRA can adapt: it is frozen, and a product of two small ones is trained.
+    """The base of layers whose largest weight can be frozen and adapted by LoRA.
 
-    The weight counts as `weight + lora_alpha / lora_rank * lora_<weight>_a @ lora_<weight>_b`. The factors follow its
-    layout: the first has that of all its dims but the last, the second that of the last, and the rank is replicated; a
-    layout rule that names a factor comes first.
-
-    Attributes:
-        lora_rank: the rank; None without LoRA.
-        lora_alpha: the product counts times `lora_alpha / lora_rank`.
+    `call` computes with `weight + lora_alpha / lora_rank * lora_<weight>_a @ lora_<weight>_b`. The factors are sharded
+    as the dims of the weight, the rank is replicated; a layout rule for a factor takes precedence.
     """
 
     _adapted: ClassVar[str] = "kernel"
 
     def _describe_lora(self, rank: int | None, alpha: float | None) -> None:
-        """Store the arguments `lora_rank` and `lora_alpha`."""
         self.lora_rank = check_optional(check_size, "lora_rank", rank, self.name)
         alpha = check_optional(check_number, "lora_alpha", alpha, layer=self.name)
         self.lora_alpha = self.lora_rank if alpha is None else alpha
 
     @property
     def lora_enabled(self) -> bool:
-        """Whether the weight is adapted: the layer is built, and has a rank."""
+        """Whether the layer is built and its weight is adapted."""
         return self.built and self.lora_rank is not None
 
     @property
     def lora_scale(self) -> float:
-        """What the product of the factors is multiplied by; 0 without LoRA."""
+        """The scaling factor of the product of the factors; 0 without LoRA."""
         return 0.0 if self.lora_rank is None else (self.lora_alpha or 0) / self.lora_rank
 
     @property
@@ -75,20 +62,19 @@ class LoraLayer(Layer):
         a_initializer: Identifier = "he_uniform",
         b_initializer: Identifier = "zeros",
     ) -> None:
-        """Freeze the largest weight, and train a product of two small ones beside it.
+        """Freeze the largest weight, and train a low-rank update of it.
 
-        A model that the layer is in has the new weights from now on, laid out as the frozen one. If it is compiled, its
-        optimizer starts anew.
+        The factors become weights of the model, sharded as the frozen weight; a compiled optimizer is reset.
 
         Args:
-            rank: the size of the dim that the factors share.
-            lora_alpha: the product counts times `lora_alpha / rank`; by default `rank`.
-            a_initializer: gives the first factor.
-            b_initializer: gives the second factor; by default zeros, so that the outputs are those of before.
+            rank: the rank of the update.
+            lora_alpha: scaling factor; the update is multiplied by `lora_alpha / rank`. By default `rank`.
+            a_initializer: initializer of the first factor.
+            b_initializer: initializer of the second factor; the default, zeros, keeps the outputs unchanged.
 
         Raises:
             ModelError: the layer is not built, has LoRA already, has a constraint on the weight, or shares it with
-                another model; or fit is running.
+                another model; or `fit` is running.
 
         Source: `keras.layers.Dense.enable_lora`; https://arxiv.org/abs/2106.09685.
         """
@@ -101,18 +87,17 @@ class LoraLayer(Layer):
             self._adapt(factors)
         else:
             self._runtime.membership.add_weights(self, lambda: self._adapt(factors))
-        vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # a layer in a model cannot change else
+        vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)
 
     def _adapt(self, factors: _Factors) -> None:
-        """Freeze the weight of a built layer, and create its factors."""
         self.lora_rank, self.lora_alpha = factors.rank, factors.alpha
         getattr(self, self._adapted).freeze()
         self._add_factors(factors)
 
     def _add_adapted(self, shape: tuple[int, ...], initializer: Identifier = None) -> Variable:
-        """Create the weight that LoRA adapts, frozen if there is a rank."""
+        """Create the weight that LoRA adapts; it is frozen if there is a rank."""
         weight = self.add_weight(shape, initializer, name=self._adapted, trainable=self.lora_rank is None)
         weight.set_metadata(is_frozen=self.lora_rank is not None)
         return weight
@@ -135,17 +120,17 @@ class LoraLayer(Layer):
             setattr(self, name, weight)
 
     def _adapted_value(self) -> jax.Array:
-        """Return the weight with what the factors add to it, as `call` uses it."""
+        """Return the weight plus the update, as `call` uses it."""
         weight = getattr(self, self._adapted)[...]
         return weight if self.lora_rank is None else (weight + self._product()).astype(self.compute_dtype)
 
     def _product(self, rows: jax.Array | None = None) -> jax.Array:
-        """Return what the factors add to the weight, or to some rows of it."""
+        """Return the update of the weight, or of some of its rows."""
         first, second = (getattr(self, name)[...] for name in self.lora_names[1:])
         return self.lora_scale * jnp.matmul(first if rows is None else jnp.take(first, rows, axis=0), second)
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor; as in Keras those of LoRA only where it is enabled."""
+        """Return the arguments of the constructor; as in Keras, LoRA's only if it is enabled."""
         arguments = super()._config_arguments()
         return {
             name: value

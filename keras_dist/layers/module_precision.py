@@ -28,15 +28,14 @@ T = TypeVar("T")
 # graphs of Flax have no types
 
 _wide: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("wide", default=None)
-"""Modules that compute in a wider type than the policy says, by path, with the reason."""
+"""Modules that compute in a wider type than the policy's, by path, with the reason."""
 
 
 def compute_under(policy: DTypePolicy, module: nnx.Module, call: Callable[[], T]) -> T:
-    """Return `call()`, in which `module` computes under a mixed policy. Its parameters are unchanged afterwards.
+    """Return `call()`, during which `module` computes under a mixed policy; its parameters are restored afterwards.
 
-    Parameters are cast once. Each module that owns some casts its floating inputs, as a layer does. Parameters that
-    `policy.keep` matches, and modules with a `dtype` of their own, are left as they are. A warning names modules that
-    compute in a wider type all the same.
+    Parameters are cast once, and modules that own some cast their floating inputs, unless `policy.keep` matches or a
+    module has its own `dtype`. A warning names modules that still compute in a wider type.
     """
     compute = jnp.dtype(policy.compute_dtype)
     wide: dict[str, str] = {}
@@ -76,7 +75,7 @@ def compute_under(policy: DTypePolicy, module: nnx.Module, call: Callable[[], T]
 
 
 def precision_of_modules(policy: DTypePolicy) -> DTypePolicy | None:
-    """The policy that foreign modules compute under: a mixed one, or none. Warn of another one, which they ignore."""
+    """Return the policy for foreign modules if it is mixed, else None; warn if they ignore it."""
     if not policy.is_mixed and policy.name != "float32":
         _warn_once(
             f"the dtype policy {policy.name!r} does not change flax.nnx modules: they keep the element types that they "
@@ -86,7 +85,7 @@ def precision_of_modules(policy: DTypePolicy) -> DTypePolicy | None:
 
 
 def follow(policy: DTypePolicy, module: nnx.Module) -> None:
-    """Make calls of `module` compute under a mixed policy, and return float32. Changes `module`."""
+    """Change the class of `module` so that calls compute under a mixed policy and return float32."""
     if callable(module):
         object.__setattr__(module, "__class__", _computing_class(type(module), policy))
 
@@ -105,7 +104,7 @@ def _casting_class(cls: type, compute: str, path: str) -> type:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = cls.__call__(self, *cast_floats(args, compute), **cast_floats(kwargs, compute))
         wide, itemsize = _wide.get(), jnp.dtype(compute).itemsize
-        if wide is not None and path:  # what the whole model returns is not computed with
+        if wide is not None and path:  # not for outputs of the whole model
             for leaf in jax.tree.leaves(outputs, is_leaf=_is_of_flax):
                 if _is_floating(leaf) and leaf.dtype.itemsize > itemsize:
                     wide[path] = f"{cls.__name__} returns {leaf.dtype}"
@@ -125,7 +124,7 @@ def _computing_class(cls: type, policy: DTypePolicy) -> type:
 
 
 def _owned_parameters(module: nnx.Module) -> list[tuple[str, nnx.Variable[Any], tuple[nnx.Module, str]]]:
-    """The parameters with their paths, and the modules that own them. Layers see to their own."""
+    """Return parameters with their paths and owners, without parameters of layers."""
     nodes = {path: node for path, node in nnx.iter_graph(module) if isinstance(node, nnx.Module | nnx.Variable)}
     modules = {path: node for path, node in nodes.items() if isinstance(node, nnx.Module)}
     found: list[tuple[str, nnx.Variable[Any], tuple[nnx.Module, str]]] = []
@@ -142,7 +141,7 @@ def _owned_parameters(module: nnx.Module) -> list[tuple[str, nnx.Variable[Any], 
 
 
 def _own_dtype(module: nnx.Module) -> np.dtype[Any] | None:
-    """The element type that a module was given to compute in; None where it follows its inputs and parameters."""
+    """Return the `dtype` of a module; None if it follows its inputs and parameters."""
     given = vars(module).get("dtype")
     try:
         return None if given is None else jnp.dtype(given)

@@ -1,4 +1,4 @@
-"""Names of the layers in a module, and the paths that Keras makes of them."""
+"""Names of the layers in a module, and the paths that Keras derives from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layers_in(module: nnx.Module) -> list[Layer]:
-    """Return the layers that the attributes of a module hold, also in lists and dicts, each once."""
+    """Return the layers among the attributes of a module, also in lists and dicts, each once."""
     found: list[Any] = []
     for _, child in children_of(module):
         if isinstance(child, WeightOwner):
@@ -27,7 +27,7 @@ def layers_in(module: nnx.Module) -> list[Layer]:
 
 
 def number_names(layers: Sequence[Layer]) -> dict[str, Layer]:
-    """Return layers by name; layers that were given none are numbered in their order: `dense`, `dense_1`."""
+    """Return layers by name; layers without a given name are numbered: `dense`, `dense_1`."""
     given = {layer.name for layer in layers if layer._base_name is None}
     members: dict[str, Layer] = {}
     candidates = {}
@@ -46,28 +46,22 @@ def numbered(name: str) -> Iterator[str]:
 
 
 class KerasPaths(NamedTuple):
-    """The paths that Keras gives to what a module of layers holds. What has none there is missing.
-
-    Attributes:
-        weights: Keras's path of each weight, by its path here.
-        layers: Keras's path of each layer in a call of the model, by the id of the layer.
-    """
+    """Keras's paths of weights, by path here, and of layers in a call of the model, by id."""
 
     weights: dict[str, str]
     layers: dict[int, str]
 
 
 def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str | None] | None = None) -> KerasPaths:
-    """Return Keras's paths of the weights and layers in a model: the names of the layers around, then of the weight.
+    """Return Keras's paths of the weights and layers in a model; modules that are not layers have none.
 
     Keras names a weight by the layers that run while it is created. A functional model, and a `Sequential` that begins
-    with an Input, build their layers when they are made, outside of any model. Modules that are not layers have no
-    paths in Keras.
+    with an Input, build their layers when they are made, outside of any model.
 
     Args:
         root: the model.
-        early: paths of weights that existed before the first call of the model: their layer alone names them.
-        built: for paths of layers that were built before, Keras's path then; None where it is not known.
+        early: paths of weights that existed before the first call of the model: only their layer is in the name.
+        built: for paths of layers that were built before, Keras's path then; None if unknown.
     """
     found = KerasPaths({}, {})
     repeated = _repeated_names(root)
@@ -107,7 +101,7 @@ def keras_paths(root: Any, early: Collection[str] = (), built: Mapping[str, str 
 
 
 def _repeated_names(root: Any) -> set[str]:
-    """Return the default names in more than one layer of a model, which Keras numbers across all layers."""
+    """Return default names of layers in several layers of a model, which Keras numbers globally."""
     holders: dict[str, set[int]] = {}
     seen: set[int] = set()
     waiting = [root]
@@ -124,25 +118,17 @@ def _repeated_names(root: Any) -> set[str]:
 
 
 class _Around(NamedTuple):
-    """Names and state of the layers around a node.
+    """Names and state of the layers that contain a node."""
 
-    Attributes:
-        scope: what Keras puts before the names of weights; None where it is not known.
-        called: the path in a call of the model.
-        names: names of layers by id.
-        is_traced: whether a call on symbolic tensors has built one of them.
-        existed: whether one of them was built before the model.
-    """
-
-    scope: str | None
-    called: str
-    names: Mapping[int, str]
-    is_traced: bool = False
-    existed: bool = False
+    scope: str | None  # Keras's prefix of weights, if known
+    called: str  # path in a call of the model
+    names: Mapping[int, str]  # names of layers by id
+    is_traced: bool = False  # whether a call on symbolic tensors has built one of them
+    existed: bool = False  # whether one of them was built before the model
 
 
 def _names_in(layer: Any) -> dict[int, str]:
-    """Return the names of the layers in a layer, by id: those that its paths have, else numbered ones."""
+    """Return the names of the layers in a layer, by id: as in its paths, else numbered."""
     members = vars(layer).get(tree_paths.MEMBERS)
     known = {id(child): str(key) for key, child in children_of(members)} if isinstance(members, nnx.Dict) else {}
     return {id(inner): name for name, inner in number_names(layers_in(layer)).items()} | known

@@ -1,4 +1,4 @@
-"""Errors for objects of Keras, Linen and Equinox, which say how to use them here. Names of classes tell them."""
+"""Errors for objects of Keras, Linen and Equinox, with the way to use them here; recognized by class names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,7 @@ def is_of_keras(value: Any) -> bool:
 
 
 def check_is_ours(caller: str, value: Any) -> None:
-    """Check that a value is not a layer, model or module of another library.
-
-    Args:
-        caller: how errors call what was given the value.
-        value: anything; also a class.
-    """
+    """Check that a value, or class, is not a layer, model or module of another library; errors begin with `caller`."""
     found = _described(value)
     if found is not None:
         what, fix = found
@@ -83,7 +78,7 @@ def check_is_no_function(value: Any) -> None:
 
 
 def _asks_for_rngs(function: Any) -> bool:
-    """Return whether it asks for `rngs` alone, as a factory does, or among others, so that it is meant to be one."""
+    """Return whether a function requires `rngs`, as a factory does."""
     try:
         parameter = inspect.signature(function).parameters.get("rngs")
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from keras_dist.mixed_precision import DTypePolicy
 
 
 class Precision:
-    """The element types of a layer. Subclasses are layers."""
+    """The element types of a layer."""
 
     __slots__ = ()
 
@@ -22,11 +22,11 @@ class Precision:
     autocast: bool
     _dtype_policy: DTypePolicy
     _takes_keep: ClassVar[bool] = False
-    """Whether it may hold parameters of `flax.nnx` modules, which `keep` of a policy is for."""
+    """Whether the layer may hold parameters of `flax.nnx` modules, for which a policy has `keep`."""
 
     @property
     def dtype_policy(self) -> DTypePolicy:
-        """The element types of its arithmetic and weights. Can be set until the layer is built.
+        """Element types of arithmetic and weights. Can be set until the layer is built.
 
         Source: `keras.layers.Layer.dtype_policy`.
         """
@@ -41,17 +41,17 @@ class Precision:
 
     @property
     def dtype(self) -> str:
-        """The element type of its weights."""
+        """The element type of the weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def variable_dtype(self) -> str:
-        """The element type of its weights."""
+        """The element type of the weights."""
         return self._dtype_policy.variable_dtype
 
     @property
     def compute_dtype(self) -> str:
-        """The element type of its arithmetic: float inputs are cast to it, and weights while its `call` runs."""
+        """The element type of arithmetic: float inputs are cast to it, and weights while `call` runs."""
         return self._dtype_policy.compute_dtype
 
     @property
@@ -65,27 +65,17 @@ class Precision:
         return None
 
     def quantize(self, mode: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise an error: quantization is not available.
-
-        Args:
-            mode: unused.
-            *args: unused.
-            **kwargs: unused.
-
-        Raises:
-            ModelError: always, with the way out.
-        """
+        """Raise ModelError: quantization is not available."""
         given = f"quantize({mode!r}) of a {type(self).__name__}"
         fix = 'quantize in Keras: keras.saving.load_model("m.keras").quantize("int8"); or dtype="bfloat16"'
         raise ModelError(f"quantize of {self.name!r}: quantization is not available", given=given, fix=fix)
 
     @property
     def _casts_inputs(self) -> bool:
-        """Whether float inputs are cast to `input_dtype`."""
         return self.autocast
 
     def _weights_dtype(self, around: str | None) -> str | None:
-        """Return the element type that `call` reads float weights as, inside of a call that reads them as `around`."""
+        """Return the element type as which `call` reads float weights, given the type of the enclosing call."""
         is_mixed = self.compute_dtype != self.variable_dtype
         if not self.autocast or not jnp.issubdtype(self.compute_dtype, jnp.floating):
             return None
@@ -93,11 +83,7 @@ class Precision:
 
 
 def policy_of(dtype: DTypeLike | DTypePolicy | None, layer: str, *, takes_keep: bool = False) -> DTypePolicy:
-    """Return the policy that the argument `dtype` of a layer means.
-
-    Raises:
-        ModelError: it means none, or its `keep` is for `flax.nnx` modules; names the layer.
-    """
+    """Return the policy for the argument `dtype` of a layer; errors name the layer."""
     try:
         policy = mixed_precision.get(dtype)
     except ModelError as error:

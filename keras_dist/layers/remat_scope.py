@@ -1,4 +1,4 @@
-"""`RematScope`: layers that compute again in the backward pass what they would keep for it."""
+"""`RematScope`: rematerialization of layers in the backward pass."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from keras_dist.variables import Frozen, call_context
 MODES = ("full", "activations", "larger_than", "list_of_layers")
 
 _NOT_STATE = (nnx.Param, Frozen, nnx.Intermediate)
-"""Variables that a call does not change for good."""
+"""Variables that a call does not change permanently."""
 
 
 class RematScope:
-    """Layers that are made inside compute again in the backward pass what their `call` would keep for it.
+    """Context manager: layers made inside recompute intermediate values of their `call` in the backward pass.
 
-    It is a context manager. The innermost one counts, for a layer as long as it lives; a layer that is called in
-    one that computes again, or by `RNN` or `TimeDistributed`, does so with that. `remat=` of `compile` does the same
-    without a change of the model.
+    The innermost scope applies to a layer for its lifetime. A layer called inside a rematerialized layer, `RNN` or
+    `TimeDistributed` is recomputed with it. `remat=` of `compile` does the same without a change of the model.
 
     Args:
-        mode: `"full"`, all layers; `"activations"`, the function `activation` of layers that have one; `"larger_than"`,
-            layers by the size of their outputs; `"list_of_layers"`, layers by name; None for none.
-        output_size_threshold: elements of all outputs, the batch included, above which `"larger_than"` means a layer.
-        layer_names: the `name`s that `"list_of_layers"` means.
+        mode: `"full"` for all layers; `"activations"` for the attribute `activation` of layers; `"larger_than"` for
+            layers with large outputs; `"list_of_layers"` for layers by name; None for no layers.
+        output_size_threshold: `"larger_than"` selects layers with more elements in all outputs, batch included.
+        layer_names: names of layers for `"list_of_layers"`.
 
     Raises:
-        ModelError: `mode` is none of these, or the threshold no size.
+        ModelError: `mode` is unknown, or the threshold is not a positive integer.
 
     Example:
         >>> import keras_dist as kd
@@ -65,7 +64,7 @@ class RematScope:
         _scopes.set(_scopes.get()[:-1])
 
     def wrapped(self, layer: Any, layer_call: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """Return `layer_call`, a method of `layer`, as it runs in this scope."""
+        """Return `layer_call`, a method of `layer`, rematerialized if this scope selects the layer."""
         if self.mode == "activations":
             return _with_activation_again(layer, layer_call)
         if self.mode is None or (self.mode == "list_of_layers" and layer.name not in self.layer_names):
@@ -85,7 +84,7 @@ _scopes: contextvars.ContextVar[tuple[RematScope, ...]] = contextvars.ContextVar
 
 
 def current_scope() -> RematScope | None:
-    """Return the innermost scope; None outside of scopes, and in one whose mode is None."""
+    """Return the innermost scope, if its mode is not None."""
     scope = next(iter(_scopes.get()[-1:]), None)
     return None if scope is None or scope.mode is None else scope
 
@@ -93,16 +92,9 @@ def current_scope() -> RematScope | None:
 def checkpointed(
     call_of: Callable[..., PyTree], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], least: int | None = None
 ) -> PyTree:
-    """Return `call_of(layer, ...)`; what it keeps for the backward pass are its arguments and weights.
+    """Return `call_of(layer, ...)` under `jax.checkpoint`, if the outputs have more than `least` elements.
 
-    Statistics, masks and losses of the layer come out of the checkpoint as arrays.
-
-    Args:
-        call_of: a method of the class of `layer`.
-        layer: a module whose variables exist.
-        args: its arguments.
-        kwargs: its arguments by name.
-        least: above how many elements of the outputs they are computed again; None for any number.
+    Statistics, masks and losses of the layer are outputs of the checkpoint.
     """
     context = call_context.current() or call_context.CallContext()
     leaves, structure = jax.tree.flatten((args, kwargs))
@@ -141,7 +133,7 @@ def checkpointed(
 
 
 def _with_activation_again(layer: Any, layer_call: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Return `layer_call`, in which the function in the attribute `activation` is computed again."""
+    """Return `layer_call` with the attribute `activation` under `jax.checkpoint`."""
     activation = vars(layer).get("activation")
     if activation is None:
         return layer_call

@@ -1,4 +1,4 @@
-"""`LayerRuntime`: the state of a layer beside its NNX graph, which copies of the graph do not take along."""
+"""`LayerRuntime`: state of a layer outside of its NNX graph, where NNX would copy it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,29 @@ if TYPE_CHECKING:
 
 
 class Membership(Protocol):
-    """Membership of a layer in a model."""
+    """The model that a layer is in."""
 
     prefix: str
 
-    def handle(self, variable: nnx.Variable) -> Any:
-        """Return a handle on a foreign variable."""
-        ...
+    def handle(self, variable: nnx.Variable) -> Any: ...  # noqa: D102
 
-    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Run `change`, which adds weights to the layer or freezes some, and update the model."""
-        ...
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None: ...  # noqa: D102
 
 
 @dataclasses.dataclass(eq=False)
 class LayerRuntime:
-    """The state of a layer beside its NNX graph.
+    """State of a layer outside of its NNX graph.
 
     Attributes:
-        nodes: its calls on symbolic tensors.
-        first_call: of a copy, how the layer was called first, which is in `nodes` of the original; None after it was
-            built so.
-        membership: the first model that it is in; None outside of models.
-        views: the views of the weights of a foreign module that is in no model, by path.
-        made: the weights that its `build` has created so far, with their names; None while it is not being built.
-        shapes: those it was built for, by the parameters of `build`.
+        nodes: calls on symbolic tensors.
+        first_call: in a copy, the first of the `nodes` of the original, until the copy is built.
+        membership: the first model that contains the layer.
+        views: views of the weights of a foreign module outside of a model, by path.
+        made: names and weights created so far by a running `build`; None at other times.
+        shapes: the arguments of `build`, by parameter.
         built_with: static attributes after building.
-        added: what it added to the loss in the last call.
-        is_passing: whether it was made in the call of another layer.
+        added: losses added in the last call.
+        is_passing: whether the layer was made in the call of another layer.
     """
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -60,7 +55,7 @@ class LayerRuntime:
 
 
 class HasRuntime:
-    """A module with a runtime beside its NNX graph. Copies begin with an empty one."""
+    """A module with a runtime, which is empty in copies."""
 
     __slots__ = ("_arguments", "_runtime")
 
@@ -68,7 +63,6 @@ class HasRuntime:
     _runtime_type: ClassVar[type[LayerRuntime]] = LayerRuntime
 
     def _begin_runtime(self) -> LayerRuntime:
-        """Create the runtime."""
         runtime = self._runtime_type()
-        object.__setattr__(self, "_runtime", runtime)  # past NNX, which would take it for a part of the graph
+        object.__setattr__(self, "_runtime", runtime)  # bypasses NNX
         return runtime

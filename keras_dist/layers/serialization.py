@@ -23,10 +23,10 @@ _LAYERS = ObjectRegistry(
 
 
 def serialize(layer: Layer) -> dict[str, Any]:
-    """Return the class and arguments of a layer as plain values; not its weights.
+    """Return class and arguments of a layer as plain values, without its weights.
 
     Raises:
-        ConfigError: an argument cannot be written down.
+        ConfigError: an argument cannot be serialized.
 
     Example:
         >>> from keras_dist import layers
@@ -37,13 +37,13 @@ def serialize(layer: Layer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Layer:
-    """Return the layer that `serialize` has written down, here or in Keras, without its weights.
+    """Return the layer that `serialize` described, here or in Keras, without its weights.
 
     Args:
-        config: what `serialize` gave; `class_name` and `config` are enough for the layers of this package.
-        custom_objects: classes and functions by name, beside the registered ones.
+        config: the result of `serialize`; `class_name` and `config` suffice for the layers of this package.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
-        ConfigError: the config mentions what is not known, or is of something else than a layer.
+        ConfigError: the config contains an unknown name, or describes an object that is not a layer.
     """
     return _LAYERS.deserialize(config, custom_objects)

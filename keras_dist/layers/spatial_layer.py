@@ -10,19 +10,15 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
-from keras_dist.ops.spatial_dims import SpatialDims
+from keras_dist.ops.spatial import SpatialDims
 
 
 class SpatialLayer(Layer):
-    """The base of layers over one, two or three spatial dims, between or after batch and channels.
+    """The base of layers over `rank` spatial dims.
 
     Args:
-        data_format: `"channels_last"` for inputs (batch, spatial dims, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, spatial dims).
-        **kwargs: as of `Layer`.
-
-    Attributes:
-        rank: the number of spatial dims.
+        data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
+        **kwargs: see `Layer`.
     """
 
     rank: int
@@ -34,25 +30,20 @@ class SpatialLayer(Layer):
 
     @property
     def _dims(self) -> SpatialDims:
-        """The dims of inputs."""
         return SpatialDims(self.rank, self.data_format == "channels_last")
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
-        """The spatial dims."""
+        """The spatial dims of inputs."""
         return self._dims.axes
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        """Return the arguments with the chosen format, which need not be the default of another process."""
         arguments = super()._config_arguments()
         return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
 
     def check_not_empty(self, outputs: jax.Array, inputs: jax.Array) -> jax.Array:
-        """Return `outputs`, if it is not empty.
-
-        Raises:
-            ModelError: a dim has become 0.
-        """
+        """Return `outputs`; raise if a dim has become 0."""
         if outputs.size == 0 and inputs.size > 0:
             given = f"input of shape {inputs.shape}, which gives an output of shape {outputs.shape}"
             fix = 'make the input larger, or the window of the layer smaller; padding="same" keeps small inputs'

@@ -1,8 +1,7 @@
-"""The arguments of constructors that describe weights: initializer, regularizer, constraint and layout of each.
+"""Constructor arguments that describe weights: initializer, regularizer, constraint and layout of each.
 
-A layer names its weights and their default initializers once, in `weight_initializers`. Its constructor takes their
-arguments as `**kwargs: Unpack[...]` of one of the typed dicts below; `Layer` checks and stores them, and
-`inspect.signature` and `get_config` know them.
+A layer lists its weights and their default initializers in `weight_initializers`. Its constructor takes their arguments
+as `**kwargs: Unpack[...]` of a typed dict below; `Layer` checks and stores them and completes `inspect.signature`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _PARTS = ("initializer", "regularizer", "constraint", "layout")
 
 
 class LayerArguments(TypedDict, total=False):
-    """The keyword arguments of every layer; see `Layer`."""
+    """Keyword arguments of every layer; see `Layer`."""
 
     activity_regularizer: Identifier
     trainable: bool
@@ -31,7 +30,7 @@ class LayerArguments(TypedDict, total=False):
 
 
 class BiasArguments(LayerArguments, total=False):
-    """The arguments of the weight `bias`, and those of every layer."""
+    """Arguments of the weight `bias`."""
 
     bias_initializer: Identifier
     bias_regularizer: Identifier
@@ -40,7 +39,7 @@ class BiasArguments(LayerArguments, total=False):
 
 
 class KernelAndBiasArguments(BiasArguments, total=False):
-    """The arguments of the weights `kernel` and `bias`, and those of every layer."""
+    """Arguments of the weights `kernel` and `bias`."""
 
     kernel_initializer: Identifier
     kernel_regularizer: Identifier
@@ -49,7 +48,7 @@ class KernelAndBiasArguments(BiasArguments, total=False):
 
 
 class DepthwiseArguments(BiasArguments, total=False):
-    """The arguments of a depthwise kernel and of `bias`, and those of every layer."""
+    """Arguments of a depthwise kernel and of `bias`."""
 
     depthwise_initializer: Identifier
     depthwise_regularizer: Identifier
@@ -58,7 +57,7 @@ class DepthwiseArguments(BiasArguments, total=False):
 
 
 class SeparableArguments(DepthwiseArguments, total=False):
-    """The arguments of a depthwise and a pointwise kernel and of `bias`, and those of every layer."""
+    """Arguments of a depthwise and a pointwise kernel and of `bias`."""
 
     pointwise_initializer: Identifier
     pointwise_regularizer: Identifier
@@ -67,7 +66,7 @@ class SeparableArguments(DepthwiseArguments, total=False):
 
 
 class GammaAndBetaArguments(LayerArguments, total=False):
-    """The arguments of the weights `gamma` and `beta`, and those of every layer."""
+    """Arguments of the weights `gamma` and `beta`."""
 
     beta_initializer: Identifier
     gamma_initializer: Identifier
@@ -80,7 +79,7 @@ class GammaAndBetaArguments(LayerArguments, total=False):
 
 
 class AlphaArguments(LayerArguments, total=False):
-    """The arguments of the weight `alpha`, and those of every layer."""
+    """Arguments of the weight `alpha`."""
 
     alpha_initializer: Identifier
     alpha_regularizer: Identifier
@@ -89,7 +88,7 @@ class AlphaArguments(LayerArguments, total=False):
 
 
 class EmbeddingsArguments(LayerArguments, total=False):
-    """The arguments of the weight `embeddings`, and those of every layer."""
+    """Arguments of the weight `embeddings`."""
 
     embeddings_initializer: Identifier
     embeddings_regularizer: Identifier
@@ -103,11 +102,7 @@ def defaults_of(weight: str, initializer: Identifier) -> dict[str, Identifier]:
 
 
 def hands_on_keywords(constructor: Callable[..., None]) -> bool:
-    """Return whether the `**kwargs` of a constructor are typed by `Unpack`.
-
-    It takes every argument with a default of the constructor above then. One that gives some of these itself leaves its
-    `**kwargs` untyped.
-    """
+    """Return whether `**kwargs` of a constructor are typed by `Unpack`: it takes all defaults of its base."""
     return any("Unpack[" in str(annotation) for annotation in constructor.__annotations__.values())
 
 
@@ -118,7 +113,7 @@ def keyword_defaults(constructor: Callable[..., None]) -> dict[str, Any]:
 
 
 def show_keywords(constructor: Callable[..., None], defaults: Mapping[str, Any]) -> None:
-    """Let `inspect.signature` show keyword arguments that the `**kwargs` of a constructor stand for."""
+    """Add keyword arguments that `**kwargs` accepts to the signature of a constructor."""
     signature = inspect.signature(constructor)
     *named, kwargs = signature.parameters.values()
     added = [

@@ -1,10 +1,10 @@
-"""The weights, losses and metrics of a layer: their order, handles on them, and the methods of layers for them."""
+"""Weights, losses and metrics of a layer: their order, views of foreign weights, and the methods of layers."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -28,17 +28,13 @@ from keras_dist.variables.variable import Owners, Variable, check_value, say_tra
 
 
 class ForeignWeight(Borrower):
-    """The owner of the array behind the view of a weight in a flax module that is in no model.
-
-    Args:
-        variable: the weight.
-    """
+    """The owner of the array of a weight of a flax module outside of a model."""
 
     def __init__(self, variable: nnx.Variable) -> None:
         self.variable = variable
 
     def array_of(self, variable: Lendable) -> jax.Array:
-        """Return the array, which nothing deletes."""
+        """Return the array, which is never donated."""
         del variable
         return self.variable[...]
 
@@ -61,11 +57,11 @@ class ForeignWeight(Borrower):
 
 
 def keras_name(variable: nnx.Variable) -> str | None:
-    """Return the name that `add_weight` gave a variable; None for others."""
+    """Return the name that a variable got from `add_weight`."""
     return variable.get_metadata().get("keras_name")
 
 
-def tell_paths(module: nnx.Module) -> None:
+def store_paths(module: nnx.Module) -> None:
     """Store the path of each weight of a module in its metadata."""
     for parts, variable in walk(module):
         if isinstance(variable, Variable):
@@ -73,17 +69,16 @@ def tell_paths(module: nnx.Module) -> None:
 
 
 def walk(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
-    """Yield each variable of a module once, in Keras's order, with its path.
+    """Yield each variable of a module once, with its path, in Keras's order.
 
-    A layer's own weights come first, trained ones before the others, in the order of creation; then those of each
-    sublayer, in the order of assignment.
+    The layer's own weights come first: trainable ones, then others, by creation. The weights of sublayers follow.
     """
     for parts, variable, _ in walk_owned(module):
         yield parts, variable
 
 
 def walk_owned(module: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable, Owners]]:
-    """Yield as `walk` does, with the layers around each variable, the innermost first."""
+    """Yield as `walk` does, with the layers that contain each variable, the innermost first."""
     yield from _walk(module, (), (), set())
 
 
@@ -105,13 +100,13 @@ def _walk(
 
 
 def own_variables(node: Any) -> Iterator[tuple[tree_paths.Parts, nnx.Variable]]:
-    """Yield the variables that a module holds, also in lists and dicts, in the order of assignment."""
+    """Yield the variables of a module itself, also in lists and dicts, in the order of assignment."""
     for name, value in children_of(node):
         if isinstance(value, nnx.Variable):
             yield (name,), value
         elif isinstance(value, nnx.List | nnx.Dict):
             yield from (((name, *inner), variable) for inner, variable in own_variables(value))
-    if not hasattr(node, "_trainable"):  # flax.nnx.bridge holds what Linen's modules have in plain dicts
+    if not hasattr(node, "_trainable"):  # flax.nnx.bridge keeps the variables of Linen modules in plain dicts
         for name, value in vars(node).items():
             if isinstance(value, dict):
                 flat = traverse_util.flatten_dict(value)
@@ -124,13 +119,13 @@ def _rank(variable: nnx.Variable) -> tuple[bool, int]:
 
 
 def children_of(node: Any) -> list[tuple[str | int, nnx.Variable | nnx.Module]]:
-    """Return the variables and modules that a module holds, in the order of assignment."""
+    """Return the variables and modules of a module itself, in the order of assignment."""
     named = list(enumerate(node)) if isinstance(node, nnx.List) else list(vars(node).items())
     return [(name, value) for name, value in named if isinstance(value, nnx.Variable | nnx.Module)]
 
 
 def penalties(module: Any) -> list[jax.Array]:
-    """Return the penalties of the regularizers of the trained weights."""
+    """Return the regularization losses of the trainable weights."""
     if not getattr(module, "_trainable", True):
         return []
     found = []
@@ -142,7 +137,7 @@ def penalties(module: Any) -> list[jax.Array]:
 
 
 class WeightOwner:
-    """The weights, losses and metrics of a layer. Subclasses are layers."""
+    """Weights, losses and metrics of a layer."""
 
     __slots__ = ()
 
@@ -153,12 +148,11 @@ class WeightOwner:
 
     @property
     def weights(self) -> list[Any]:
-        """The weights of the layer, trained ones first, then those of its sublayers."""
+        """The weights of the layer, trainable ones first, then the weights of its sublayers."""
         symbolic.build_as_called(self)  # pyright: ignore[reportArgumentType]
         return self._weights_so_far()
 
     def _weights_so_far(self, is_listed: Callable[[nnx.Variable], bool] = lambda variable: True) -> list[Any]:
-        """Return the weights that exist, each once."""
         return [
             self._listed(variable, "/".join(map(str, parts)), owners)
             for parts, variable, owners in walk_owned(self)
@@ -166,7 +160,7 @@ class WeightOwner:
         ]
 
     def _listed(self, variable: nnx.Variable, path: str, owners: Owners) -> Any:
-        """Return a weight of the layer, or the one view of a weight of a flax module."""
+        """Return a weight of the layer, or the view of a weight of a flax module."""
         if isinstance(variable, Variable):
             if not variable.keepers and len(owners) >= len(variable._owners):
                 variable.belong_to(owners, path)
@@ -189,7 +183,6 @@ class WeightOwner:
         return self._with_states(self.weights)
 
     def _with_states(self, weights: list[Any]) -> list[Any]:
-        """Return the weights, then the states of random generators."""
         generators = (node for _, node in nnx.iter_graph(self) if isinstance(node, random.SeedGenerator))
         states = [generator.state for generator in generators]
         others = [variable for _, variable in walk(self) if isinstance(variable, SeedState)]
@@ -197,28 +190,28 @@ class WeightOwner:
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """The weights that are trained."""
+        """The weights that gradients update."""
         return [weight for weight in self.weights if self._trainable and weight.trainable]
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """The weights that are not trained."""
+        """The weights that gradients do not update."""
         return [weight for weight in self.weights if not (self._trainable and weight.trainable)]
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """As `trainable_weights`."""
+        """Alias of `trainable_weights`."""
         return [weight for weight in self.variables if self._trainable and weight.trainable]
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """The weights that are not trained, then the states of random generators."""
+        """The non-trainable weights, then the states of random generators."""
         return [weight for weight in self.variables if not (self._trainable and weight.trainable)]
 
     def get_weights(self) -> list[np.ndarray]:
-        """Return the values of `weights` on the host; in a job of several processes all must call.
+        """Return the values of `weights` on the host. All processes of a job must call it.
 
-        While another thread trains, they are the values between two steps.
+        While another thread trains, these are the values between two steps.
         """
         found: list[np.ndarray] = []
         for lock, weights in itertools.groupby(self.weights, lambda weight: getattr(weight, "_lock", None)):
@@ -230,7 +223,7 @@ class WeightOwner:
         """Set the values of `weights`, in their order.
 
         Raises:
-            ModelError: there are more or fewer, a shape differs, or a value would overflow; nothing is set then.
+            ModelError: the number of values or a shape differs, or a value would overflow; nothing is set.
         """
         handles = self.weights
         values = list(weights)
@@ -261,12 +254,12 @@ class WeightOwner:
 
     @property
     def losses(self) -> list[jax.Array]:
-        """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
+        """The losses added in the last call by the layer and its sublayers, and regularization losses."""
         return [*(term for owner in self._owners() for term in owner._runtime.added), *penalties(self)]
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics in its attributes, and those of its sublayers."""
+        """The metrics among its attributes and the attributes of its sublayers."""
         return [value for owner in self._owners() for value in vars(owner).values() if isinstance(value, Metric)]
 
     @property
@@ -282,21 +275,20 @@ class WeightOwner:
         return_losses: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Call the layer with other values of its weights, which stay as they are.
+        """Call the layer with given values of its variables, which do not change.
 
         Args:
             trainable_variables: values for `trainable_variables`.
             non_trainable_variables: values for `non_trainable_variables`.
             *args: arguments of the call.
-            return_losses: whether added losses are returned, too.
+            return_losses: whether to return added losses.
             **kwargs: further arguments of the call, such as `training`.
 
         Returns:
-            `(outputs, non_trainable_variables)` with the latter after the call, or `(outputs, non_trainable_variables,
-            losses)`.
+            `(outputs, non_trainable_variables)` with updated values; with `return_losses` also the losses.
 
         Raises:
-            ModelError: the layer is not built, or there are more or fewer values.
+            ModelError: the layer is not built, or the number of values differs.
 
         Source: `keras.layers.Layer.stateless_call`.
         """
@@ -321,20 +313,52 @@ class WeightOwner:
         rest = [place[...] for place in places[expected[0] :]]
         return (outputs, rest, losses) if return_losses else (outputs, rest)
 
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Save the layer's own weights, without those in sublayers, as `store["0"]`, `store["1"]` and so on.
+
+        Files of Keras (`.keras`, `.weights.h5`) call this method; a subclass may store other arrays.
+        """
+        for number, weight in enumerate(self._own_weights()):
+            store[str(number)] = weight.numpy()
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Load the layer's own weights from `store`; see `save_own_variables`.
+
+        Raises:
+            ModelError: the number of arrays differs.
+        """
+        weights = self._own_weights()
+        if len(store) != len(weights):
+            summary = f"load_own_variables of layer {self.name!r}: the file has other weights"
+            expected = f"{len(weights)} arrays: {shorten([weight.path for weight in weights])}"
+            fix = "load it into a layer made like the one it was saved from"
+            raise ModelError(summary, given=f"{len(store)} arrays: {shorten([*store])}", expected=expected, fix=fix)
+        for number, weight in enumerate(weights):
+            weight.assign(store[str(number)])
+
+    def _own_weights(self) -> list[Any]:
+        own = {id(variable) for _, variable in own_variables(self)}
+        return self._weights_so_far(lambda variable: id(variable) in own)
+
+    @classmethod
+    def _overrides_own_variables(cls) -> bool:
+        names = ("save_own_variables", "load_own_variables")
+        return any(getattr(cls, name) is not getattr(WeightOwner, name) for name in names)
+
     def _copy(self) -> Any:
-        """Return the layer with copies of its values, to be changed in the current trace."""
+        """Return a copy that may be changed in the current trace."""
         graphdef, state = nnx.split(self)
         copy = nnx.merge(graphdef, state, copy=True)
         restore_order(copy, attribute_order(self))
         return copy
 
     def forget_losses(self) -> None:
-        """Forget the losses added in earlier calls."""
+        """Remove the losses added in earlier calls."""
         for owner in self._owners():
             owner._runtime.added = []
 
     def _owners(self) -> Iterator[Any]:
-        """Yield this layer, then all layers below it, each once."""
+        """Yield this layer and all layers inside it, each once."""
         yield self
         yield from (node for _, node in nnx.iter_graph(self) if isinstance(node, WeightOwner) and node is not self)
 

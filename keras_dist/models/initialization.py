@@ -28,8 +28,8 @@ from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
-from keras_dist.layers.shape_tracing import fresh_copy
-from keras_dist.layers.weights import tell_paths, walk
+from keras_dist.layers.symbolic import fresh_copy
+from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.infer_mesh import distribution_of_layers
@@ -180,7 +180,7 @@ def _traced_layers(
             named = keras_paths(copy, {tree_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
             built["with"] = {path: layer._runtime.built_with for path, layer in layers_below(copy)}
-            tell_paths(copy)
+            store_paths(copy)
             return copy
 
         # in the context in which the initial state is compiled, so that JAX has this trace already

@@ -1,4 +1,4 @@
-"""Attention: arithmetic of layers, and `dot_product_attention`."""
+"""Attention: arithmetic, which layers call, and `dot_product_attention`."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, operation
 
 
 def attend(
@@ -24,10 +24,9 @@ def attend(
     scale: float,
     drop: Callable[[jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Return `softmax(query @ key.T * scale) @ value` of heads over the dims `axes`, and the softmax.
+    """Return `drop(softmax(query @ key.T * scale)) @ value` of heads over the dims `axes`, and the softmax.
 
-    Arrays are (batch, positions, heads, size of a head); a divisor of the query's heads will do for key and value.
-    `drop` is applied to the softmax, which is (batch, other positions, heads, *targets, *sources).
+    Arrays are (batch, positions, heads, size of a head); the number of key and value heads divides the query's.
     """
     repeats = query.shape[-2] // key.shape[-2]
     key, value = jnp.repeat(key, repeats, -2), jnp.repeat(value, repeats, -2)
@@ -38,7 +37,7 @@ def attend(
 
 
 def _letters(rank: int, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return query, key and scores as an einsum writes them: `abcd`, `aecd`, `acbe`."""
+    """Return the einsum letters of query, key and scores, such as `abcd`, `aecd`, `acbe`."""
     targets = string.ascii_lowercase[:rank]
     fresh = dict(zip(axes, string.ascii_lowercase[rank:], strict=False))
     sources = "".join(fresh.get(dim, letter) for dim, letter in enumerate(targets))
@@ -48,7 +47,7 @@ def _letters(rank: int, axes: Sequence[int]) -> tuple[str, str, str]:
 
 
 def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, ...]) -> jax.Array:
-    """Return the softmax of the scores; 0 where everything is masked."""
+    """Return the softmax of the scores; 0 where all are masked."""
     if mask is None:
         return jax.nn.softmax(scores, axes)
     lowest = -3e4 if scores.dtype == jnp.float16 else -1e9
@@ -56,13 +55,13 @@ def _masked_softmax(scores: jax.Array, mask: jax.Array | None, axes: tuple[int, 
 
 
 def positions_kept(targets: int, sources: int, is_causal: bool, window: int | None) -> list[jax.Array]:
-    """Return masks (targets, sources): no later positions if causal, and positions nearer than `window`."""
+    """Return masks (targets, sources): of no later positions if causal, and of distances below `window`."""
     distance = jnp.arange(targets)[:, None] - jnp.arange(sources)
     return [*([distance >= 0] if is_causal else []), *([] if window is None else [jnp.abs(distance) < window])]
 
 
 def softmax_of_kept(scores: jax.Array, source_mask: jax.Array | None, is_causal: bool) -> jax.Array:
-    """Return the softmax of scores (..., target, source), in which masked scores are much lower than the others."""
+    """Return the softmax of scores (..., target, source); a large number is subtracted from masked scores."""
     kept = jnp.ones(scores.shape[-2:], bool)
     kept = jnp.tril(kept) if is_causal else kept
     kept = kept if source_mask is None else kept & jnp.asarray(source_mask, bool)[..., None, :]
@@ -85,18 +84,18 @@ def dot_product_attention(
     """Return `softmax(query @ key * scale + bias) @ value` for each head; see `jax.nn.dot_product_attention`.
 
     Args:
-        query: (batch, steps, heads, dims).
-        key: (batch, steps of the source, heads, dims); a divisor of the heads of `query` will do.
-        value: as `key`.
-        bias: broadcasts against (batch, heads, steps, steps of the source).
-        mask: true where a step may look; broadcasts so, too.
+        query: (batch, targets, heads, dims).
+        key: (batch, sources, heads, dims); its number of heads divides the number of `query`.
+        value: like `key`.
+        bias: broadcasts to (batch, heads, targets, sources).
+        mask: True where a target may attend to a source; broadcasts in the same way.
         scale: None for `1 / sqrt(dims)`.
-        is_causal: whether steps look at earlier ones and themselves alone.
-        flash_attention: whether cuDNN computes it, which only GPUs have; None for what XLA makes of it.
-        attn_logits_soft_cap: only None.
+        is_causal: whether targets attend only to earlier sources and their own.
+        flash_attention: whether to use cuDNN, available on GPUs; None for XLA.
+        attn_logits_soft_cap: must be None.
 
     Raises:
-        ModelError: the arrays do not have four dims, or logits are to be capped.
+        ModelError: an array does not have four dims, or `attn_logits_soft_cap` is given.
     """
     arrays = [as_array(array) for array in (query, key, value)]
     if any(array.ndim != 4 for array in arrays) or attn_logits_soft_cap is not None:
@@ -119,6 +118,3 @@ def dot_product_attention(
         is_causal=is_causal,
         implementation="cudnn" if flash_attention else "xla",
     )
-
-
-__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

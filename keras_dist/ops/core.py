@@ -1,11 +1,13 @@
-"""Arrays themselves: conversion, parts of them, and control flow in compiled steps, on `jax.lax`."""
+"""Conversion, slices, scatter and control flow, on `jax.lax`, and `rearrange`."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ from keras_dist.ops.operation import as_array, dims_of, names_in, notes_argument
 
 @operation
 def cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
-    """Return `x` in another element type; of 64 bits JAX keeps 32."""
+    """Cast `x` to `dtype`; 64-bit types become 32-bit types, as usual in JAX."""
     return as_array(x, dtype)
 
 
@@ -29,27 +31,26 @@ def cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
 def convert_to_tensor(
     x: ArrayLike, dtype: DTypeLike | None = None, sparse: bool | None = None, ragged: bool | None = None
 ) -> jax.Array:
-    """Return `x` as an array.
+    """Convert an array, a number or a list of these to a JAX array.
 
     Args:
-        x: an array, a number, or a list of these.
-        dtype: its element type; None for its own.
-        sparse: unused, arrays are dense.
-        ragged: only False or None.
+        x: the value.
+        dtype: element type; None keeps the type of `x`.
+        sparse: unused; the result is dense.
+        ragged: must be False or None.
 
     Raises:
-        ModelError: it is to be ragged.
+        ModelError: `ragged` is True.
     """
     if ragged:
-        summary = "convert_to_tensor: arrays cannot be ragged"
         fix = "pad the rows to one length"
-        raise ModelError(summary, given=f"ragged={ragged}", fix=fix)
+        raise ModelError("convert_to_tensor: arrays cannot be ragged", given=f"ragged={ragged}", fix=fix)
     return as_array(x, dtype)
 
 
 @operation
 def saturate_cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
-    """Return `x` in another element type; values that it cannot hold become the nearest one."""
+    """Cast `x` to `dtype`; values out of range become the nearest value of the type."""
     values, to = as_array(x), jax.dtypes.canonicalize_dtype(dtype)
     (lowest, highest), (least, most) = _range(values.dtype), _range(to)
     low, high = (np.asarray(limit).astype(values.dtype) for limit in (max(lowest, least), min(highest, most)))
@@ -61,7 +62,6 @@ def saturate_cast(x: ArrayLike, dtype: DTypeLike) -> jax.Array:
 
 
 def _range(dtype: Any) -> tuple[Any, Any]:
-    """Return the smallest and the largest value of an element type."""
     if dtype == np.bool_:
         return 0, 1
     if jnp.issubdtype(dtype, jnp.integer):
@@ -70,43 +70,43 @@ def _range(dtype: Any) -> tuple[Any, Any]:
 
 
 def convert_to_numpy(x: ArrayLike) -> np.ndarray:
-    """Return a copy of `x` as an array of NumPy."""
+    """Return a copy of `x` as a NumPy array."""
     return np.array(value_of(x))
 
 
 def is_tensor(x: Any) -> bool:
-    """Return whether `x` is an array of JAX; variables, arrays of NumPy and symbolic tensors are none."""
+    """Return whether `x` is a JAX array, rather than a variable, a NumPy array or a symbolic tensor."""
     return isinstance(x, jax.Array)
 
 
 def shape(x: Any) -> tuple[int | None, ...]:
-    """Return the sizes of the dims of an array or symbolic tensor; None for those that are not known."""
+    """Return the shape of an array or symbolic tensor; unknown sizes are None."""
     return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
 
 
 @notes_arguments
 def dtype(x: Any) -> str:
-    """Return the name of the element type of an array, a variable or a symbolic tensor."""
+    """Return the name of the element type of an array, variable or symbolic tensor."""
     return jnp.dtype(x.dtype).name
 
 
 @operation
 def stop_gradient(variable: PyTree) -> PyTree:
-    """Return the value, through which no gradient goes."""
+    """Return the value; gradients with respect to it are 0."""
     return jax.lax.stop_gradient(variable)
 
 
 @operation
 def unstack(x: ArrayLike, num: int | None = None, axis: int = 0) -> list[jax.Array]:
-    """Return the slices along an axis, as a list.
+    """Return the slices along `axis` as a list.
 
     Args:
         x: an array.
-        num: how many there are; needed only where the size of a symbolic dim is not known.
-        axis: along which.
+        num: number of slices; needed only if the size of a symbolic dim is unknown.
+        axis: the dim.
 
     Raises:
-        ModelError: there is no such dim.
+        ModelError: the array does not have this dim.
     """
     array = as_array(x)
     (dim,) = dims_of(array, axis)
@@ -116,13 +116,7 @@ def unstack(x: ArrayLike, num: int | None = None, axis: int = 0) -> list[jax.Arr
 
 @operation
 def slice(inputs: ArrayLike, start_indices: ArrayLike | Sequence[ArrayLike], shape: Sequence[int]) -> jax.Array:
-    """Return the part of `inputs` that begins at `start_indices` and has this shape.
-
-    Args:
-        inputs: an array.
-        start_indices: an index for each dim.
-        shape: the size in each dim; -1 for all that is left of it.
-    """
+    """Return the slice of `inputs` that starts at `start_indices`, one for each dim; size -1 reaches to the end."""
     array = as_array(inputs)
     starts: Any = start_indices
     sizes = [array.shape[dim] - starts[dim] if size == -1 else size for dim, size in enumerate(shape)]
@@ -131,19 +125,19 @@ def slice(inputs: ArrayLike, start_indices: ArrayLike | Sequence[ArrayLike], sha
 
 @operation
 def slice_update(inputs: ArrayLike, start_indices: ArrayLike | Sequence[ArrayLike], updates: ArrayLike) -> jax.Array:
-    """Return `inputs` with `updates` in the place of the part that begins at `start_indices`, an index for each dim."""
+    """Return `inputs` with the slice that starts at `start_indices`, one for each dim, replaced by `updates`."""
     starts: Any = start_indices
     return jax.lax.dynamic_update_slice(as_array(inputs), as_array(updates), starts)
 
 
 @operation
 def scatter(indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> jax.Array:
-    """Return zeros of this shape, to which `values` are added at `indices`.
+    """Add `values` to zeros of `shape` at `indices`.
 
     Args:
-        indices: (..., number of dims), the first dims of the result.
-        values: one for each index, or an array of the further dims.
-        shape: of the result.
+        indices: (..., n), indices of the first n dims of the result.
+        values: one for each index: a number, or an array of the remaining dims.
+        shape: shape of the result.
     """
     added = as_array(values)
     place = tuple(jnp.moveaxis(as_array(indices), -1, 0))
@@ -154,14 +148,13 @@ def scatter(indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> jax.
 def scatter_update(
     inputs: ArrayLike, indices: ArrayLike, updates: ArrayLike, reduction: str | None = None
 ) -> jax.Array:
-    """Return `inputs`, changed at `indices`.
+    """Return `inputs` updated at `indices`.
 
     Args:
         inputs: an array.
-        indices: (number of updates, number of dims).
-        updates: one for each index, or an array of the further dims.
-        reduction: None to replace values; or how they are combined with those that are there: `"add"`, `"max"`,
-            `"min"` or `"mul"`.
+        indices: (updates, n), indices of the first n dims.
+        updates: one for each index: a number, or an array of the remaining dims.
+        reduction: None to replace values; or `"add"`, `"max"`, `"min"` or `"mul"` to combine them with `updates`.
     """
     place = as_array(inputs).at[tuple(jnp.transpose(as_array(indices)))]
     chosen = check_option("reduction", reduction, (None, "add", "max", "min", "mul"))
@@ -170,18 +163,13 @@ def scatter_update(
 
 @operation
 def map(f: Callable[[PyTree], PyTree], xs: PyTree) -> PyTree:
-    """Return what `f` gives for each row of `xs`, one after the other; see `jax.lax.map`.
-
-    Args:
-        f: a function of a row, a pytree as `xs`.
-        xs: arrays with the same first dim.
-    """
+    """Apply `f` to each row of the arrays in `xs`, one after the other; see `jax.lax.map`."""
     return jax.lax.map(f, xs)
 
 
 @operation
 def vectorized_map(function: Callable[[PyTree], PyTree], elements: PyTree) -> PyTree:
-    """Return what `function` gives for each row of `elements`, all at once; see `jax.vmap`."""
+    """Apply `function` to all rows of the arrays in `elements` at once; see `jax.vmap`."""
     return jax.vmap(function)(elements)
 
 
@@ -194,15 +182,15 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[PyTree, PyTree]:
-    """Return the last state of a loop over the rows of `xs`, and what `f` gave for each row; see `jax.lax.scan`.
+    """Loop over the rows of `xs` and return the final state and the stacked outputs; see `jax.lax.scan`.
 
     Args:
         f: `(state, row) -> (state, output)`.
-        init: the first state.
-        xs: arrays with the same first dim; None where there are none, and `length` says how many turns.
-        length: the number of turns; None for that of the rows.
-        reverse: whether to begin with the last row.
-        unroll: how many turns are compiled as one; True for all.
+        init: the initial state.
+        xs: arrays with the same first dim; None if `length` gives the number of iterations.
+        length: number of iterations; None for the number of rows.
+        reverse: whether to start with the last row.
+        unroll: number of iterations compiled as one; True for all.
 
     Raises:
         ModelError: `unroll` is neither a bool nor a positive integer.
@@ -217,26 +205,26 @@ def scan(
 def associative_scan(
     f: Callable[[PyTree, PyTree], PyTree], elems: PyTree, reverse: bool = False, axis: int = 0
 ) -> PyTree:
-    """Return what `f` makes of the elements up to each one, computed in parallel; see `jax.lax.associative_scan`.
+    """Return the running results of an associative function along `axis`, in parallel; see `jax.lax.associative_scan`.
 
     Args:
-        f: `(one, other) -> both`, associative, for parts of `elems` of any length.
+        f: `(one, other) -> both`, for parts of `elems` of any length.
         elems: arrays of one size along `axis`.
-        reverse: whether to begin at the end.
-        axis: along which.
+        reverse: whether to start at the end.
+        axis: the dim.
     """
     return jax.lax.associative_scan(f, elems, reverse, axis)
 
 
 @operation
 def cond(pred: ArrayLike, true_fn: Callable[[], PyTree], false_fn: Callable[[], PyTree]) -> PyTree:
-    """Return what `true_fn()` gives where `pred` is true, else what `false_fn()` gives; see `jax.lax.cond`."""
+    """Return `true_fn()` if `pred` is true, else `false_fn()`; see `jax.lax.cond`."""
     return jax.lax.cond(as_array(pred), true_fn, false_fn)
 
 
 @operation
 def switch(index: ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree) -> PyTree:
-    """Return `branches[index](*operands)`; an index that is out of range counts as the nearest one."""
+    """Return `branches[index](*operands)`; an index out of range is clamped. See `jax.lax.switch`."""
     return jax.lax.switch(index, branches, *operands)
 
 
@@ -244,16 +232,13 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., PyTree]], *operand
 def while_loop(
     cond: Callable[..., Any], body: Callable[..., Any], loop_vars: PyTree, maximum_iterations: int | None = None
 ) -> PyTree:
-    """Return `loop_vars` after `body` has changed them as long as `cond` holds; see `jax.lax.while_loop`.
+    """Repeat `loop_vars = body(*loop_vars)` while `cond(*loop_vars)` holds; see `jax.lax.while_loop`.
 
     Args:
         cond: `(*loop_vars) -> bool`.
         body: `(*loop_vars) -> loop_vars`.
-        loop_vars: a tuple or list of arrays, which the functions take as arguments; or one.
-        maximum_iterations: after how many turns it ends in any case; None for no limit.
-
-    Returns:
-        A tuple for a tuple or list, else one.
+        loop_vars: a tuple or list of arrays, or one array; the result has the same form.
+        maximum_iterations: the largest number of iterations; None for no limit.
     """
     is_many = isinstance(loop_vars, list | tuple)
 
@@ -280,10 +265,10 @@ def fori_loop(
 
 
 def custom_gradient(f: Callable[..., tuple[PyTree, Callable[..., PyTree]]]) -> Callable[..., PyTree]:
-    """Return a function of which `f` says the gradient; see `jax.custom_gradient`.
+    """Return a function whose gradient `f` defines; see `jax.custom_gradient`.
 
     Args:
-        f: what returns a value, and a function from the gradient of that value to those of the arguments.
+        f: returns a value, and a function that maps the gradient of the value to the gradients of the arguments.
 
     Example:
         >>> import jax
@@ -302,6 +287,52 @@ def custom_gradient(f: Callable[..., tuple[PyTree, Callable[..., PyTree]]]) -> C
         return differentiable(*args, **kwargs)
 
     return called
+
+
+_GROUP = re.compile(r"\(([^()]*)\)|(\w+)")
+
+
+@operation
+def rearrange(tensor: ArrayLike, pattern: str, **axes_lengths: int) -> jax.Array:
+    """Transpose, split and merge dims by a pattern, as in einops.
+
+    Args:
+        tensor: an array.
+        pattern: names of its dims, `->`, names of the dims of the result. Names in parentheses are parts of one dim.
+        **axes_lengths: the sizes of the parts; one part of each dim may be left out.
+
+    Raises:
+        ModelError: the pattern does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from keras_dist import ops
+        >>> ops.rearrange(jnp.ones((2, 12, 3)), "b (rows columns) c -> b c rows columns", rows=4).shape
+        (2, 3, 4, 3)
+    """
+    array = as_array(tensor)
+    sides = [[(group or name).split() for group, name in _GROUP.findall(side)] for side in pattern.split("->")]
+    names = [[name for group in side for name in group] for side in sides]
+    fits = len(sides) == 2 and len(sides[0]) == array.ndim
+    if not fits or sorted(names[0]) != sorted(names[1]) or len({*names[0]}) != len(names[0]):
+        raise _misfit(array, pattern, axes_lengths)
+    sizes: dict[str, Any] = {}
+    for group, size in zip(sides[0], array.shape, strict=True):
+        known = {name: axes_lengths[name] for name in group if name in axes_lengths}
+        unknown = [name for name in group if name not in known]
+        rest = size // max(prod(known.values()), 1)
+        sizes |= known | dict.fromkeys(unknown, rest)
+        if len(unknown) > 1 or prod(sizes[name] for name in group) != size:
+            raise _misfit(array, pattern, axes_lengths)
+    parts = jnp.reshape(array, [sizes[name] for name in names[0]])
+    ordered = jnp.transpose(parts, [names[0].index(name) for name in names[1]])
+    return jnp.reshape(ordered, [prod(sizes[name] for name in group) for group in sides[1]])
+
+
+def _misfit(array: jax.Array, pattern: str, sizes: dict[str, int]) -> ModelError:
+    summary = "rearrange: pattern and sizes must fit the dims, with the same names on both sides of `->`"
+    fix = 'for example rearrange(x, "b (h1 h) c -> (b h1) h c", h1=2)'
+    return ModelError(summary, given=f"{pattern!r} with {sizes} for an array of shape {array.shape}", fix=fix)
 
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,42 +1,62 @@
-"""Images: colours, sizes, borders and filters; `ops.image_sampling` moves pixels, `ops.patches` cuts patches out.
+"""Operations on images (height, width, channels), or batches of them; `ops.patches` extracts patches.
 
 Source: names, arguments and defaults as in `keras.ops.image`.
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.ndimage
 
-from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist import random
+from keras_dist._support.arguments import check_option, check_sizes, shapes
 from keras_dist._support.types import ArrayLike
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
-from keras_dist.ops import image_filters, image_transforms
-from keras_dist.ops.image_form import Images
-from keras_dist.ops.image_sampling import affine_transform as affine_transform
-from keras_dist.ops.image_sampling import elastic_transform as elastic_transform
-from keras_dist.ops.image_sampling import map_coordinates as map_coordinates
-from keras_dist.ops.image_sampling import perspective_transform as perspective_transform
-from keras_dist.ops.image_sampling import scale_and_translate as scale_and_translate
-from keras_dist.ops.operation import floating, names_in, operation
+from keras_dist.ops import image_transforms
+from keras_dist.ops.operation import as_array, floating, names_in, operation
 from keras_dist.ops.patches import extract_patches as extract_patches
 from keras_dist.ops.patches import extract_patches_3d as extract_patches_3d
+
+_METHODS = ("linear", "bilinear", "trilinear", "cubic", "bicubic", "tricubic", "lanczos3", "lanczos5")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Images:
+    """Images as a batch (batch, height, width, channels), and the form in which they were given."""
+
+    values: jax.Array
+    is_batch: bool
+    is_last: bool
+
+    @classmethod
+    def of(cls, name: str, images: ArrayLike, data_format: str | None) -> _Images:
+        array = as_array(images)
+        if array.ndim not in (3, 4):
+            summary = f"{name} takes images (height, width, channels), or (batch, height, width, channels)"
+            fix = "ops.expand_dims(images, -1) for images without channels"
+            raise ModelError(summary, given=f"shape {array.shape}", fix=fix)
+        is_last = check_data_format(data_format, name) == "channels_last"
+        batch = array if array.ndim == 4 else array[None]
+        return cls(batch if is_last else jnp.moveaxis(batch, 1, -1), array.ndim == 4, is_last)
+
+    def restored(self, values: jax.Array) -> jax.Array:
+        """Return `values`, a batch with channels last, in the form in which the images were given."""
+        values = values if self.is_last else jnp.moveaxis(values, -1, 1)
+        return values if self.is_batch else values[0]
 
 
 @operation
 def rgb_to_grayscale(images: ArrayLike, data_format: str | None = None) -> jax.Array:
-    """Return the brightness of images, with one channel; those that have one already stay as they are.
-
-    Args:
-        images: (height, width, 3), or a batch of them.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    given = Images.of("rgb_to_grayscale", images, data_format)
+    """Convert RGB images to gray images with one channel; images with one channel stay as they are."""
+    given = _Images.of("rgb_to_grayscale", images, data_format)
     values = given.values
     if values.shape[-1] == 1:
         return given.restored(values)
@@ -47,27 +67,16 @@ def rgb_to_grayscale(images: ArrayLike, data_format: str | None = None) -> jax.A
 
 @operation
 def rgb_to_hsv(images: ArrayLike, data_format: str | None = None) -> jax.Array:
-    """Return hue, saturation and value, from 0 to 1, of images of red, green and blue, floats from 0 to 1.
-
-    Args:
-        images: (height, width, 3), or a batch of them.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    given = Images.of("rgb_to_hsv", images, data_format)
-    values = _float_channels("rgb_to_hsv", given)
-    return given.restored(image_filters.rgb_to_hsv(values))
+    """Convert RGB images, floats from 0 to 1, to hue, saturation and value, from 0 to 1."""
+    given = _Images.of("rgb_to_hsv", images, data_format)
+    return given.restored(image_transforms.rgb_to_hsv(_float_channels("rgb_to_hsv", given)))
 
 
 @operation
 def hsv_to_rgb(images: ArrayLike, data_format: str | None = None) -> jax.Array:
-    """Return red, green and blue of images of hue, saturation and value, floats from 0 to 1.
-
-    Args:
-        images: (height, width, 3), or a batch of them.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    given = Images.of("hsv_to_rgb", images, data_format)
-    return given.restored(image_filters.hsv_to_rgb(_float_channels("hsv_to_rgb", given)))
+    """Convert images of hue, saturation and value, floats from 0 to 1, to RGB."""
+    given = _Images.of("hsv_to_rgb", images, data_format)
+    return given.restored(image_transforms.hsv_to_rgb(_float_channels("hsv_to_rgb", given)))
 
 
 @operation
@@ -82,34 +91,31 @@ def resize(
     fill_value: float = 0.0,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Return images of another size, in the same element type.
+    """Resize images; the element type stays.
 
     Args:
         images: (height, width, channels), or a batch of them.
         size: the new height and width.
         interpolation: `"bilinear"`, `"nearest"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
-        antialias: whether smaller images are made of all pixels.
+        antialias: whether smaller images are averages of all pixels.
         crop_to_aspect_ratio: whether images of another aspect ratio are cropped, instead of stretched.
-        pad_to_aspect_ratio: whether they get borders.
-        fill_mode: only `"constant"`.
-        fill_value: of the borders.
+        pad_to_aspect_ratio: whether images of another aspect ratio are padded.
+        fill_mode: must be `"constant"`.
+        fill_value: value of the padding.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
 
     Raises:
-        ModelError: an argument is none of these, or images are to be cropped and padded.
+        ModelError: an argument has an unknown value, or images would be cropped and padded.
     """
-    given = Images.of("resize", images, data_format)
+    given = _Images.of("resize", images, data_format)
     height, width = check_sizes("size", size, 2, "resize")
     method = check_option("interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS)
     check_option("fill_mode", fill_mode, ("constant",))
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
         summary = "resize: images cannot be both cropped and padded"
         raise ModelError(summary, given="crop_to_aspect_ratio=True, pad_to_aspect_ratio=True", fix="leave one out")
-    ratio = (crop_to_aspect_ratio, pad_to_aspect_ratio)
-    resized = image_transforms.resize(
-        given.values, (height, width), method, antialias, *ratio, fill_value, keeps_dtype=True
-    )
-    return given.restored(resized)
+    options = (method, antialias, crop_to_aspect_ratio, pad_to_aspect_ratio, fill_value)
+    return given.restored(image_transforms.resize(given.values, (height, width), *options, keeps_dtype=True))
 
 
 @operation
@@ -123,22 +129,22 @@ def pad_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Return images with borders of 0: of the two paddings and the size of each dim, two are given.
+    """Pad images with zeros. For each dim, give two of the two paddings and the target size.
 
     Args:
         images: (height, width, channels), or a batch of them.
-        top_padding: rows above.
-        left_padding: columns to the left.
-        bottom_padding: rows below.
-        right_padding: columns to the right.
+        top_padding: number of rows above.
+        left_padding: number of columns to the left.
+        bottom_padding: number of rows below.
+        right_padding: number of columns to the right.
         target_height: the new height.
         target_width: the new width.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
 
     Raises:
-        ModelError: other than two are given, or one would be negative.
+        ModelError: not exactly two are given, or one would be negative.
     """
-    given = Images.of("pad_images", images, data_format)
+    given = _Images.of("pad_images", images, data_format)
     rows, columns = given.values.shape[1:3]
     top, bottom = _ends("pad_images", "height", top_padding, bottom_padding, target_height, -rows)
     left, right = _ends("pad_images", "width", left_padding, right_padding, target_width, -columns)
@@ -156,22 +162,12 @@ def crop_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Return a part of images: of the two croppings and the size of each dim, two are given.
-
-    Args:
-        images: (height, width, channels), or a batch of them.
-        top_cropping: rows that are cut off above.
-        left_cropping: columns to the left.
-        bottom_cropping: rows below.
-        right_cropping: columns to the right.
-        target_height: the new height.
-        target_width: the new width.
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
+    """Crop images. For each dim, give two of the two croppings and the target size; see `pad_images`.
 
     Raises:
-        ModelError: other than two are given, or one would be negative.
+        ModelError: not exactly two are given, or one would be negative.
     """
-    given = Images.of("crop_images", images, data_format)
+    given = _Images.of("crop_images", images, data_format)
     rows, columns = given.values.shape[1:3]
     top, bottom = _ends("crop_images", "height", top_cropping, bottom_cropping, target_height, rows)
     left, right = _ends("crop_images", "width", left_cropping, right_cropping, target_width, columns)
@@ -179,7 +175,7 @@ def crop_images(
 
 
 def _ends(name: str, dim: str, before: int | None, after: int | None, target: int | None, size: int) -> tuple[int, int]:
-    """How much is cut off a dim of `size` before and after; of a negative size how much is added."""
+    """Return how much to crop before and after a dim of `size`; for a negative size, how much to pad."""
     expected = f"two of what is before, what is after, and target_{dim}, and none of the three below 0"
     fix = f"leave target_{dim} out where both ends are given"
     told = f"{before}, {after} and target_{dim}={target} for a {dim} of {abs(size)}"
@@ -200,33 +196,27 @@ def gaussian_blur(
     sigma: Sequence[float] = (1.0, 1.0),
     data_format: str | None = None,
 ) -> jax.Array:
-    """Return images that are blurred by a Gaussian.
+    """Blur images by a Gaussian filter.
 
     Args:
         images: floats (height, width, channels), or a batch of them.
-        kernel_size: of the filter: its width and height, as in Keras; equal ones as a rule.
-        sigma: the standard deviations, in pixels, along both.
+        kernel_size: width and height of the filter [pixels].
+        sigma: standard deviations along width and height [pixels].
         data_format: `"channels_last"`, the default, or `"channels_first"`.
     """
-    given = Images.of("gaussian_blur", images, data_format)
-    columns, rows = (
-        image_filters.gaussian(size, width, given.values.dtype) for size, width in zip(kernel_size, sigma, strict=True)
-    )
-    return given.restored(image_filters.filtered(given.values, jnp.outer(rows, columns), "SAME"))
+    given = _Images.of("gaussian_blur", images, data_format)
+    pairs = zip(kernel_size, sigma, strict=True)
+    columns, rows = (image_transforms.gaussian(size, width, given.values.dtype) for size, width in pairs)
+    return given.restored(image_transforms.filtered(given.values, jnp.outer(rows, columns), "SAME"))
 
 
 @operation
 def sobel_edges(images: ArrayLike, data_format: str | None = None) -> jax.Array:
-    """Return the derivatives of images downwards and to the right, as a last dim of size 2.
-
-    Args:
-        images: a batch (batch, height, width, channels).
-        data_format: `"channels_last"`, the default, or `"channels_first"`.
-    """
-    given = Images.of("sobel_edges", images, data_format)
+    """Return the Sobel derivatives of images along height and width, as a last dim of size 2."""
+    given = _Images.of("sobel_edges", images, data_format)
     to_right = jnp.asarray([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], given.values.dtype)
-    edges = [given.restored(image_filters.filtered(given.values, kernel, "SAME")) for kernel in (to_right.T, to_right)]
-    return jnp.stack(edges, -1)
+    kernels = (to_right.T, to_right)
+    return jnp.stack([given.restored(image_transforms.filtered(given.values, k, "SAME")) for k in kernels], -1)
 
 
 @operation
@@ -244,22 +234,22 @@ def ssim(
 
     Args:
         image1: (height, width, channels), or a batch of them.
-        image2: as `image1`.
+        image2: like `image1`.
         max_val: the largest value of a pixel.
-        filter_size: of the windows, in which images are compared.
-        filter_sigma: the standard deviation of their weights, in pixels.
+        filter_size: size of the windows in which images are compared [pixels].
+        filter_sigma: standard deviation of the weights of a window [pixels].
         k1: keeps the quotient of means finite.
         k2: keeps the quotient of variances finite.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
 
     Source: `keras.ops.image.ssim`; https://doi.org/10.1109/TIP.2003.819861.
     """
-    given, other = Images.of("ssim", image1, data_format), Images.of("ssim", image2, data_format)
+    given, other = _Images.of("ssim", image1, data_format), _Images.of("ssim", image2, data_format)
     one, two = floating(given.values), other.values.astype(floating(given.values).dtype)
-    weights = image_filters.gaussian(filter_size, filter_sigma, one.dtype)
+    weights = image_transforms.gaussian(filter_size, filter_sigma, one.dtype)
     kernel = jnp.outer(weights, weights)
     mean_1, mean_2, square_1, square_2, product = (
-        image_filters.filtered(values, kernel, "VALID") for values in (one, two, one * one, two * two, one * two)
+        image_transforms.filtered(values, kernel, "VALID") for values in (one, two, one * one, two * two, one * two)
     )
     of_means, of_variances = (k1 * max_val) ** 2, (k2 * max_val) ** 2
     both = (2 * mean_1 * mean_2 + of_means) * (2 * (product - mean_1 * mean_2) + of_variances)
@@ -268,7 +258,176 @@ def ssim(
     return (values if given.is_batch else values[0]).astype(given.values.dtype)
 
 
-def _float_channels(name: str, given: Images) -> jax.Array:
+@operation
+def map_coordinates(
+    inputs: ArrayLike, coordinates: ArrayLike, order: int, fill_mode: str = "constant", fill_value: float = 0
+) -> jax.Array:
+    """Interpolate an array at positions between its elements, (...).
+
+    Args:
+        inputs: an array.
+        coordinates: (dims of `inputs`, ...), a position in each dim.
+        order: 0 for the nearest element, 1 for linear interpolation.
+        fill_mode: values beyond the borders: `"constant"`, `"nearest"`, `"wrap"`, `"mirror"` or `"reflect"`.
+        fill_value: the value for `"constant"`.
+
+    Raises:
+        ModelError: the shape of `coordinates` does not fit, or an argument has an unknown value.
+    """
+    array, positions = as_array(inputs), as_array(coordinates)
+    if positions.ndim < 2 or len(positions) != array.ndim:
+        summary = f"map_coordinates: the coordinates must have shape ({array.ndim}, ...), a position in each dim"
+        given = f"inputs of shape {array.shape}, coordinates of shape {positions.shape}"
+        raise ModelError(summary, given=given, fix="ops.stack([rows, columns])")
+    check_option("order", order, (0, 1))
+    mode = check_option("fill_mode", fill_mode, image_transforms.FILL_MODES)
+    return jax.scipy.ndimage.map_coordinates(array, list(positions), order, mode, fill_value)
+
+
+@operation
+def affine_transform(
+    images: ArrayLike,
+    transform: ArrayLike,
+    interpolation: str = "bilinear",
+    fill_mode: str = "constant",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Return images whose pixel (x, y) is the given pixel at (a0 x + a1 y + a2, b0 x + b1 y + b2).
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        transform: [a0, a1, a2, b0, b1, b2, 0, 0], or one for each image, (batch, 8).
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_mode: see `map_coordinates`.
+        fill_value: see `map_coordinates`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Raises:
+        ModelError: `transform` does not have eight numbers, or an argument has an unknown value.
+    """
+    given = _Images.of("affine_transform", images, data_format)
+    numbers = jnp.atleast_2d(as_array(transform))
+    if numbers.ndim != 2 or numbers.shape[-1] != 8:
+        summary = "affine_transform: the transform must have shape (8,), or (batch, 8)"
+        fix = "[1, 0, columns, 0, 1, rows, 0, 0] moves images"
+        raise ModelError(summary, given=f"transform of shape {numbers.shape}", fix=fix)
+    return _transformed(given, numbers, interpolation, fill_mode, fill_value)
+
+
+@operation
+def perspective_transform(
+    images: ArrayLike,
+    start_points: ArrayLike,
+    end_points: ArrayLike,
+    interpolation: str = "bilinear",
+    fill_value: float = 0,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Apply the perspective transform that moves four points of an image.
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        start_points: (x, y) of four points, (4, 2), or (batch, 4, 2).
+        end_points: their positions in the result.
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_value: value beyond the borders.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+
+    Raises:
+        ModelError: there are not four points, or an argument has an unknown value.
+    """
+    given = _Images.of("perspective_transform", images, data_format)
+    points = [as_array(some, jnp.float32) for some in (start_points, end_points)]
+    if any(some.shape[-2:] != (4, 2) or some.ndim not in (2, 3) for some in points):
+        summary = "perspective_transform moves four points: arrays of shape (4, 2), or (batch, 4, 2)"
+        fix = "the corners, for example: [[0, 0], [0, width], [height, 0], [height, width]]"
+        raise ModelError(summary, given=shapes(start_points=points[0], end_points=points[1]), fix=fix)
+    numbers = image_transforms.perspective(*(some.reshape(-1, 4, 2) for some in points))
+    return _transformed(given, numbers, interpolation, "constant", fill_value, is_affine=False)
+
+
+@operation
+def elastic_transform(
+    images: ArrayLike,
+    alpha: float = 20.0,
+    sigma: float = 5.0,
+    interpolation: str = "bilinear",
+    fill_mode: str = "reflect",
+    fill_value: float = 0.0,
+    seed: Any = None,
+    data_format: str | None = None,
+) -> jax.Array:
+    """Displace pixels at random, neighbours by similar amounts.
+
+    Args:
+        images: (height, width, channels), or a batch of them.
+        alpha: scale of the displacement.
+        sigma: smoothness [pixels].
+        interpolation: `"bilinear"` or `"nearest"`.
+        fill_mode: see `map_coordinates`.
+        fill_value: see `map_coordinates`.
+        seed: see `random.normal`.
+        data_format: `"channels_last"`, the default, or `"channels_first"`.
+    """
+    given = _Images.of("elastic_transform", images, data_format)
+    values = given.values
+    noise = random.normal(values.shape[:3], dtype=values.dtype, seed=seed)
+    options = (*_checked(interpolation, fill_mode), fill_value)
+    return given.restored(image_transforms.elastic_transform(values, noise, alpha, sigma, sigma, *options))
+
+
+@operation
+def scale_and_translate(
+    images: ArrayLike,
+    output_shape: Sequence[int],
+    scale: ArrayLike,
+    translation: ArrayLike,
+    spatial_dims: Sequence[int],
+    method: str,
+    antialias: bool = True,
+) -> jax.Array:
+    """Scale images, then translate them; see `jax.image.scale_and_translate`.
+
+    Args:
+        images: an array.
+        output_shape: shape of the result, with all dims.
+        scale: a factor for each of `spatial_dims`.
+        translation: a distance for each of `spatial_dims` [pixels].
+        spatial_dims: the dims.
+        method: `"linear"`, `"cubic"`, `"lanczos3"` or `"lanczos5"`.
+        antialias: whether smaller images are averages of all pixels.
+    """
+    chosen = check_option("method", method, _METHODS)
+    return jax.image.scale_and_translate(
+        as_array(images), output_shape, spatial_dims, as_array(scale), as_array(translation), chosen, antialias
+    )
+
+
+def _transformed(
+    given: _Images, transform: jax.Array, interpolation: str, fill_mode: str, fill_value: float, is_affine: bool = True
+) -> jax.Array:
+    y, x = jnp.meshgrid(*map(jnp.arange, given.values.shape[1:3]), indexing="ij")
+    t = [number[:, None, None] for number in transform.T]
+    # not by `image_transforms.affine_transform`, which adds the products in another order: the sums round differently
+    rows, columns = t[3] * x + t[4] * y + t[5], t[0] * x + t[1] * y + t[2]
+    if not is_affine:
+        depth = t[6] * x + t[7] * y + 1
+        rows, columns = rows / depth, columns / depth
+    coordinates = jnp.stack([rows, columns], 1)
+    of_each = jnp.broadcast_to(coordinates, (len(given.values), *coordinates.shape[1:]))
+    options = (*_checked(interpolation, fill_mode), fill_value)
+    return given.restored(image_transforms.sampled(given.values, of_each, *options))
+
+
+def _checked(interpolation: str, fill_mode: str) -> tuple[str, str]:
+    return (
+        check_option("interpolation", interpolation, ("bilinear", "nearest")),
+        check_option("fill_mode", fill_mode, image_transforms.FILL_MODES),
+    )
+
+
+def _float_channels(name: str, given: _Images) -> jax.Array:
     _check_channels(name, given.values, (3,))
     if not jnp.issubdtype(given.values.dtype, jnp.floating):
         raise ModelError(f"{name} takes floats from 0 to 1", given=str(given.values.dtype), fix="images / 255")

@@ -1,6 +1,8 @@
-"""Images resized, cropped and moved by affine transforms: functions of arrays, of which layers are made."""
+"""Image arithmetic that layers call, too: colours, filters, resizing, cropping and geometric transforms."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +10,64 @@ import numpy as np
 
 from keras_dist._support.types import ArrayLike
 from keras_dist.ops.core import saturate_cast
-from keras_dist.ops.image_filters import filtered
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 AFFINE_INTERPOLATIONS = ("nearest", "bilinear")
-"""The names of orders 0 and 1."""
+"""Interpolation of order 0 and 1."""
 FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 
 
+def rgb_to_hsv(images: jax.Array) -> jax.Array:
+    """Convert RGB images, floats, to hue, saturation and value."""
+    values = jnp.where(jnp.abs(images) < jnp.finfo(images.dtype).eps, 0, images)
+    red, green, blue = jnp.unstack(values, axis=-1)
+    most = jnp.max(values, -1)
+    spread = most - jnp.min(values, -1)
+    sixth = 1 / (6 * jnp.where(spread > 0, spread, 1))
+    hue = jnp.where(most == green, sixth * (blue - red) + 1 / 3, sixth * (red - green) + 2 / 3)
+    hue = jnp.where(most == red, sixth * (green - blue), hue)
+    hue = jnp.where(spread > 0, hue, 0) + (hue < 0)
+    saturation = jnp.where(most > 0, spread / jnp.where(most > 0, most, 1), 0)
+    return jnp.stack([hue, saturation, most], -1).astype(images.dtype)
+
+
+def hsv_to_rgb(images: jax.Array) -> jax.Array:
+    """Convert images of hue, saturation and value to RGB."""
+    hue, saturation, value = jnp.unstack(images, axis=-1)
+    sector = hue % 1 * 6
+    pure = (jnp.abs(sector - 3) - 1, 2 - jnp.abs(sector - 2), 2 - jnp.abs(sector - 4))
+    channels = [value * (1 - saturation + saturation * jnp.clip(channel, 0, 1)) for channel in pure]
+    return jnp.stack(channels, -1)
+
+
+def gaussian(size: int, sigma: ArrayLike, dtype: Any) -> jax.Array:
+    """Return the weights (size,) of a Gaussian filter, which sum to 1; `sigma` may be traced."""
+    positions = jnp.asarray(np.arange(size) - (size - 1) / 2, dtype)
+    weights = jnp.exp(-0.5 * jnp.square(positions / jnp.asarray(sigma, dtype)))
+    return weights / jnp.sum(weights)
+
+
+def filtered(images: jax.Array, kernel: jax.Array, padding: str) -> jax.Array:
+    """Filter each channel of images (batch, height, width, channels) by `kernel` (height, width)."""
+    channels = images.shape[-1]
+    return jax.lax.conv_general_dilated(
+        images,
+        jnp.broadcast_to(kernel[..., None, None], (*kernel.shape, 1, channels)),
+        (1, 1),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=channels,
+    )
+
+
 def height_and_width(images: jax.Array, data_format: str) -> tuple[int, int]:
-    """Return the sizes of images, one or a batch of them."""
+    """Return height and width of an image, or of a batch."""
     height, width = image_axes(data_format)
     return images.shape[height], images.shape[width]
 
 
 def image_axes(data_format: str) -> tuple[int, int]:
-    """Return the dims of height and width, counted from the end: the same of an image and of a batch."""
+    """Return the dims of height and width, counted from the end, of an image or a batch."""
     return (-3, -2) if data_format == "channels_last" else (-2, -1)
 
 
@@ -36,21 +80,10 @@ def affine_transform(
     data_format: str = "channels_last",
     is_affine: bool = True,
 ) -> jax.Array:
-    """Return images whose pixel (x, y) is that of `images` at (a0 x + a1 y + a2, b0 x + b1 y + b2).
+    """Return images whose pixel (x, y) is the given pixel at (a0 x + a1 y + a2, b0 x + b1 y + b2).
 
-    Rows of the batch stay on their devices.
-
-    Args:
-        images: a batch of images (batch, height, width, channels), or (batch, channels, height, width).
-        transform: for each image `[a0, a1, a2, b0, b1, b2, c0, c1]`, (batch, 8).
-        interpolation: one of `AFFINE_INTERPOLATIONS`.
-        fill_mode: what lies around an image; one of `FILL_MODES`.
-        fill_value: with `"constant"`, the value there.
-        data_format: the order of dims.
-        is_affine: whether c0 and c1 are 0; else both coordinates are divided by c0 x + c1 y + 1.
-
-    Returns:
-        An array like `images`.
+    `transform` is `[a0, a1, a2, b0, b1, b2, c0, c1]` of each image, (batch, 8). If it is not affine, both coordinates
+    are divided by c0 x + c1 y + 1.
     """
     if data_format == "channels_first":
         images = jnp.moveaxis(images, 1, -1)
@@ -67,7 +100,7 @@ def affine_transform(
 def sampled(
     images: jax.Array, coordinates: jax.Array, interpolation: str, fill_mode: str, fill_value: float
 ) -> jax.Array:
-    """Return images (batch, height, width, channels) at coordinates (batch, 2, height, width) of rows and columns."""
+    """Sample images (batch, height, width, channels) at coordinates (batch, 2, height, width): rows and columns."""
     order = AFFINE_INTERPOLATIONS.index(interpolation)
 
     def sample(channel: jax.Array, places: jax.Array) -> jax.Array:
@@ -86,19 +119,11 @@ def elastic_transform(
     fill_mode: str = "reflect",
     fill_value: float = 0.0,
 ) -> jax.Array:
-    """Return images whose pixels are moved, neighbours by nearly the same way.
+    """Displace pixels of images (batch, height, width, channels) by smoothed `noise` (batch, height, width).
 
-    Args:
-        images: a batch of images (batch, height, width, channels).
-        noise: normally distributed numbers (batch, height, width), of which ways are made.
-        alpha: how far pixels are moved; may be traced.
-        sigma: how smoothly [pixels]; may be traced.
-        largest_sigma: what `sigma` is at most, from which the size of the filter follows.
-        interpolation: one of `AFFINE_INTERPOLATIONS`.
-        fill_mode: one of `FILL_MODES`.
-        fill_value: with `"constant"`, the value around an image.
+    `alpha` scales the displacement, `sigma`, at most `largest_sigma`, is the smoothness [pixels]; both may be traced.
     """
-    sigma = jnp.maximum(jnp.asarray(sigma, noise.dtype), 1e-3)  # below, the filter has one element in any case
+    sigma = jnp.maximum(jnp.asarray(sigma, noise.dtype), 1e-3)  # the filter has one element below
     reach = int(6 * largest_sigma) // 2
     offsets = np.arange(-reach, reach + 1)
     weights = jnp.exp(-0.5 * jnp.square(jnp.asarray(offsets, noise.dtype) / sigma))
@@ -106,38 +131,38 @@ def elastic_transform(
     weights = weights / jnp.sum(weights)
     ways = filtered((noise * sigma)[..., None], jnp.outer(weights, weights), "SAME")[..., 0]
     y, x = jnp.meshgrid(*map(jnp.arange, images.shape[1:3]), indexing="ij")
-    moved = jnp.asarray(alpha, noise.dtype) * ways  # both ways by the same, as in Keras, which draws them with one key
+    moved = jnp.asarray(alpha, noise.dtype) * ways  # the same for rows and columns, as in Keras
     return sampled(images, jnp.stack([y + moved, x + moved], 1), interpolation, fill_mode, fill_value)
 
 
 def rotation(angle: jax.Array, height: int, width: int) -> jax.Array:
-    """Return the transforms that rotate images about their centres, (batch, 8); `angle` [radians] has one of each."""
+    """Return transforms (batch, 8) that rotate images about their centres by `angle` (batch,) [radians]."""
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     x, y = 0.5 * (width - 1), 0.5 * (height - 1)
     return _rows(cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos)
 
 
 def zoom(x_factor: jax.Array, y_factor: jax.Array, height: int, width: int) -> jax.Array:
-    """Return the transforms that zoom about the centre, (batch, 8); factors below 1 make what is seen larger."""
+    """Return transforms (batch, 8) that zoom images about their centres; factors below 1 magnify."""
     zeros = jnp.zeros_like(x_factor)
     x, y = (width - 1.0) / 2.0 * (1.0 - x_factor), (height - 1.0) / 2.0 * (1.0 - y_factor)
     return _rows(x_factor, zeros, x, zeros, y_factor, y)
 
 
 def translation(dx: jax.Array, dy: jax.Array) -> jax.Array:
-    """Return the transforms that move images by `dx` and `dy` [pixels], (batch, 8)."""
+    """Return transforms (batch, 8) that translate images by `dx` and `dy` [pixels]."""
     ones, zeros = jnp.ones_like(dx), jnp.zeros_like(dx)
     return _rows(ones, zeros, -dx, zeros, ones, -dy)
 
 
 def shear(x_factor: jax.Array, y_factor: jax.Array) -> jax.Array:
-    """Return the transforms that shear images, (batch, 8)."""
+    """Return transforms (batch, 8) that shear images."""
     ones, zeros = jnp.ones_like(x_factor), jnp.zeros_like(x_factor)
     return _rows(ones, x_factor, zeros, y_factor, ones, zeros)
 
 
 def perspective(start: jax.Array, end: jax.Array) -> jax.Array:
-    """Return the transforms that move four points (x, y) of images, (batch, 8); both are (batch, 4, 2)."""
+    """Return transforms (batch, 8) that move the points (x, y) `start` (batch, 4, 2) to `end`."""
     ends = jnp.concatenate([end, jnp.ones_like(end[..., :1])], -1)  # x, y, 1 of each point
     zeros = jnp.zeros_like(ends)
     rows = [
@@ -164,18 +189,9 @@ def resize(
     data_format: str = "channels_last",
     keeps_dtype: bool = False,
 ) -> jax.Array:
-    """Return images of another size.
+    """Resize images; with `keeps_dtype`, interpolated integers are rounded, else they become floats.
 
-    Args:
-        images: an image or a batch of them.
-        size: the new height and width.
-        interpolation: one of `RESIZE_INTERPOLATIONS`.
-        antialias: whether pixels that become one are averaged.
-        crop_to_aspect_ratio: whether only the largest centered part that is like `size` is taken.
-        pad_to_aspect_ratio: whether images are padded before, to be like `size`.
-        fill_value: what they are padded with.
-        data_format: the order of dims.
-        keeps_dtype: whether interpolated integers are rounded; else they become floats.
+    Images of another aspect ratio are stretched, cropped to their largest centered part, or padded with `fill_value`.
     """
     dtype = images.dtype
     height, width = height_and_width(images, data_format)
@@ -203,7 +219,7 @@ def resize(
 
 
 def largest_like(height: int, width: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of the largest centered part of an image that has the ratio of `size`."""
+    """Return top, left, height and width of the largest centered part with the aspect ratio of `size`."""
     new_height = max(min(height, int(float(width * size[0]) / size[1])), 1)
     new_width = max(min(width, int(float(height * size[1]) / size[0])), 1)
     return (height - new_height) // 2, (width - new_width) // 2, new_height, new_width
@@ -212,14 +228,14 @@ def largest_like(height: int, width: int, size: tuple[int, int]) -> tuple[int, i
 def crop(
     images: jax.Array, top: ArrayLike, left: ArrayLike, height: int, width: int, data_format: str = "channels_last"
 ) -> jax.Array:
-    """Return a part of images, the same of all; `top` and `left` may be traced."""
+    """Crop all images to one rectangle; `top` and `left` may be traced."""
     for axis, start, size in zip(image_axes(data_format), (top, left), (height, width), strict=True):
         images = jax.lax.dynamic_slice_in_dim(images, start, size, axis % images.ndim)
     return images
 
 
 def rgb_to_grayscale(images: jax.Array, data_format: str = "channels_last") -> jax.Array:
-    """Return the brightness of images of three colours (or one), with one channel."""
+    """Convert RGB or gray images to gray images with one channel."""
     axis = -1 if data_format == "channels_last" else -3
     if images.shape[axis] == 1:
         return images
@@ -234,17 +250,17 @@ def smart_resize(
     data_format: str = "channels_last",
     **kwargs: object,
 ) -> ArrayLike:
-    """Return images of another size: the largest centered part of each that has the new ratio, resized.
+    """Resize images without distortion: the largest centered part with the new aspect ratio is resized.
 
     Args:
-        x: an image or a batch of them.
+        x: an image or a batch of images.
         size: the new height and width.
-        interpolation: one of `RESIZE_INTERPOLATIONS`.
+        interpolation: `"bilinear"`, `"nearest"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
         data_format: `"channels_last"`, or `"channels_first"`.
-        **kwargs: not used, as `backend_module` of Keras.
+        **kwargs: unused, such as `backend_module` of Keras.
 
     Returns:
-        An array of numpy where one was given, else one of JAX.
+        A NumPy array if `x` is one, else a JAX array.
 
     Source: `keras.preprocessing.image.smart_resize`.
     """

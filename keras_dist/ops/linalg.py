@@ -20,11 +20,11 @@ from keras_dist.ops.operation import as_array, floating, names_in, operation
 
 @operation
 def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
-    """Return the triangular factor of symmetric positive definite matrices.
+    """Return the Cholesky factors of symmetric positive definite matrices (..., n, n).
 
     Args:
-        x: (..., n, n).
-        upper: whether `R` with `x = R^T R`, instead of `L` with `x = L L^T`.
+        x: the matrices.
+        upper: whether to return `R` with `x = R^T R`, instead of `L` with `x = L L^T`.
 
     Raises:
         ModelError: a matrix is not positive definite; in compiled steps its factor is NaN.
@@ -38,12 +38,7 @@ def cholesky(x: ArrayLike, upper: bool = False) -> jax.Array:
 
 @operation
 def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
-    """Return the inverses of matrices of which `x` are the factors that `cholesky` gives.
-
-    Args:
-        x: (..., n, n).
-        upper: whether it is the upper triangle.
-    """
+    """Invert matrices (..., n, n) given their Cholesky factors; `upper` as in `cholesky`."""
     factor = _square("cholesky_inverse", x)
     identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     inverse = _solved_triangular(factor, identity, not upper)
@@ -53,19 +48,19 @@ def cholesky_inverse(x: ArrayLike, upper: bool = False) -> jax.Array:
 
 @operation
 def det(x: ArrayLike) -> jax.Array:
-    """Return the determinants of matrices (..., n, n), (...)."""
+    """Return the determinants (...) of matrices (..., n, n)."""
     return jnp.linalg.det(_square("det", x))
 
 
 @operation
 def inv(x: ArrayLike) -> jax.Array:
-    """Return the inverses of matrices (..., n, n)."""
+    """Invert matrices (..., n, n)."""
     return jnp.linalg.inv(_square("inv", x))
 
 
 @operation
 def eig(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return the eigenvalues (..., n) and eigenvectors (..., n, n) of matrices, complex; on CPU and GPU only."""
+    """Return the complex eigenvalues (..., n) and eigenvectors (..., n, n) of matrices; on CPU and GPU only."""
     values, vectors = jnp.linalg.eig(_square("eig", x))
     return values, vectors
 
@@ -92,19 +87,19 @@ def norm(
 
     Args:
         x: an array.
-        ord: which norm; None for the root of the sum of squares.
-        axis: of vectors, or the two of matrices; None for the whole array.
-        keepdims: whether these dims stay, as 1.
+        ord: the order of the norm; None for the root of the sum of squares.
+        axis: the dim of the vectors, or the two dims of the matrices; None for the whole array.
+        keepdims: whether these dims stay with size 1.
     """
     return jnp.linalg.norm(floating(as_array(x)), ord=ord, axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
 
 @operation
 def qr(x: ArrayLike, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Return `(q, r)`: orthonormal columns and an upper triangle, the product of which is `x`.
+    """Return the QR decomposition `(q, r)` of matrices (..., m, n).
 
     Args:
-        x: matrices (..., m, n).
+        x: the matrices.
         mode: `"reduced"` for min(m, n) columns of q, `"complete"` for m.
     """
     chosen = check_option("mode", mode, ("reduced", "complete"))
@@ -119,7 +114,7 @@ def svd(x: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> An
     Args:
         x: (..., m, n).
         full_matrices: whether u and v are square, instead of having min(m, n) columns and rows.
-        compute_uv: whether to return u and v; else s alone comes back.
+        compute_uv: whether to return u and v; otherwise s alone is returned.
     """
     found: Any = jnp.linalg.svd(_matrices("svd", x), full_matrices=full_matrices, compute_uv=compute_uv)
     return tuple(found) if compute_uv else found
@@ -127,12 +122,7 @@ def svd(x: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> An
 
 @operation
 def solve(a: ArrayLike, b: ArrayLike) -> jax.Array:
-    """Return `x` with `a @ x = b`.
-
-    Args:
-        a: matrices (..., n, n).
-        b: (..., n) or (..., n, k).
-    """
+    """Solve `a @ x = b` for x, with `a` of shape (..., n, n) and `b` of shape (..., n) or (..., n, k)."""
     matrices, sides = _equations("solve", a, b)
     if sides.ndim == matrices.ndim - 1:
         return jnp.linalg.solve(matrices, sides[..., None])[..., 0]
@@ -141,59 +131,43 @@ def solve(a: ArrayLike, b: ArrayLike) -> jax.Array:
 
 @operation
 def solve_triangular(a: ArrayLike, b: ArrayLike, lower: bool = False) -> jax.Array:
-    """Return `x` with `a @ x = b`, of which only one triangle of `a` is read.
-
-    Args:
-        a: matrices (..., n, n).
-        b: (..., n) or (..., n, k).
-        lower: whether the lower triangle.
-    """
+    """Solve `a @ x = b` as in `solve`, reading only the upper triangle of `a`, or the `lower` one."""
     return _solved_triangular(*_equations("solve_triangular", a, b), lower)
 
 
 @operation
 def lstsq(a: ArrayLike, b: ArrayLike, rcond: float | None = None) -> jax.Array:
-    """Return the `x` for which `a @ x` is nearest to `b`, the shortest one of several.
+    """Return the least-squares solution of `a @ x = b` with the smallest norm.
 
     Args:
         a: (m, n).
         b: (m,) or (m, k).
-        rcond: singular values below this part of the largest count as 0; None for rounding errors.
+        rcond: singular values below this fraction of the largest are treated as 0; None for rounding errors.
     """
     return jnp.linalg.lstsq(as_array(a), as_array(b), rcond=rcond)[0]
 
 
 @operation
 def matrix_rank(x: ArrayLike, tol: float | None = None) -> jax.Array:
-    """Return the ranks of matrices (..., m, n), int32.
-
-    Args:
-        x: the matrices.
-        tol: singular values up to it count as 0; None for rounding errors.
-    """
+    """Return the ranks of matrices (..., m, n), int32; singular values up to `tol` are treated as 0."""
     return jnp.linalg.matrix_rank(_matrices("matrix_rank", x), tol=tol).astype(jnp.int32)
 
 
 @operation
 def pinv(x: ArrayLike, rcond: float | None = None) -> jax.Array:
-    """Return the pseudo-inverses (..., n, m) of matrices (..., m, n).
-
-    Args:
-        x: the matrices.
-        rcond: singular values up to this part of the largest count as 0; None for rounding errors.
-    """
+    """Return the pseudo-inverses (..., n, m) of matrices (..., m, n); for `rcond` see `lstsq`."""
     return jnp.linalg.pinv(_matrices("pinv", x), rtol=rcond)
 
 
 @operation
 def jvp(fun: Callable[..., PyTree], primals: PyTree, tangents: PyTree, has_aux: bool = False) -> Any:
-    """Return what `fun` gives at `primals`, and its derivative in the direction `tangents`; see `jax.jvp`.
+    """Return `fun(*primals)` and its derivative in the direction `tangents`; see `jax.jvp`.
 
     Args:
         fun: a function of arrays.
         primals: its arguments, a tuple or list.
         tangents: a direction for each.
-        has_aux: whether it returns more than the values that are differentiated; that comes back as a third part.
+        has_aux: whether `fun` returns `(values, aux)`; `aux` is then returned as a third result.
     """
     return jax.jvp(fun, primals, tangents, has_aux=has_aux)
 

@@ -1,10 +1,11 @@
-"""Sums of segments, largest values, special functions, and Fourier transforms (`ops.spectra`)."""
+"""Segment reductions, largest values, special functions, and Fourier transforms (`ops.spectra`)."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
-from keras_dist.ops.operation import as_array, floating, names_in, operation, unary
+from keras_dist.ops.operation import as_array, floating, named, names_in, operation, unary
 from keras_dist.ops.spectra import extract_sequences as extract_sequences
 from keras_dist.ops.spectra import fft as fft
 from keras_dist.ops.spectra import fft2 as fft2
@@ -24,13 +25,13 @@ from keras_dist.ops.spectra import stft as stft
 
 rsqrt = unary("rsqrt", lambda x: jax.lax.rsqrt(floating(x)), "Return `1 / sqrt(x)`.")
 erf = unary("erf", lambda x: jax.lax.erf(floating(x)), "Return the error function of `x`.")
-erfc = unary("erfc", lambda x: jax.lax.erfc(floating(x)), "Return `1 - erf(x)`, exact for large `x`.")
-erfinv = unary("erfinv", lambda x: jax.lax.erf_inv(floating(x)), "Return the value whose error function is `x`.")
+erfc = unary("erfc", lambda x: jax.lax.erfc(floating(x)), "Return `1 - erf(x)`, precise for large `x`.")
+erfinv = unary("erfinv", lambda x: jax.lax.erf_inv(floating(x)), "Return the inverse of the error function.")
 
 
 @operation
 def logdet(x: ArrayLike) -> jax.Array:
-    """Return the logarithms of the absolute determinants of matrices (..., n, n), (...)."""
+    """Return the logarithms (...) of the absolute determinants of matrices (..., n, n)."""
     return jnp.linalg.slogdet(as_array(x))[1]
 
 
@@ -40,8 +41,8 @@ def logsumexp(x: ArrayLike, axis: int | Sequence[int] | None = None, keepdims: b
 
     Args:
         x: an array.
-        axis: the dims that are reduced; None for all.
-        keepdims: whether the reduced dims stay, with size 1.
+        axis: the dims to reduce; None for all.
+        keepdims: whether reduced dims stay with size 1.
     """
     return jax.nn.logsumexp(as_array(x), axis=numpy_arguments.axes(axis), keepdims=keepdims)
 
@@ -51,7 +52,7 @@ def cdist(x: ArrayLike, y: ArrayLike) -> jax.Array:
     """Return the distances (..., m, n) between points (..., m, dims) and (..., n, dims).
 
     Raises:
-        ModelError: the points do not have the same number of dims.
+        ModelError: the points have different numbers of dims.
     """
     one, other = as_array(x), as_array(y)
     if min(one.ndim, other.ndim) < 2 or one.shape[-1] != other.shape[-1]:
@@ -63,26 +64,14 @@ def cdist(x: ArrayLike, y: ArrayLike) -> jax.Array:
 
 @operation
 def top_k(x: ArrayLike, k: int, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Return the `k` largest values along the last dim, the largest first, and their indices.
-
-    Args:
-        x: an array.
-        k: how many.
-        sorted: unused, they always are.
-    """
+    """Return the `k` largest values along the last dim in descending order, and their indices; `sorted` is unused."""
     values, indices = jax.lax.top_k(as_array(x), k)
     return values, indices
 
 
 @operation
 def in_top_k(targets: ArrayLike, predictions: ArrayLike, k: int) -> jax.Array:
-    """Return whether the target is among the `k` largest predictions; NaN counts as the smallest.
-
-    Args:
-        targets: class indices (...,).
-        predictions: (..., classes).
-        k: how many.
-    """
+    """Return whether class `targets` (...) is among the `k` largest `predictions` (..., classes); NaN is smallest."""
     values = as_array(predictions)
     of_target = jnp.take_along_axis(values, as_array(targets, "int32")[..., None], axis=-1)
     of_target = jnp.where(jnp.isnan(of_target), -jnp.inf, of_target)
@@ -91,7 +80,7 @@ def in_top_k(targets: ArrayLike, predictions: ArrayLike, k: int) -> jax.Array:
 
 @operation
 def view_as_complex(x: ArrayLike) -> jax.Array:
-    """Return complex numbers (...,) of real and imaginary parts (..., 2)."""
+    """Convert real and imaginary parts (..., 2) to complex numbers (...)."""
     array = as_array(x)
     if array.shape[-1:] != (2,):
         summary = "view_as_complex needs real and imaginary parts: a last dim of size 2"
@@ -102,65 +91,44 @@ def view_as_complex(x: ArrayLike) -> jax.Array:
 
 @operation
 def view_as_real(x: ArrayLike) -> jax.Array:
-    """Return the real and imaginary parts (..., 2) of complex numbers (...,)."""
+    """Return the real and imaginary parts (..., 2) of complex numbers (...)."""
     array = as_array(x)
     return jnp.stack([jnp.real(array), jnp.imag(array)], axis=-1)
 
 
-def _reduced(
-    name: str,
-    function: Callable[..., jax.Array],
-    data: ArrayLike,
-    segment_ids: ArrayLike,
-    num_segments: int | None,
-    is_sorted: bool,
-) -> jax.Array:
-    """Return what `function` makes of the rows of each segment."""
-    rows, ids = as_array(data), as_array(segment_ids)
-    if num_segments is None or ids.ndim != 1 or len(ids) != len(rows):
-        summary = f"{name} needs an index for each row, and `num_segments`, the size of the result"
-        given = f"data of shape {rows.shape}, segment_ids of shape {ids.shape}, num_segments={num_segments}"
-        raise ModelError(summary, given=given, fix=f"{name}(data, segment_ids, num_segments=3)")
-    return function(rows, ids, num_segments, indices_are_sorted=is_sorted)
-
-
-@operation
-def segment_sum(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
-) -> jax.Array:
-    """Return the sum of the rows of each segment, (num_segments, ...).
+_SEGMENTS = """
 
     Args:
         data: rows.
-        segment_ids: the segment of each row; others than those from 0 to `num_segments - 1` do not count.
-        num_segments: how many there are; it must be given.
+        segment_ids: the segment of each row; rows with indices outside of 0 to `num_segments - 1` are ignored.
+        num_segments: number of segments; required.
         sorted: whether `segment_ids` are in ascending order.
     """
-    return _reduced("segment_sum", jax.ops.segment_sum, data, segment_ids, num_segments, sorted)
 
 
-@operation
-def segment_max(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
-) -> jax.Array:
-    """Return the largest values of the rows of each segment; arguments as of `segment_sum`."""
-    return _reduced("segment_max", jax.ops.segment_max, data, segment_ids, num_segments, sorted)
+class _Segments(Protocol):
+    def __call__(
+        self, data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+    ) -> jax.Array: ...
 
 
-@operation
-def segment_min(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
-) -> jax.Array:
-    """Return the smallest values of the rows of each segment; arguments as of `segment_sum`."""
-    return _reduced("segment_min", jax.ops.segment_min, data, segment_ids, num_segments, sorted)
+def _segments(name: str, function: Callable[..., jax.Array], doc: str) -> _Segments:
+    def reduced(
+        data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
+    ) -> jax.Array:
+        rows, ids = as_array(data), as_array(segment_ids)
+        if num_segments is None or ids.ndim != 1 or len(ids) != len(rows):
+            summary = f"{name} needs an index for each row, and `num_segments`, the size of the result"
+            given = f"data of shape {rows.shape}, segment_ids of shape {ids.shape}, num_segments={num_segments}"
+            raise ModelError(summary, given=given, fix=f"{name}(data, segment_ids, num_segments=3)")
+        return function(rows, ids, num_segments, indices_are_sorted=sorted)
+
+    return operation(named(reduced, name, doc + _SEGMENTS))
 
 
-@operation
-def segment_prod(
-    data: ArrayLike, segment_ids: ArrayLike, num_segments: int | None = None, sorted: bool = False
-) -> jax.Array:
-    """Return the product of the rows of each segment; arguments as of `segment_sum`."""
-    return _reduced("segment_prod", jax.ops.segment_prod, data, segment_ids, num_segments, sorted)
-
+segment_sum = _segments("segment_sum", jax.ops.segment_sum, "Sum the rows of each segment: (num_segments, ...).")
+segment_max = _segments("segment_max", jax.ops.segment_max, "Return the largest values of the rows of each segment.")
+segment_min = _segments("segment_min", jax.ops.segment_min, "Return the smallest values of the rows of each segment.")
+segment_prod = _segments("segment_prod", jax.ops.segment_prod, "Multiply the rows of each segment.")
 
 __all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,4 +1,4 @@
-"""What networks are made of: activations, encodings, crossentropies, attention, and what other files have."""
+"""Activations, encodings and crossentropies; convolutions, normalization and attention from other files."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -65,12 +65,7 @@ threshold = like("threshold", activations.threshold)
 
 @operation
 def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
-    """Return `exp(x) / sum(exp(x), axis)`; over a dim of size 1 that is 1, of which a warning tells.
-
-    Args:
-        x: an array.
-        axis: the dim, or dims, of the classes.
-    """
+    """Return `exp(x) / sum(exp(x), axis)`; warn if the dim `axis` has size 1, where the result is always 1."""
     array = as_array(x)
     if isinstance(axis, int) and array.shape[axis : axis + 1 or None] == (1,):
         warnings.warn(
@@ -83,18 +78,13 @@ def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
 
 @operation
 def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
-    """Return `x * P(X <= x)` for a normally distributed X.
-
-    Args:
-        x: an array.
-        approximate: whether by tanh instead of erf.
-    """
+    """Return `x * P(X <= x)` for a normally distributed X, computed by tanh if `approximate`, else by erf."""
     return activations.gelu(as_array(x), approximate)
 
 
 @operation
 def polar(abs_: ArrayLike, angle: ArrayLike) -> jax.Array:
-    """Return the complex numbers with these absolute values and angles, in radians."""
+    """Return complex numbers with absolute values `abs_` and angles `angle`, in radians."""
     radius, turn = as_array(abs_), as_array(angle)
     return jax.lax.complex(floating(radius * jnp.cos(turn)), floating(radius * jnp.sin(turn)))
 
@@ -110,17 +100,17 @@ def _check_dense(name: str, sparse: bool) -> None:
 def one_hot(
     x: ArrayLike, num_classes: int, axis: int = -1, dtype: DTypeLike | None = None, sparse: bool = False
 ) -> jax.Array:
-    """Return one-hot vectors: 1 at the index that `x` holds, else 0; all 0 for an index that is no class.
+    """Return one-hot vectors; all 0 for an index out of range.
 
     Args:
         x: class indices.
-        num_classes: how many there are.
-        axis: where the dim of the classes is put in.
-        dtype: the element type of the result; None for that of weights.
-        sparse: only False.
+        num_classes: number of classes.
+        axis: position of the dim of classes in the result.
+        dtype: element type of the result; None for `floatx()`.
+        sparse: must be False.
 
     Raises:
-        ModelError: it is to be sparse.
+        ModelError: `sparse` is set.
     """
     _check_dense("one_hot", sparse)
     return jax.nn.one_hot(as_array(x), num_classes, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
@@ -135,18 +125,18 @@ def multi_hot(
     sparse: bool = False,
     **kwargs: Any,
 ) -> jax.Array:
-    """Return multi-hot vectors: 1 at each index that a row of `inputs` holds, else 0.
+    """Return multi-hot vectors: 1 at each index in a row of `inputs`, else 0.
 
     Args:
-        inputs: class indices (n,) or (batch, n, ...), of which the dim n is reduced.
-        num_classes: how many there are.
-        axis: where the dim of the classes is put in, before n is reduced.
-        dtype: the element type of the result; None for that of weights.
-        sparse: only False.
+        inputs: class indices (n,) or (batch, n, ...); the dim n is reduced.
+        num_classes: number of classes.
+        axis: position of the dim of classes, before n is reduced.
+        dtype: element type of the result; None for `floatx()`.
+        sparse: must be False.
         **kwargs: `num_tokens`, another name of `num_classes`.
 
     Raises:
-        ModelError: it is to be sparse, or the number of classes is not given.
+        ModelError: `sparse` is set, or the number of classes is not given.
     """
     _check_dense("multi_hot", sparse)
     indices = as_array(inputs, "int32")
@@ -159,7 +149,7 @@ def multi_hot(
 
 
 def _of_one_type(target: ArrayLike, output: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Losses take the element type of the output, these operations that of both."""
+    """Cast both to their common type; losses would use the type of the output."""
     targets, outputs = as_array(target), as_array(output)
     dtype = jnp.result_type(targets, outputs)
     return targets.astype(dtype), outputs.astype(dtype)
@@ -170,9 +160,9 @@ def binary_crossentropy(target: ArrayLike, output: ArrayLike, from_logits: bool 
     """Return `-target * log(output) - (1 - target) * log(1 - output)` for each element.
 
     Args:
-        target: 0 or 1, or anything between.
+        target: numbers from 0 to 1.
         output: probabilities or logits, of the same shape.
-        from_logits: whether logits.
+        from_logits: whether `output` are logits.
 
     Raises:
         ModelError: the shapes differ.
@@ -189,8 +179,8 @@ def categorical_crossentropy(
 
     Args:
         target: one-hot rows, or other distributions, of the shape of `output`.
-        output: probabilities, which are divided by their sum, or logits.
-        from_logits: whether logits.
+        output: probabilities, normalized to a sum of 1, or logits.
+        from_logits: whether `output` are logits.
         axis: the dim of the classes.
 
     Raises:
@@ -203,17 +193,17 @@ def categorical_crossentropy(
 def sparse_categorical_crossentropy(
     target: ArrayLike, output: ArrayLike, from_logits: bool = False, axis: int = -1
 ) -> jax.Array:
-    """Return `-log(output[target])`, at least in the element type of weights.
+    """Return `-log(output[target])`, with at least the precision of `floatx()`.
 
     Args:
-        target: class indices, of the shape of `output` without `axis`, or with a dim of 1 there.
-        output: probabilities, which are divided by their sum, or logits.
-        from_logits: whether logits.
+        target: class indices, of the shape of `output` without the dim `axis`, or with size 1 there.
+        output: probabilities, normalized to a sum of 1, or logits.
+        from_logits: whether `output` are logits.
         axis: the dim of the classes.
 
     Raises:
         ModelError: the shapes do not fit.
-        DataError: an index is no class; in compiled steps the result is NaN then.
+        DataError: a class index is out of range; in compiled steps the result is NaN.
     """
     values = losses.sparse_categorical_crossentropy(as_array(target), as_array(output), from_logits, axis=axis)
     return values.astype(jnp.result_type(values, numpy_arguments.element_type_or_floatx(None)))
@@ -221,12 +211,12 @@ def sparse_categorical_crossentropy(
 
 @operation
 def psnr(x1: ArrayLike, x2: ArrayLike, max_val: float) -> jax.Array:
-    """Return the peak signal-to-noise ratio `20 * log10(max_val) - 10 * log10(mean((x1 - x2)**2))`, in dB.
+    """Return the peak signal-to-noise ratio `20 * log10(max_val) - 10 * log10(mean((x1 - x2)**2))` [dB].
 
     Args:
         x1: an array.
         x2: an array of the same shape.
-        max_val: the largest value that a signal can have.
+        max_val: the largest possible value of a signal.
 
     Raises:
         ModelError: the shapes differ.

@@ -1,4 +1,4 @@
-"""Means and variances, and what is normalized by them."""
+"""Moments and normalization: arithmetic, which layers call, and operations."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -15,22 +15,18 @@ from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
-from keras_dist.ops.operation import as_array, dims_of, names_in, operation
+from keras_dist.ops.operation import as_array, dims_of, operation
 
 
 def wide(inputs: jax.Array) -> jax.Array:
-    """Return the inputs in at least float32: squares of half precision overflow."""
+    """Cast inputs to at least float32: squares in half precision overflow."""
     return inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
 
 
 def standardized(
-    values: jax.Array,
-    axes: Sequence[int],
-    epsilon: float,
-    gamma: jax.Array | None = None,
-    beta: jax.Array | None = None,
+    values: jax.Array, axes: Sequence[int], epsilon: float, gamma: jax.Array | None, beta: jax.Array | None
 ) -> jax.Array:
-    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, mean and variance over the dims `axes`."""
+    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta` with moments over the dims `axes`."""
     factor = jax.lax.rsqrt(jnp.var(values, axes, keepdims=True) + epsilon)
     mean = jnp.mean(values, axes, keepdims=True)
     if gamma is not None:
@@ -50,7 +46,7 @@ def standardized_by(
     axis: int,
     epsilon: float,
 ) -> jax.Array:
-    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta`, with numbers for each index of dim `axis`."""
+    """Return `(values - mean) / sqrt(variance + epsilon) * gamma + beta` with vectors along the dim `axis`."""
     factor = jax.lax.rsqrt(variance + epsilon) * gamma
     shape = [-1 if dim == axis else 1 for dim in range(values.ndim)]
     return values * factor.reshape(shape) + (beta - mean * factor).reshape(shape)
@@ -65,7 +61,7 @@ def divided_by_rms(
 
 
 def divided_by_norm(values: jax.Array, axes: int | Sequence[int] | None, largest_factor: float) -> jax.Array:
-    """Return `values / sqrt(sum(values**2))`, the sum over the dims `axes`; no value is multiplied by more."""
+    """Return `values / sqrt(sum(values**2, axes))`; the factor of values is at most `largest_factor`."""
     squares = jnp.sum(jnp.square(values), axes, keepdims=True)
     squares = squares.astype(jnp.result_type(squares, 0.0))
     return values * jnp.minimum(jax.lax.rsqrt(squares), largest_factor)
@@ -80,11 +76,11 @@ def moments(
     Args:
         x: an array.
         axes: the dims.
-        keepdims: whether they stay, as 1.
-        synchronized: only False: arrays are global, whatever devices they are on.
+        keepdims: whether reduced dims stay with size 1.
+        synchronized: must be False: moments of sharded arrays are global.
 
     Raises:
-        ModelError: `synchronized` is set, or there are no such dims.
+        ModelError: `synchronized` is set, or the array does not have these dims.
     """
     if synchronized:
         summary = "moments: `synchronized` must be False: arrays are global, and so are their moments"
@@ -114,15 +110,15 @@ def batch_normalization(
 
     Args:
         x: an array.
-        mean: one for each channel.
-        variance: one for each channel.
+        mean: (channels,).
+        variance: (channels,).
         axis: the dim of the channels.
-        offset: one for each channel; None for 0.
-        scale: one for each channel; None for 1.
-        epsilon: keeps the quotient finite.
+        offset: (channels,); None for 0.
+        scale: (channels,); None for 1.
+        epsilon: added to the variance.
 
     Raises:
-        ModelError: there is no such dim, or an argument has not one number for each channel.
+        ModelError: the array does not have this dim, or an argument has another shape.
     """
     array = as_array(x)
     (dim,) = dims_of(array, axis)
@@ -150,15 +146,15 @@ def layer_normalization(
     epsilon: float | None = None,
     **kwargs: Any,
 ) -> jax.Array:
-    """Return `x` with mean 0 and variance 1 over `axis`, times `gamma` plus `beta`.
+    """Return `(x - mean) / sqrt(variance + epsilon) * gamma + beta` with moments over `axis`.
 
     Args:
         x: an array.
-        gamma: for the dims `axis`; None for 1.
-        beta: for the dims `axis`; None for 0.
+        gamma: of the dims `axis`; None for 1.
+        beta: of the dims `axis`; None for 0.
         axis: the dim, or dims.
-        epsilon: keeps the quotient finite; None for that of `config.epsilon`.
-        **kwargs: `rms_scaling`, whether the mean stays, and `beta` is not added.
+        epsilon: added to the variance; None for `config.epsilon()`.
+        **kwargs: `rms_scaling`: whether to neither subtract the mean nor add `beta`.
     """
     array = as_array(x)
     values: Any = wide(array)
@@ -183,13 +179,13 @@ def layer_normalization(
 def rms_normalization(
     x: ArrayLike, scale: ArrayLike | None = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
 ) -> jax.Array:
-    """Return `x` divided by the root of its mean square over `axis`, times `scale`.
+    """Return `x / sqrt(mean(x**2, axis) + epsilon) * scale`.
 
     Args:
         x: an array.
-        scale: broadcasts against `x`; None for 1.
+        scale: broadcasts to `x`; None for 1.
         axis: the dim, or dims.
-        epsilon: keeps the quotient finite; None for that of `config.epsilon`.
+        epsilon: added to the mean square; None for `config.epsilon()`.
     """
     array = as_array(x)
     values: Any = jnp.atleast_1d(wide(array))
@@ -199,13 +195,13 @@ def rms_normalization(
 
 @operation
 def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> jax.Array:
-    """Return `x` divided by its norms over `axis`.
+    """Divide `x` by its norms over `axis`.
 
     Args:
         x: an array.
         axis: the dim, or dims.
-        order: of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
-        epsilon: the least norm; None for that of `config.epsilon`.
+        order: order of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
+        epsilon: the smallest divisor; None for `config.epsilon()`.
     """
     check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
@@ -219,6 +215,3 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
 
 def _or_default(epsilon: float | None) -> float:
     return default_epsilon() if epsilon is None else epsilon
-
-
-__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

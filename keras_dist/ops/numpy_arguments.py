@@ -1,4 +1,4 @@
-"""Arguments of the names of NumPy: element types, axes, and arrays whose values must be known."""
+"""Arguments of NumPy functions: element types, axes, and arrays whose values must be known."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -18,25 +18,20 @@ from keras_dist.ops.operation import as_array
 from keras_dist.ops.operation import element_type as element_type
 
 Axes: TypeAlias = int | Sequence[int] | None
-"""A dim, several, or None for all."""
 
 
 def axes(axis: Axes) -> Any:
-    """Return a list of dims as a tuple, which JAX can hash; anything else as it is."""
+    """Convert a list of dims to a tuple, which JAX can hash."""
     return tuple(axis) if isinstance(axis, list) else axis
 
 
 def static(counts: Any) -> Any:
-    """Return a list of integers as an array of NumPy, which JAX takes; anything else as it is."""
+    """Convert a list of integers to a NumPy array, which JAX accepts."""
     return np.asarray(counts) if isinstance(counts, list | tuple) else counts
 
 
 def sizes(counts: Any, name: str) -> Any:
-    """Return the integers of a shape, or other counts of `ops.name`, as they are.
-
-    Raises:
-        ModelError: one is None, as the batch of symbolic tensors, or has no value inside of a compiled function.
-    """
+    """Return the sizes given to `ops.name`, unless one is None, as symbolic batch sizes are, or traced."""
     several = counts if isinstance(counts, list | tuple) else [counts]
     if any(count is None or is_traced(count) for count in several):
         given = f"{shorten(counts)}: None is an unknown dim of a symbolic tensor, and tracers have no values"
@@ -46,16 +41,12 @@ def sizes(counts: Any, name: str) -> Any:
 
 
 def element_type_or_floatx(dtype: DTypeLike | None) -> Any:
-    """Return an element type as JAX has it; for None that of weights."""
+    """Return the element type that JAX uses for `dtype`; for None, the type of weights."""
     return element_type(mixed_precision.dtype_policy().variable_dtype if dtype is None else dtype)
 
 
 def known(x: Any, name: str, fix: str) -> Any:
-    """Return `x` as an array, if it has values: the shape of the result of `name` depends on them.
-
-    Raises:
-        ModelError: it is symbolic, or an argument of a function that is compiled.
-    """
+    """Return `x` as an array, unless it is symbolic or traced: the shape of the result of `name` depends on it."""
     if is_traced(x):
         given = f"an array of shape {x.shape} without values: a symbolic tensor, or inside of a compiled step"
         raise ModelError(f"the shape of the result of `ops.{name}` depends on values", given=given, fix=fix)
@@ -63,8 +54,6 @@ def known(x: Any, name: str, fix: str) -> Any:
 
 
 def known_number(x: Any, name: str, fix: str) -> Any:
-    """Return `x`, a number or an array of one element, as a number of Python, if its value is known: see `known`.
-
-    Numbers do not become arrays on the way, which have no values inside of compiled functions.
-    """
+    """Return `x`, a number or an array of one element, as a Python number; see `known`."""
+    # numbers must not become arrays, which have no values inside compiled functions
     return np.asarray(known(x, name, fix) if isinstance(x, jax.Array) else x).item()

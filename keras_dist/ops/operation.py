@@ -1,4 +1,4 @@
-"""`operation`: a function of arrays as one of symbolic tensors, too, which models write into their configs by name."""
+"""`operation`: makes a function of arrays a step of functional models, which configs name."""
 
 from __future__ import annotations
 
@@ -26,21 +26,14 @@ _ROOM = __name__.rpartition(".")[0]
 
 
 def operation(function: _Function) -> _Function:
-    """Return `function` as an operation: symbolic tensors among its arguments become a step of a functional model.
-
-    Symbolic tensors and variables may stand in lists, tuples and dicts, too. Other arguments are handed on as they are.
-    Configs mention the operation by the name of the function.
-
-    Args:
-        function: of arrays and plain values; what it returns are arrays, or lists, tuples and dicts of arrays.
-    """
+    """Return `function`, which on symbolic tensors adds a step to a functional model. Configs contain its name."""
     step = Operation(function.__name__)
     OPERATIONS[step.name] = function
 
     @notes_arguments
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=_is_one)
+        args, kwargs = jax.tree.map(value_of, (args, kwargs), is_leaf=_is_leaf)
         if is_any_symbolic((args, kwargs)):
             return Operation(step.name)(*args, **kwargs)
         return function(*args, **kwargs)
@@ -49,10 +42,7 @@ def operation(function: _Function) -> _Function:
 
 
 def notes_arguments(function: _Function) -> _Function:
-    """Return `function` with its name and arguments as a note of the errors that JAX raises in it.
-
-    Where operations call others, the note of the outermost call stays.
-    """
+    """Return `function`; errors that JAX raises in it get a note with the outermost operation and its arguments."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +58,6 @@ def notes_arguments(function: _Function) -> _Function:
 
 
 def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Describe a call: the name of the function, and its arguments by name."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     named = itertools.zip_longest(names[: len(args)], args, fillvalue="")
@@ -77,14 +66,12 @@ def _call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
 
 
 def _short(value: Any) -> str:
-    """Describe an argument: arrays by element type and shape."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     return shorten(value) if shape is None or dtype is None else f"{dtype}{list(shape)}"
 
 
-def _is_one(leaf: Any) -> bool:
-    """Whether it stands for an array, or is an object such as a generator, which must not be copied."""
-    return isinstance(leaf, Operators | nnx.Module)
+def _is_leaf(leaf: Any) -> bool:
+    return isinstance(leaf, Operators | nnx.Module)  # modules, such as generators, must not be copied
 
 
 def floating(x: jax.Array) -> jax.Array:
@@ -93,12 +80,7 @@ def floating(x: jax.Array) -> jax.Array:
 
 
 def as_array(x: Any, dtype: DTypeLike | None = None) -> jax.Array:
-    """Return `x` as an array; numbers keep the weak element type that they have in Python's arithmetic.
-
-    Raises:
-        DataError: integers of 64 bits do not fit 32.
-        ModelError: `dtype` is no element type.
-    """
+    """Convert `x` to an array; Python numbers keep their weak element type. Refuse 64-bit integers that do not fit."""
     dtype = element_type(dtype)
     if isinstance(x, jax.Array) and (dtype is None or x.dtype == dtype):
         return x
@@ -108,11 +90,7 @@ def as_array(x: Any, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def element_type(dtype: DTypeLike | None) -> Any:
-    """Return an element type as JAX has it, in 32 bits by default; None for None.
-
-    Raises:
-        ModelError: there is no such type.
-    """
+    """Return the element type that JAX uses for `dtype`, with 32 bits by default; None for None."""
     if dtype is None:
         return None
     try:
@@ -122,11 +100,7 @@ def element_type(dtype: DTypeLike | None) -> Any:
 
 
 def dims_of(array: jax.Array, axes: int | Sequence[int], argument: str = "axis") -> tuple[int, ...]:
-    """Return the dims that an argument names, counted from the front, in ascending order.
-
-    Raises:
-        ModelError: the array does not have them, or one is named twice.
-    """
+    """Return the dims `axes`, counted from the front, in ascending order; each must exist and be named once."""
     return check_axes_exist(argument, check_axes(argument, axes), array.shape)
 
 
@@ -149,10 +123,7 @@ def binary(name: str, function: Callable[[Any, Any], Any], doc: str) -> Callable
 
 
 def like(name: str, function: _Function, doc: str | None = None) -> _Function:
-    """Return the operation `name` with the parameters of `function`, and its docstring if no other is given.
-
-    The first parameter may be a list or a number.
-    """
+    """Return `function` as the operation `name`, whose first argument may also be a list or a number."""
 
     @functools.wraps(function)
     def applied(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +133,7 @@ def like(name: str, function: _Function, doc: str | None = None) -> _Function:
 
 
 def names_in(module: Mapping[str, Any]) -> list[str]:
-    """Return the public functions of a module of this room, `vars()` of which is given."""
+    """Return the names of the operations in `vars()` of a module of this package."""
     return [
         name
         for name, value in module.items()
@@ -174,7 +145,7 @@ def names_in(module: Mapping[str, Any]) -> list[str]:
 
 
 def named(function: Any, name: str, doc: str) -> Any:
-    """Return `function` as one of the package's own, so that it can be pickled."""
+    """Return `function` under a name of this package, by which pickle finds it."""
     function.__name__ = function.__qualname__ = name
     function.__module__, function.__doc__ = _ROOM, doc
     return function

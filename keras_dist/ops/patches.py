@@ -1,4 +1,4 @@
-"""Blocks of images as channels, and back."""
+"""Conversion between blocks of images and channels or columns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import ArrayLike
+from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ArgumentTypeError, ModelError
-from keras_dist.ops import channel_order
-from keras_dist.ops.operation import as_array, floating, names_in, operation
+from keras_dist.ops.operation import as_array, floating, operation
 
 Pair: TypeAlias = int | Sequence[int]
 
@@ -24,10 +24,10 @@ def unfold(x: ArrayLike, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 
 
     Args:
         x: (batch, channels, height, width).
-        kernel_size: height and width of a window; one integer for both, as in what follows.
-        dilation: how far apart the elements of a window are.
-        padding: zeros at each side.
-        stride: the steps of the window.
+        kernel_size: height and width of a window; one integer for both, here and below.
+        dilation: distance of the elements of a window.
+        padding: number of zeros at each side.
+        stride: step of the window.
     """
     images = _of_rank("unfold", x, 4, "(batch, channels, height, width)")
     zeros = check_sizes("padding", padding, 2, least=0)
@@ -45,18 +45,15 @@ def unfold(x: ArrayLike, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 
 def fold(
     x: ArrayLike, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
 ) -> jax.Array:
-    """Return images of which the columns are the windows; where windows overlap they are added up.
+    """Return images (batch, channels, height, width) from their windows, summing where windows overlap.
 
     Args:
-        x: (batch, channels * size of a window, number of windows), as `unfold` gives them.
-        output_size: height and width of the images; one integer for both, as in what follows.
+        x: (batch, channels * size of a window, number of windows), as returned by `unfold`.
+        output_size: height and width of the images; one integer for both, here and below.
         kernel_size: height and width of a window.
-        dilation: how far apart the elements of a window are.
-        padding: how many rows and columns at each side are cut off.
-        stride: the steps of the window.
-
-    Returns:
-        (batch, channels, height, width).
+        dilation: distance of the elements of a window.
+        padding: number of rows and columns removed at each side.
+        stride: step of the window.
     """
     columns = _of_rank("fold", x, 3, "(batch, channels * size of a window, number of windows)")
     height, width = check_sizes("output_size", output_size, 2)
@@ -66,7 +63,7 @@ def fold(
     def unfolded(images: jax.Array) -> jax.Array:
         return unfold(images, kernel_size, dilation, padding, stride)
 
-    floats = floating(columns)  # of integers JAX knows no transpose
+    floats = floating(columns)  # JAX cannot transpose functions of integers
     blank = jax.ShapeDtypeStruct(shape, floats.dtype)
     if jax.eval_shape(unfolded, blank).shape != columns.shape:
         summary = "fold: the columns are not the windows of such images"
@@ -79,15 +76,12 @@ def fold(
 
 @operation
 def depth_to_space(x: ArrayLike, block_size: int, data_format: str | None = "channels_last") -> jax.Array:
-    """Return images in which each block of `block_size`**2 channels has become a block of pixels.
+    """Rearrange blocks of channels into blocks of pixels: (batch, size * height, size * width, channels).
 
     Args:
-        x: (batch, height, width, block_size**2 * channels).
-        block_size: height and width of a block, at least 2.
+        x: (batch, height, width, size**2 * channels).
+        block_size: size: height and width of a block, at least 2.
         data_format: `"channels_last"` or `"channels_first"`.
-
-    Returns:
-        (batch, block_size * height, block_size * width, channels).
     """
     images, is_last = _images("depth_to_space", x, block_size, data_format)
     batch, height, width, depth = images.shape
@@ -101,16 +95,7 @@ def depth_to_space(x: ArrayLike, block_size: int, data_format: str | None = "cha
 
 @operation
 def space_to_depth(x: ArrayLike, block_size: int, data_format: str | None = "channels_last") -> jax.Array:
-    """Return images in which each block of pixels has become channels: the inverse of `depth_to_space`.
-
-    Args:
-        x: (batch, block_size * height, block_size * width, channels).
-        block_size: height and width of a block, at least 2.
-        data_format: `"channels_last"` or `"channels_first"`.
-
-    Returns:
-        (batch, height, width, block_size**2 * channels).
-    """
+    """Rearrange blocks of pixels into channels, the inverse of `depth_to_space`: (batch, height, width, channels)."""
     images, is_last = _images("space_to_depth", x, block_size, data_format)
     batch, height, width, channels = images.shape
     blocks = images.reshape(batch, height // block_size, block_size, width // block_size, block_size, channels)
@@ -134,15 +119,16 @@ def extract_patches(
 
     Args:
         images: (height, width, channels), or a batch of them; volumes (depth, height, width, channels) for three sizes.
-        size: of a patch, in each dim or in all of them.
-        strides: how far apart patches begin; None for `size`.
-        dilation_rate: how far apart the pixels of a patch are.
+        size: size of a patch, in each dim or in all of them.
+        strides: distance of the starts of patches; None for `size`.
+        dilation_rate: distance of the pixels of a patch.
         padding: `"valid"`, or `"same"` for patches that reach over the borders, where pixels are 0.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
     """
     rank = 2 if isinstance(size, int) else len(size)
     array = as_array(images)
-    is_batch, is_last = array.ndim == rank + 2, channel_order.is_last(data_format, "extract_patches")
+    is_batch = array.ndim == rank + 2
+    is_last = check_data_format(data_format, "extract_patches") == "channels_last"
     if rank not in (2, 3) or array.ndim not in (rank + 1, rank + 2):
         summary = "extract_patches takes images (height, width, channels), volumes, or batches of them"
         fix = "size=(16, 16) for images, size=(8, 16, 16) for volumes (depth, height, width, channels)"
@@ -173,24 +159,15 @@ def extract_patches_3d(
     padding: str = "valid",
     data_format: str | None = None,
 ) -> jax.Array:
-    """Return `extract_patches` of volumes (depth, height, width, channels), or of a batch of them.
-
-    Args:
-        volumes: the volumes.
-        size: of a patch, in each dim or in all of them.
-        strides: as of `extract_patches`.
-        dilation_rate: as of `extract_patches`.
-        padding: as of `extract_patches`.
-        data_format: as of `extract_patches`.
-    """
+    """Return `extract_patches` of volumes (depth, height, width, channels), or of a batch of them."""
     sizes = (size,) * 3 if isinstance(size, int) else size
     return extract_patches(volumes, sizes, strides, dilation_rate, padding, data_format)
 
 
 def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -> tuple[jax.Array, bool]:
-    """The images with channels last, and whether they were given so."""
+    """Return the images with channels last, and whether they were given in this format."""
     images = _of_rank(name, x, 4, "images with a batch and channels")
-    is_last = channel_order.is_last(data_format, name)
+    is_last = check_data_format(data_format, name) == "channels_last"
     if block_size < 2:
         fix = "leave it out: nothing would change"
         raise ModelError(f"{name}: `block_size` must be at least 2", given=f"block_size={block_size}", fix=fix)
@@ -202,6 +179,3 @@ def _of_rank(name: str, x: ArrayLike, rank: int, expected: str) -> jax.Array:
     if array.ndim != rank:
         raise ModelError(f"{name} takes {expected}", given=f"shape {array.shape}", fix="reshape it")
     return array
-
-
-__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

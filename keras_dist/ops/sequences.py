@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the loss of labels without alignment, and labels of the best alignment."""
+"""Connectionist temporal classification (CTC): loss and decoding."""
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
@@ -12,24 +12,24 @@ import optax
 
 from keras_dist._support.arguments import check_option
 from keras_dist._support.types import ArrayLike
-from keras_dist.ops.operation import as_array, names_in, operation
+from keras_dist.ops.operation import as_array, operation
 
 _NONE = -1
-"""Stands for no label, behind the end of a path."""
+"""Fills paths after their last label."""
 
 
 @operation
 def ctc_loss(
     target: ArrayLike, output: ArrayLike, target_length: ArrayLike, output_length: ArrayLike, mask_index: int = 0
 ) -> jax.Array:
-    """Return `-log(probability of target under output)`, summed over all alignments, (batch,).
+    """Return `-log(P(target | output))`, where P sums over all alignments, (batch,).
 
     Args:
         target: class indices (batch, length).
         output: logits (batch, steps, classes).
-        target_length: how many of the indices count, (batch,).
-        output_length: how many of the steps count, (batch,).
-        mask_index: the class that stands for no label.
+        target_length: number of valid indices, (batch,).
+        output_length: number of valid steps, (batch,).
+        mask_index: the blank class.
     """
     logits, labels = as_array(output), as_array(target, "int32")
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -51,20 +51,20 @@ def ctc_decode(
     merge_repeated: bool = True,
     mask_index: int | None = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return likely labels for the outputs of a model that was trained with `ctc_loss`.
+    """Decode the outputs of a model that was trained with `ctc_loss`.
 
     Args:
         inputs: logits (batch, steps, classes).
-        sequence_lengths: how many of the steps count, (batch,).
-        strategy: `"greedy"` for the likeliest class of each step, `"beam_search"` for the likeliest labels.
-        beam_width: how many candidates the search keeps.
-        top_paths: how many results it gives; the greedy one gives 1.
-        merge_repeated: whether the greedy one takes equal neighbours as one label.
-        mask_index: the class that stands for no label; None for the last one.
+        sequence_lengths: number of valid steps, (batch,).
+        strategy: `"greedy"` for the most likely class of each step, `"beam_search"` for the most likely labels.
+        beam_width: number of candidates of the beam search.
+        top_paths: number of results of the beam search; greedy decoding gives one.
+        merge_repeated: whether greedy decoding merges equal neighbours.
+        mask_index: the blank class; None for the last class.
 
     Returns:
-        Labels (top_paths, batch, steps), -1 after their end, and scores (batch, top_paths): log-probabilities of the
-        search, of the greedy one the negative sum of its logits.
+        Labels (top_paths, batch, steps), padded with -1, and scores (batch, top_paths): log-probabilities of the beam
+        search, or the negative sum of the logits of greedy decoding.
     """
     logits, lengths = as_array(inputs), as_array(sequence_lengths, "int32")
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
@@ -95,20 +95,12 @@ def _likeliest_classes(
 def _likeliest_labels(
     log_probabilities: jax.Array, length: jax.Array, beam_width: int, top_paths: int, blank: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the paths (top_paths, steps) of one sequence, and their log-probabilities.
-
-    A beam holds different paths. Each has two scores: of the alignments that end with its last label, and of those
-    that end with the blank, after which an equal label is another one.
-    """
+    """Return the paths (top_paths, steps) of one sequence, and their log-probabilities."""
+    # each path in the beam has two scores: of alignments that end with its last label, and that end with the blank
     steps, classes = log_probabilities.shape
     rows = jnp.arange(beam_width)
     impossible = jnp.full(beam_width, -jnp.inf, log_probabilities.dtype)
-    beam = (
-        jnp.full((beam_width, steps), _NONE),
-        jnp.zeros(beam_width, jnp.int32),
-        impossible,
-        impossible.at[0].set(0),
-    )
+    beam = (jnp.full((beam_width, steps), _NONE), jnp.zeros(beam_width, jnp.int32), impossible, impossible.at[0].set(0))
 
     def step(beam: Any, at: Any) -> tuple[Any, None]:
         paths, sizes, labelled, blanked = beam
@@ -145,6 +137,3 @@ def _likeliest_labels(
     (paths, _, labelled, blanked), _ = jax.lax.scan(step, beam, (jnp.arange(steps), log_probabilities))
     scores, best = jax.lax.top_k(jnp.logaddexp(labelled, blanked), top_paths)
     return paths[best], scores
-
-
-__all__ = names_in(vars())  # pyright: ignore[reportUnsupportedDunderAll]

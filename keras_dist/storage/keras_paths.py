@@ -75,7 +75,7 @@ def _walk(node: Any, name: str, parts: tree_paths.Parts, walk: _Walk) -> Iterato
     own, path = _own(node, parts, walk.order), tree_paths.join(tree_paths.visible(parts))
     if path in walk.hooks.live and (hasattr(node, "save_assets") or hasattr(node, "load_assets")):
         walk.hooks.with_assets[name] = walk.hooks.live[path]
-    if isinstance(node, layers.Layer) and node._keeps_variables_itself() and path in walk.hooks.live:
+    if isinstance(node, layers.Layer) and node._overrides_own_variables() and path in walk.hooks.live:
         walk.hooks.found[_joined(name, "vars")] = walk.hooks.live[path]
         walk.hooks.covered.update(own)
     else:

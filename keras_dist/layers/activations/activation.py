@@ -1,4 +1,4 @@
-"""Activations as layers: `Activation`, `ReLU`, `LeakyReLU`, `PReLU`, `ELU`, `Softmax`."""
+"""Activation layers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from keras_dist._support.arguments import (
     check_broadcasts,
     check_number,
     check_numbers,
+    check_optional,
 )
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
@@ -28,7 +29,7 @@ class Activation(Layer):
 
     Args:
         activation: a name or a function; None for none.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, activation: Identifier, **kwargs: Unpack[LayerArguments]) -> None:
@@ -48,7 +49,7 @@ class ReLU(Layer):
         max_value: at least 0; None for no limit.
         negative_slope: at least 0.
         threshold: at least 0.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -59,9 +60,8 @@ class ReLU(Layer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(**kwargs)
-        self.max_value = (
-            None if max_value in (None, math.inf) else check_number("max_value", max_value, 0, layer=self.name)
-        )
+        limit = None if max_value == math.inf else max_value
+        self.max_value = check_optional(check_number, "max_value", limit, 0, layer=self.name)
         self.negative_slope = check_number("negative_slope", negative_slope, 0, layer=self.name)
         self.threshold = check_number("threshold", threshold, 0, layer=self.name)
         self.supports_masking = True
@@ -76,7 +76,7 @@ class LeakyReLU(Layer):
 
     Args:
         negative_slope: at least 0.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, negative_slope: float = 0.3, **kwargs: Unpack[LayerArguments]) -> None:
@@ -90,13 +90,12 @@ class LeakyReLU(Layer):
 
 
 class PReLU(Layer):
-    """`x` for `x >= 0`, else `alpha * x`, with a trained `alpha` for each position.
+    """`x` for `x >= 0`, else `alpha * x`, with a trainable `alpha` for each position.
 
     Args:
-        shared_axes: the dims, counted with the batch, over which one `alpha` is shared; [1, 2] for one in each channel
-            of images.
-        **kwargs: `alpha_initializer`, `alpha_regularizer`, `alpha_constraint` and `alpha_layout` of the weight `alpha`:
-            the dims of the input without the batch, 1 for shared ones; and the arguments of `Layer`.
+        shared_axes: the dims, counted with the batch, that share `alpha`; [1, 2] for one per channel of images.
+        **kwargs: `alpha_initializer`, `alpha_regularizer`, `alpha_constraint` and `alpha_layout` of the weight `alpha`,
+            whose shape is the input shape without the batch, with size 1 in shared dims; and the arguments of `Layer`.
 
     Source: `keras.layers.PReLU`; https://arxiv.org/abs/1502.01852.
     """
@@ -112,14 +111,14 @@ class PReLU(Layer):
         self.supports_masking = True
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create `alpha`: the dims of the input without the batch, 1 for those that share it."""
+        """Create `alpha`: the input shape without the batch, with size 1 in shared dims."""
         shared = check_axes_exist("shared_axes", self.shared_axes, input_shape, self.name)
         own = {axis: size for axis, size in enumerate(input_shape) if axis not in (0, *shared)}
         self.alpha = self.add_weight([own.get(axis, 1) for axis in range(1, len(input_shape))], name="alpha")
         self.input_spec = InputSpec(ndim=len(input_shape), axes=own)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs, those below 0 times `alpha`."""
+        """Return the activations."""
         return jax.nn.relu(inputs) - self.alpha[...] * jax.nn.relu(-inputs)
 
 
@@ -128,7 +127,7 @@ class ELU(Layer):
 
     Args:
         alpha: a number.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, alpha: float = 1.0, **kwargs: Unpack[LayerArguments]) -> None:
@@ -146,7 +145,7 @@ class Softmax(Layer):
 
     Args:
         axis: an integer, or several.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:
@@ -160,6 +159,6 @@ class Softmax(Layer):
             return activations.softmax(inputs, self.axis)
         check_broadcasts("mask", mask.shape, inputs.shape, self.name)
         kept = mask if mask.dtype == bool else mask > 0.5
-        # not -inf: where all is masked there would be nothing to divide by
+        # not -inf: the sum of probabilities would be 0 where all are masked
         probabilities = activations.softmax(jnp.where(kept, inputs, jnp.finfo(inputs.dtype).min / 2), self.axis)
         return jnp.where(kept, probabilities, 0)

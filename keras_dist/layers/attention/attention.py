@@ -1,4 +1,4 @@
-"""`Attention` and `AdditiveAttention`, which have no projections."""
+"""`Attention` and `AdditiveAttention`: attention without projections."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Attention(Layer):
     """Dot-product attention: `softmax(query @ key.T) @ value`.
 
     Args:
-        use_scale: whether the scores are multiplied by a trained `scale` ().
-        score_mode: `"dot"` for products of query and key, `"concat"` for the sum over `tanh(query + key)`, multiplied
-            by a trained `concat_score_weight` ().
-        dropout: fraction of the scores that is dropped in training.
-        seed: fixes what is dropped.
-        **kwargs: as of `Layer`.
+        use_scale: whether scores are multiplied by a trainable `scale` ().
+        score_mode: `"dot"` for the dot products of query and key; `"concat"` for the sum of `tanh(query + key)`,
+            multiplied by a trainable `concat_score_weight` ().
+        dropout: fraction of scores dropped in training.
+        seed: seed of the dropout.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -46,11 +46,7 @@ class Attention(Layer):
         self.supports_masking = True
 
     def build(self, input_shape: PyTree) -> None:
-        """Create `scale` and `concat_score_weight`, both ().
-
-        Raises:
-            ModelError: the input is no list of a query, a value and perhaps a key.
-        """
+        """Create `scale` and `concat_score_weight`, both ()."""
         self._check_list(input_shape)
         if self.use_scale:
             self.scale = self.add_weight((), "ones", name="scale")
@@ -68,20 +64,16 @@ class Attention(Layer):
         """Return `softmax(scores) @ value`.
 
         Args:
-            inputs: a list of the query (batch, target, features), the value (batch, source, features), and perhaps the
-                key, as the value; by default the value.
-            mask: a list of the positions that count of the query (batch, target), the others give zeros, and of the
-                value (batch, source); None for all.
-            training: whether scores are dropped.
-            return_attention_scores: whether to return the scores, too.
-            use_causal_mask: whether no position attends to a later one.
-
-        Returns:
-            (batch, target, features), and with `return_attention_scores` (batch, target, source), those that
-            training drops as zeros.
+            inputs: `[query, value]` or `[query, value, key]` of shapes (batch, target, features) and (batch, source,
+                features); the key is the value by default.
+            mask: boolean masks of valid positions, `[query_mask, value_mask]`, (batch, target) and (batch, source);
+                outputs of masked query positions are 0.
+            training: whether to drop scores.
+            return_attention_scores: whether to return `(outputs, scores)`, with scores (batch, target, source).
+            use_causal_mask: whether positions attend only to themselves and earlier ones.
 
         Raises:
-            ModelError: the inputs or masks are no such lists.
+            ModelError: inputs or masks are not such a list.
         """
         self._check_list(inputs)
         query, value, key = inputs[0], inputs[1], inputs[-1]
@@ -103,9 +95,8 @@ class Attention(Layer):
         scale = self.scale[...] if self.use_scale else 1
         if self.score_mode == "dot":
             return jnp.matmul(query, jnp.swapaxes(key, -2, -1)) * scale
-        return self.concat_score_weight[...] * jnp.sum(
-            jnp.tanh(scale * (query[..., None, :] + key[..., None, :, :])), -1
-        )
+        sums = jnp.sum(jnp.tanh(scale * (query[..., None, :] + key[..., None, :, :])), -1)
+        return self.concat_score_weight[...] * sums
 
     def _masks(self, mask: Sequence[jax.Array | None] | None) -> tuple[jax.Array | None, jax.Array | None]:
         if mask is None:
@@ -125,21 +116,17 @@ class AdditiveAttention(Attention):
     """Additive attention: `softmax(sum(tanh(query + key))) @ value`.
 
     Args:
-        use_scale: whether the terms of the sum are multiplied by a trained `scale` (features,).
-        dropout: fraction of the scores that is dropped in training.
-        seed: fixes what is dropped.
-        **kwargs: as of `Layer`.
+        use_scale: whether the terms of the sum are multiplied by a trainable `scale` (features,).
+        dropout: fraction of scores dropped in training.
+        seed: seed of the dropout.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, use_scale: bool = True, dropout: float = 0.0, *, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(use_scale=use_scale, dropout=dropout, seed=seed, **kwargs)
 
     def build(self, input_shape: PyTree) -> None:
-        """Create `scale` (features,).
-
-        Raises:
-            ModelError: the input is no list of a query, a value and perhaps a key.
-        """
+        """Create `scale` (features,)."""
         self._check_list(input_shape)
         if self.use_scale:
             self.scale = self.add_weight((input_shape[0][-1],), "glorot_uniform", name="scale")

@@ -14,9 +14,9 @@ from keras_dist.layers.input_spec import InputSpec
 class MultiHeadAttention(ProjectedAttention):
     """Multi-head attention: https://arxiv.org/abs/1706.03762.
 
-    Its projections are called `query`, `key`, `value` and `attention_output`: paths are `query/kernel` and so on. To
-    shard the heads over an axis `model` of the mesh, without rules: `kernel_layout=(None, "model", None)`,
-    `bias_layout=("model", None)`, `output_kernel_layout=("model", None, None)`.
+    Its projections are named `query`, `key`, `value` and `attention_output`, with paths such as `query/kernel`. These
+    layouts shard the heads over the mesh axis `model`: `kernel_layout=(None, "model", None)`, `bias_layout=("model",
+    None)`, `output_kernel_layout=("model", None, None)`.
 
     Args:
         num_heads: number of heads.
@@ -24,8 +24,8 @@ class MultiHeadAttention(ProjectedAttention):
         value_dim: size of a head of the value; `key_dim` by default.
         dropout: fraction of the scores that is dropped in training.
         use_bias: whether the projections add a bias.
-        output_shape: dims of the output after those of the sequence; by default the features of the query.
-        attention_axes: the dims of the input over which attention goes; by default all between batch and features.
+        output_shape: feature dims of the output; by default the feature dim of the query.
+        attention_axes: the sequence dims; by default all dims between batch and features.
         sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
         flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
         use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
@@ -37,7 +37,7 @@ class MultiHeadAttention(ProjectedAttention):
             head size) and, for the output, (heads, head size, features); `kernel_layout` of all kernels except the one
             of the output; the same for biases, (heads, head size) and (features,); and the arguments of `Layer`.
 
-    Differs from Keras: a `query_mask` that is given is used. The causal mask follows `attention_axes`.
+    Differs from Keras: an explicit `query_mask` is used. The causal mask follows `attention_axes`.
     """
 
     def __init__(
@@ -54,9 +54,8 @@ class MultiHeadAttention(ProjectedAttention):
         super().__init__(dropout, use_bias, **kwargs)
         self.num_heads = self.query_heads = self.shared_heads = check_size("num_heads", num_heads, self.name)
         self.key_dim = self.key_size = check_size("key_dim", key_dim, self.name)
-        self.value_dim = self.value_size = check_size(
-            "value_dim", key_dim if value_dim is None else value_dim, self.name
-        )
+        value_dim = key_dim if value_dim is None else value_dim
+        self.value_dim = self.value_size = check_size("value_dim", value_dim, self.name)
         if output_shape:
             rank = len(output_shape) if isinstance(output_shape, list | tuple) else 1
             self.output_dims = check_sizes("output_shape", output_shape, rank, self.name)
@@ -67,7 +66,7 @@ class MultiHeadAttention(ProjectedAttention):
 class GroupedQueryAttention(ProjectedAttention):
     """Multi-head attention in which groups of heads share their key and value: https://arxiv.org/abs/2305.13245.
 
-    Paths and layouts of its weights are those of `MultiHeadAttention`.
+    Its weights have the same paths and layouts as the weights of `MultiHeadAttention`.
 
     Args:
         head_dim: size of a head.

@@ -23,7 +23,7 @@ from keras_dist.ops.attention import attend, positions_kept
 
 
 class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
-    """The keyword arguments of every `ProjectedAttention`."""
+    """Keyword arguments of every `ProjectedAttention`."""
 
     sliding_window: int | None
     flash_attention: bool | None
@@ -36,43 +36,30 @@ class ProjectedAttentionArguments(KernelAndBiasArguments, total=False):
 class ProjectedAttention(Layer):
     """Attention between heads that are projections of a query, a key and a value.
 
-    Heads are a dim of their own in every weight, so that a layout can shard them: `query/kernel`, `key/kernel` and
-    `value/kernel` by `(None, "model", None)`, `attention_output/kernel` by `("model", None, None)` compute each head
-    on one device and add up the outputs in the end.
-
-    Subclasses say how many heads there are.
-
-    Attributes:
-        query_heads: number of heads of the query.
-        shared_heads: number of heads of key and value; a divisor of `query_heads`.
-        key_size: size of a head of query and key.
-        value_size: size of a head of the value.
-        output_dims: dims of the output after those of the sequence; None for the features of the query.
-        attention_axes: the dims of the input over which attention goes; None for all between batch and features.
+    Heads are a separate dim of every weight, so that a layout can shard them.
 
     Args:
-        dropout: fraction of the scores that is dropped in training.
+        dropout: fraction of scores dropped in training.
         use_bias: whether the projections add a bias.
-        sliding_window: how near a position must be to be attended to: 1 for itself alone; None for all.
-        flash_attention: whether to insist on the fused kernel of cuDNN; by default jax chooses.
-        use_gate: whether a projection of the query, `gate`, through a sigmoid, multiplies the result: arXiv:2505.06708.
-        seed: fixes what is dropped.
+        sliding_window: positions attend to positions closer than this; 1 for only themselves, None for all.
+        flash_attention: whether to require the fused kernel of cuDNN; by default JAX chooses.
+        use_gate: whether the result is multiplied by a projection `gate` of the query, with sigmoid: arXiv:2505.06708.
+        seed: seed of the dropout.
         activity_regularizer: a function of the output of each projection that is added to the loss.
-        output_kernel_layout: as `kernel_layout`, of `attention_output/kernel`.
-        output_bias_layout: as `bias_layout`, of `attention_output/bias`.
-        **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` of all kernels: (features, heads, size
-            of a head), that of the output (heads, size of a head, features); `kernel_layout` of all but that of the
-            output; the same of the biases: (heads, size of a head), that of the output (features,); and the arguments
-            of `Layer`.
+        output_kernel_layout: layout of `attention_output/kernel` (heads, size of a head, features).
+        output_bias_layout: layout of `attention_output/bias` (features,).
+        **kwargs: `kernel_initializer`, `kernel_regularizer` and `kernel_constraint` of all kernels, `kernel_layout` of
+            the kernels (features, heads, size of a head); the same of the biases (heads, size of a head); and the
+            arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
     query_heads: int
-    shared_heads: int
+    shared_heads: int  # of key and value; a divisor of `query_heads`
     key_size: int
     value_size: int
-    output_dims: tuple[int, ...] | None = None
-    attention_axes: tuple[int, ...] | None = None
+    output_dims: tuple[int, ...] | None = None  # None for the features of the query
+    attention_axes: tuple[int, ...] | None = None  # None for all dims between batch and features
 
     def __init__(
         self,
@@ -127,11 +114,8 @@ class ProjectedAttention(Layer):
     ) -> None:
         """Create the projections, each with a `kernel` and a `bias`.
 
-        `query`, `key`, `value`, and `gate` where there is one, are (features, heads, size of a head), their biases
-        (heads, size of a head); `attention_output` is (heads, size of a head, features), its bias (features,).
-
-        Raises:
-            ModelError: the shapes do not fit each other.
+        `query`, `key`, `value` and `gate` are (features, heads, size of a head), their biases (heads, size of a head);
+        `attention_output` is (heads, size of a head, features), its bias (features,).
         """
         key_shape = value_shape if key_shape is None else key_shape
         self._check_shapes(query_shape, value_shape, key_shape)
@@ -152,8 +136,8 @@ class ProjectedAttention(Layer):
         self._members = members
         inputs = {"query": query_shape, "key": key_shape, "value": value_shape, "gate": query_shape}
         inputs["attention_output"] = (*query_shape[:-1], self.query_heads, self.value_size)
-        inputs["dropout"] = query_shape  # any will do
-        for name, shape in inputs.items():  # in the order that the keys of the seed follow
+        inputs["dropout"] = query_shape  # any shape
+        for name, shape in inputs.items():  # in the order in which random keys are drawn
             if name in members:
                 members[name].build(shape)
 
@@ -173,20 +157,20 @@ class ProjectedAttention(Layer):
         """Return `softmax(query @ key.T) @ value` of the heads, projected.
 
         Args:
-            query: (batch, target, features); more dims of positions are allowed where the layer says so.
+            query: (batch, target, features), or with several sequence dims.
             value: (batch, source, features).
             key: (batch, source, features); the value by default.
-            query_mask: which positions of the query count (batch, target).
-            value_mask: which positions of the value count (batch, source).
-            key_mask: which positions of the key count (batch, source).
-            attention_mask: which position may attend to which (batch, target, source), with or without the batch, and
-                with or without a dim for heads after it.
-            return_attention_scores: whether to return the scores, too.
-            training: whether scores are dropped.
-            use_causal_mask: whether no position attends to a later one.
+            query_mask: boolean, valid query positions, (batch, target).
+            value_mask: boolean, valid value positions, (batch, source).
+            key_mask: boolean, valid key positions, (batch, source).
+            attention_mask: boolean, True where a target may attend to a source: (target, source), (batch, target,
+                source) or (batch, heads, target, source).
+            return_attention_scores: whether to return `(outputs, scores)`.
+            training: whether to drop scores.
+            use_causal_mask: whether positions attend only to themselves and earlier ones.
 
         Returns:
-            (batch, target, features), and with `return_attention_scores` (batch, heads, target, source).
+            Outputs (batch, target, features); scores (batch, heads, target, source).
 
         Raises:
             ModelError: a mask does not fit.
@@ -197,7 +181,9 @@ class ProjectedAttention(Layer):
         keys, values = self._members["key"](value if key is None else key), self._members["value"](value)
         fits_kernel = heads.ndim == 4 and self.key_size == self.value_size
         if fits_kernel and not self.dropout and not return_attention_scores:
-            outputs, scores = self._attend_at_once(heads, keys, values, mask), None
+            implementation = "cudnn" if self.flash_attention else None
+            options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
+            outputs, scores = jax.nn.dot_product_attention(heads, keys, values, **options), None
         elif self.flash_attention:
             expected = "return_attention_scores=False, value_dim=key_dim, one dim of positions"
             raise self._no_flash(f"return_attention_scores={return_attention_scores}, query {query.shape}", expected)
@@ -208,11 +194,6 @@ class ProjectedAttention(Layer):
             outputs = outputs * self._members["gate"](query)
         outputs = self._members["attention_output"](outputs)
         return (outputs, scores) if return_attention_scores else outputs
-
-    def _attend_at_once(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None) -> jax.Array:
-        implementation = "cudnn" if self.flash_attention else None
-        options: dict[str, Any] = {"mask": mask, "scale": self._scale, "implementation": implementation}
-        return jax.nn.dot_product_attention(query, key, value, **options)
 
     def _merged_mask(
         self,
@@ -225,7 +206,7 @@ class ProjectedAttention(Layer):
         attention_mask: jax.Array | None,
         causal: bool,
     ) -> jax.Array | None:
-        """Return which position may attend to which: of the rank of the scores, or None."""
+        """Combine all masks, with the rank of the scores."""
         masks = [] if query_mask is None else [self._of_positions(query_mask, query, axes)[..., :, None]]
         for mask, tensor in ((value_mask, value), (key_mask, value)):
             masks += [] if mask is None else [self._of_positions(mask, tensor, axes)[..., None, :]]
@@ -239,14 +220,14 @@ class ProjectedAttention(Layer):
         return functools.reduce(jnp.logical_and, found) if found else None
 
     def _of_positions(self, mask: jax.Array, tensor: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        """Return the mask of an input, if attention goes over its last dim."""
+        """Return the mask of an input; it must have one sequence dim."""
         if axes != (tensor.ndim - 2,) or mask.shape != tensor.shape[:-1]:
             to = f"an input of shape {tensor.shape}, attention over the dims {list(axes)}"
             raise self._does_not_fit(f"a mask of shape {mask.shape}", to)
         return mask
 
     def _as_scores(self, mask: jax.Array, rank: int, number_of_axes: int) -> jax.Array:
-        """Return the mask with the rank of the scores: the dims of heads come before those of the positions."""
+        """Insert dims for heads, so that the mask has the rank of the scores."""
         positions = 2 * number_of_axes
         if not positions <= mask.ndim <= rank:
             raise self._does_not_fit(f"a mask of shape {mask.shape}", f"scores of rank {rank}")
@@ -259,13 +240,11 @@ class ProjectedAttention(Layer):
         return 1 / math.sqrt(self.key_size)
 
     def _axes(self, rank: int) -> tuple[int, ...]:
-        """Return the dims of positions of an input of this rank."""
-        return (
-            tuple(range(1, rank - 1)) if self.attention_axes is None else tuple(a % rank for a in self.attention_axes)
-        )
+        """Return the sequence dims of an input of this rank."""
+        return tuple(range(1, rank - 1) if self.attention_axes is None else (a % rank for a in self.attention_axes))
 
     def _projection(self, name: str, rank: int, bound: int, output_dims: Sequence[int], **options: Any) -> EinsumDense:
-        """Return a layer that turns the last `bound` dims of an input of this rank into `output_dims`."""
+        """Return a layer that projects the last `bound` dims of an input of this rank to `output_dims`."""
         inputs = string.ascii_lowercase[:rank]
         outputs = string.ascii_lowercase[rank : rank + len(output_dims)]
         free = inputs[: rank - bound]
@@ -280,7 +259,7 @@ class ProjectedAttention(Layer):
             name=name,
             **arguments,
         )
-        projection.supports_masking = True  # the masks have their say in the scores
+        projection.supports_masking = True  # masks are applied to the attention scores
         return projection
 
     def _check_shapes(

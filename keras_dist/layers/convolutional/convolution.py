@@ -1,4 +1,4 @@
-"""`Conv1D`, `Conv2D`, `Conv3D`, `DepthwiseConv1D`, `DepthwiseConv2D`, `SeparableConv1D`, `SeparableConv2D`."""
+"""Convolution layers: plain, depthwise and separable."""
 
 from __future__ import annotations
 
@@ -21,29 +21,21 @@ from keras_dist.layers.weight_arguments import (
     KernelAndBiasArguments,
     SeparableArguments,
 )
-from keras_dist.ops.convolving import convolve, of_each_channel
+from keras_dist.ops.spatial import convolve, grouped_kernel
 from keras_dist.variables.variable import Variable
 
 
 class BaseConvolution(SpatialLayer):
     """The base of all convolutions: a window that moves over the spatial dims, a bias, an activation.
 
-    The output of a convolution whose input is sharded over its batch or its spatial dims is sharded alike: XLA
-    exchanges the borders.
-
     Args:
-        kernel_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: step of the window in each spatial dim; one integer stands for all of them.
-        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
-            ceil(size / stride) steps.
+        kernel_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window in each spatial dim, or one integer for all.
+        padding: `"valid"` for no padding; `"same"` for zero padding to an output size of ceil(size / stride).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them.
+        dilation_rate: distance of the inputs in a window, in each spatial dim, or one integer for all.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        **kwargs: the arguments of the weights, and those of `Layer`.
-
-    Attributes:
-        paddings: the options of `padding`.
     """
 
     paddings: tuple[str, ...] = ("valid", "same")
@@ -68,13 +60,13 @@ class BaseConvolution(SpatialLayer):
         self.use_bias = use_bias
 
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
-        """Return the channels of inputs of this shape, and require them of all further inputs."""
+        """Return the number of channels of inputs, and require it of all further inputs."""
         axis = self._dims.channel_axis
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
         return input_shape[axis]
 
     def add_kernel(self, shape: tuple[int, ...], name: str, argument: str) -> Variable:
-        """Create the weight `name` as the arguments `<argument>_initializer` and so on describe it."""
+        """Create the weight `name`, described by the arguments `<argument>_initializer` and so on."""
         return self.add_weight(
             shape,
             getattr(self, f"{argument}_initializer"),
@@ -91,22 +83,17 @@ class BaseConvolution(SpatialLayer):
 
     def convolve_each_channel(self, inputs: jax.Array, kernel: jax.Array) -> jax.Array:
         """Convolve each channel with its part of `kernel` (window, channels, outputs of a channel)."""
-        return self.convolve(inputs, of_each_channel(kernel), groups=kernel.shape[-2])
+        return self.convolve(inputs, grouped_kernel(kernel), groups=kernel.shape[-2])
 
     def activate(self, outputs: jax.Array) -> jax.Array:
         """Add the bias, and apply the activation."""
         if self.use_bias:
-            outputs = outputs + jnp.expand_dims(
-                self.bias[...], range(1, self._dims.rank + 1) if self._dims.channel_axis == 1 else ()
-            )
+            spatial = range(1, self.rank + 1) if self._dims.channel_axis == 1 else ()
+            outputs = outputs + jnp.expand_dims(self.bias[...], spatial)
         return outputs if self.activation is None else self.activation(outputs)
 
     def check_strides_or_dilation(self) -> None:
-        """Check that not both are above 1.
-
-        Raises:
-            ModelError: both are.
-        """
+        """Check that not both are above 1."""
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
             fix = "strides=1, then a pooling layer with pool_size=1 and these strides"
@@ -114,18 +101,17 @@ class BaseConvolution(SpatialLayer):
 
 
 class Convolution(LoraLayer, BaseConvolution):
-    """The base of `Conv1D`, `Conv2D` and `Conv3D`. Arguments that are not listed are those of `BaseConvolution`.
+    """The base of `Conv1D`, `Conv2D` and `Conv3D`.
 
     Args:
-        filters: channels of the output.
-        dilation_rate: distance of the inputs in a window, in each spatial dim; one integer stands for all of them. Only
+        filters: number of output channels.
+        dilation_rate: distance of the inputs in a window, in each spatial dim, or one integer for all. Only
             one of `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for windows inside of the input, `"same"` for zeros around it, so that the output has
-            ceil(size / stride) steps; in one dim also `"causal"` for zeros before the input, so that no output depends
-            on later inputs.
-        groups: number of groups into which the channels are split; each has filters of its own.
-        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
-        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        padding: `"valid"` for no padding; `"same"` for zero padding to an output size of ceil(size / stride); in one
+            dim also `"causal"` for zeros before the input, so that no output depends on later inputs.
+        groups: number of groups of channels with separate filters.
+        lora_rank: rank of a trainable update of the frozen `kernel`; None for no LoRA. See `enable_lora`.
+        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, channels // groups, filters), the same of `bias` (filters,), and the arguments of
             `Layer`.
@@ -167,7 +153,7 @@ class Convolution(LoraLayer, BaseConvolution):
         self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, in which `filters` stands for the channels of the inputs."""
+        """Return the output, with `filters` channels."""
         return self.activate(self.convolve(inputs, self._adapted_value(), self.groups))
 
     def _check_groups(self, what: str, size: int) -> None:
@@ -234,10 +220,8 @@ class Conv3D(Convolution):
 class DepthwiseConvolution(BaseConvolution):
     """The base of `DepthwiseConv1D` and `DepthwiseConv2D`, which convolve each channel separately.
 
-    Arguments that are not listed are those of `BaseConvolution`.
-
     Args:
-        depth_multiplier: number of channels of the output for each one of the input.
+        depth_multiplier: number of output channels for each input channel.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
             depth_multiplier,), and the arguments of `Layer`.
@@ -268,7 +252,7 @@ class DepthwiseConvolution(BaseConvolution):
             self.bias = self.add_weight((channels * self.depth_multiplier,), name="bias")
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, with `depth_multiplier` channels for each one of the inputs."""
+        """Return the output, with `depth_multiplier` channels for each input channel."""
         return self.activate(self.convolve_each_channel(inputs, self.kernel[...]))
 
 
@@ -306,11 +290,9 @@ class DepthwiseConv2D(DepthwiseConvolution):
 class SeparableConvolution(BaseConvolution):
     """The base of `SeparableConv1D` and `SeparableConv2D`, which convolve each channel separately, then mix channels.
 
-    Arguments that are not listed are those of `BaseConvolution`.
-
     Args:
-        filters: channels of the output.
-        depth_multiplier: number of channels for each one of the input, before they are mixed.
+        filters: number of output channels.
+        depth_multiplier: number of channels for each input channel before they are mixed.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
             weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
             `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
@@ -353,7 +335,7 @@ class SeparableConvolution(BaseConvolution):
             self.bias = self.add_weight((self.filters,), name="bias")
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, in which `filters` stands for the channels of the inputs."""
+        """Return the output, with `filters` channels."""
         channels = self.convolve_each_channel(inputs, self.depthwise_kernel[...])
         ones = (1,) * self.rank
         return self.activate(convolve(self._dims, channels, self.pointwise_kernel[...], ones, "valid", ones))

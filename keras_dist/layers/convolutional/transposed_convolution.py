@@ -11,24 +11,21 @@ from keras_dist._support.arguments import check_size, check_sizes
 from keras_dist.errors import ModelError
 from keras_dist.layers.convolutional.convolution import BaseConvolution
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
-from keras_dist.ops.convolving import convolve_transposed
+from keras_dist.ops.spatial import convolve_transposed
 
 
 class TransposedConvolution(BaseConvolution):
     """The base of `Conv1DTranspose`, `Conv2DTranspose` and `Conv3DTranspose`.
 
-    What a convolution does to gradients: from the shape of its output to that of its input.
-    Arguments that are not listed are those of `BaseConvolution`.
-
     Args:
-        filters: channels of the output.
-        strides: number of steps of the output for each one of the input; one integer stands for all dims. Only one of
+        filters: number of output channels.
+        strides: number of output steps for each input step, in each spatial dim, or one integer for all. Only one of
             `strides` and `dilation_rate` can be above 1.
-        padding: `"valid"` for all outputs that a window reaches, `"same"` for size * stride of them.
-        output_padding: steps that are added at the end, below `strides`; one integer stands for all dims. The output
-            has then (size - 1) * stride + window + output_padding steps, for `"same"` window % 2 in place of window.
-            None for as many steps as `padding` says.
-        dilation_rate: distance of the outputs of a window; one integer stands for all dims.
+        padding: `"valid"` for an output of all steps that a window reaches, `"same"` for size * stride steps.
+        output_padding: steps added at the end, less than `strides`, in each spatial dim, or one integer for all. The
+            output size is (size - 1) * stride + window + output_padding; for `"same"`, with window % 2 instead of
+            window. None for the size that follows from `padding`.
+        dilation_rate: distance of the outputs of a window, in each spatial dim, or one integer for all.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (*kernel_size, filters, channels), the same of `bias` (filters,), and the arguments of `Layer`.
 
@@ -63,7 +60,7 @@ class TransposedConvolution(BaseConvolution):
             self.bias = self.add_weight((self.filters,), name="bias")
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, in which `filters` stands for the channels of the inputs."""
+        """Return the output, with `filters` channels."""
         sizes = (self.strides, self.padding, self.output_padding, self.dilation_rate)
         outputs = convolve_transposed(self._dims, inputs, self.kernel[...], *sizes)
         return self.activate(self.check_not_empty(outputs, inputs))
@@ -117,7 +114,7 @@ class Conv2DTranspose(TransposedConvolution):
 class Conv3DTranspose(TransposedConvolution):
     """Transposed convolution of inputs (batch, depth, height, width, channels).
 
-    By position, `data_format` stands before `output_padding`, as in Keras.
+    As in Keras, `data_format` comes before `output_padding` in positional arguments.
 
     Args:
         filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.

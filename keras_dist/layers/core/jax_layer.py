@@ -17,7 +17,7 @@ from keras_dist._support.array_operators import Operators, value_of
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.output_shapes import is_shape
+from keras_dist.layers.symbolic import is_shape
 from keras_dist.random.seeds import key_of
 
 
@@ -191,11 +191,7 @@ class FlaxLayer(JaxLayer):
     """
 
     def __init__(
-        self,
-        module: linen.Module,
-        method: Any = None,
-        variables: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, module: linen.Module, method: Any = None, variables: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if not isinstance(module, linen.Module):
             fix = "a flax.nnx.Module is a layer as it is, or layers.NNXLayer(module)"

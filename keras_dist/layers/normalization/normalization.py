@@ -9,13 +9,7 @@ from typing import ClassVar, Unpack
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import (
-    check_axes,
-    check_axes_exist,
-    check_axis,
-    check_number,
-    check_size,
-)
+from keras_dist._support.arguments import check_axes, check_axes_exist, check_axis, check_number, check_size
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -181,7 +175,7 @@ class RMSNormalization(Layer):
         epsilon: added to the mean square.
         scale_layout: where the dims of `scale`, of the sizes of the dims `axis`, lie: a `TensorLayout`, or axes; layout
             rules win over it.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -215,7 +209,7 @@ class UnitNormalization(Layer):
 
     Args:
         axis: the dim, or dims, of the norm.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(self, axis: int | Sequence[int] = -1, **kwargs: Unpack[LayerArguments]) -> None:

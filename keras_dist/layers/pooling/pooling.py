@@ -13,20 +13,20 @@ from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import PyTree
 from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.ops import pooling
+from keras_dist.ops import spatial
 
 
 class Pooling(SpatialLayer):
     """The base of the layers that reduce windows of each channel to one number.
 
     Args:
-        pool_size: size of the window in each spatial dim; one integer stands for all of them.
-        strides: step of the window in each spatial dim; one integer stands for all of them. None for `pool_size`.
+        pool_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window in each spatial dim, or one integer for all. None for `pool_size`.
         padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
             the output has ceil(size / stride) steps.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        name: as of `Layer`.
-        **kwargs: as of `Layer`.
+        name: see `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
         pool_mode: `"max"` or `"average"`.
@@ -71,7 +71,7 @@ class MaxPooling(Pooling):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return the largest value of each window."""
-        return self._pooled(inputs, pooling.largest)
+        return self._pooled(inputs, spatial.pooled_maxima)
 
 
 class AveragePooling(Pooling):
@@ -86,7 +86,7 @@ class AveragePooling(Pooling):
         """Return the mean of each window, floating."""
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(self.compute_dtype)
-        return self._pooled(inputs, pooling.means)
+        return self._pooled(inputs, spatial.pooled_means)
 
 
 class GlobalPooling(SpatialLayer):
@@ -95,7 +95,7 @@ class GlobalPooling(SpatialLayer):
     Args:
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         keepdims: whether the spatial dims stay, as 1.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class AdaptivePooling(SpatialLayer):
     """The base of the layers that reduce each channel to a given number of windows, whatever the size of the input.
 
     Args:
-        output_size: number n of windows in each spatial dim; one integer stands for all of them. Over a dim of s steps,
+        output_size: number n of windows in each spatial dim, or one integer for all. Over a dim of s steps,
             window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
-        reduction: what reduces the steps of a window to one number; see `ops.pooling.adaptive`.
+        reduction: what reduces the steps of a window to one number; see `ops.spatial.Reduction`.
     """
 
     reduction: Callable[[jax.Array, np.ndarray, int], jax.Array]
@@ -144,19 +144,19 @@ class AdaptivePooling(SpatialLayer):
 
     def call(self, inputs: jax.Array) -> jax.Array:
         """Return one number for each window, `output_size` of them."""
-        return pooling.adaptive(self._dims, inputs, self.output_size, self.reduction)
+        return spatial.pool_adaptively(self._dims, inputs, self.output_size, self.reduction)
 
 
 class AdaptiveMaxPooling(AdaptivePooling):
     """The base of `AdaptiveMaxPooling1D`, `AdaptiveMaxPooling2D` and `AdaptiveMaxPooling3D`."""
 
-    reduction = staticmethod(pooling.largest_of_steps)
+    reduction = staticmethod(spatial.largest_of_steps)
 
 
 class AdaptiveAveragePooling(AdaptivePooling):
     """The base of `AdaptiveAveragePooling1D`, `AdaptiveAveragePooling2D` and `AdaptiveAveragePooling3D`."""
 
-    reduction = staticmethod(pooling.mean_of_steps)
+    reduction = staticmethod(spatial.mean_of_steps)
 
 
 class MaxPooling1D(MaxPooling):

@@ -9,18 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_int,
-    check_number,
-    check_optional,
-    is_number,
-)
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_number
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.layers.layer import Layer
-from keras_dist.layers.preprocessing.category_encoding import encode_categories
-from keras_dist.layers.preprocessing.host_layer import OUTPUT_MODES, check_dense, check_output_mode
+from keras_dist.layers.preprocessing.category_encoding import (
+    OUTPUT_MODES,
+    check_dense,
+    check_output_mode,
+    encode_categories,
+)
 
 
 class Discretization(Layer):

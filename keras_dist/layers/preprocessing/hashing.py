@@ -9,17 +9,16 @@ import numpy as np
 
 from keras_dist._support.arguments import check_size
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers.preprocessing.fingerprints import bins_of, crossed_bin
-from keras_dist.layers.preprocessing.host_layer import (
+from keras_dist.layers.host_layer import HostLayer, as_rows
+from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
-    HostLayer,
-    as_rows,
     check_dense,
     check_output_mode,
     check_salt,
     encoded,
     encoded_like,
 )
+from keras_dist.layers.preprocessing.fingerprints import bins_of, crossed_bin
 from keras_dist.symbolic.tensors import KerasTensor
 
 

@@ -14,8 +14,7 @@ from keras_dist._support.types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.layer import Layer
-from keras_dist.ops.image_filters import filtered
-from keras_dist.ops.image_transforms import height_and_width, image_axes
+from keras_dist.ops.image_transforms import filtered, height_and_width, image_axes
 
 Factor = float | Sequence[float]
 """Two limits, or a number that stands for both."""
@@ -138,7 +137,7 @@ class RandomImageLayer(ImageLayer):
     `_draw(images, seed)` and `_transform(images, transformation, interpolation)`, both for a batch.
 
     Args:
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
     """
 
     interpolation = "bilinear"
@@ -199,12 +198,7 @@ class RandomImageLayer(ImageLayer):
 
 
 def check_range(
-    argument: str,
-    value: Any,
-    bounds: tuple[float, float],
-    layer: str,
-    *,
-    open_below: bool = False,
+    argument: str, value: Any, bounds: tuple[float, float], layer: str, *, open_below: bool = False
 ) -> tuple[float, float]:
     """Return `value` as two numbers, the lesser one first; a number stands for itself and its negative.
 

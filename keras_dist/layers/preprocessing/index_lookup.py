@@ -9,27 +9,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_int,
-    check_option,
-    check_optional,
-)
+from keras_dist._support.arguments import argument_error, check_int, check_option, check_optional
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ConfigError, DataError, ModelError, shorten
-from keras_dist.layers.preprocessing.fingerprints import bins_of
-from keras_dist.layers.preprocessing.host_layer import (
+from keras_dist.layers.host_layer import HostLayer, as_rows, objects
+from keras_dist.layers.preprocessing.category_encoding import (
     OUTPUT_MODES,
-    HostLayer,
-    as_rows,
     batches_of,
     check_dense,
     check_output_mode,
     check_salt,
     encoded,
     encoded_like,
-    objects,
 )
+from keras_dist.layers.preprocessing.fingerprints import bins_of
 from keras_dist.layers.preprocessing.vocabulary import (
     Token,
     VocabularyTable,
@@ -399,3 +392,100 @@ class IndexLookup(HostLayer):
         given = 'output_mode="tf_idf" without idf_weights'
         fix = "layer.adapt(data), or set_vocabulary(tokens, idf_weights)"
         return ModelError(f"layer {self.name!r} has no inverse document frequencies", given=given, fix=fix)
+
+
+class StringLookup(IndexLookup):
+    """The index of words in a vocabulary, or vectors of them; runs on the host.
+
+    Args:
+        num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
+            refuse them.
+        vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
+        encoding: of bytes.
+        salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
+        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        mask_token: the token of index 0, for masks; None for none.
+        oov_token: the token that stands for unknown tokens in the vocabulary.
+        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
+        invert: whether indices are turned back to tokens.
+        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
+            `"tf_idf"`, a vector for the tokens of the last dim.
+        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        sparse: False; arrays are dense.
+        name: see `Layer`.
+        **kwargs: see `Layer`.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layer = layers.StringLookup(vocabulary=["a", "b", "c"])
+        >>> layer([["a", "c", "d"], ["d", "a", "b"]]).tolist()
+        [[1, 3, 0], [0, 1, 2]]
+    """
+
+    kind = "string"
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: str | None = None,
+        oov_token: str | None = "[UNK]",
+        vocabulary: Any = None,
+        idf_weights: ArrayLike | None = None,
+        invert: bool = False,
+        output_mode: str = "int",
+        pad_to_max_tokens: bool = False,
+        sparse: bool = False,
+        encoding: str = "utf-8",
+        name: str | None = None,
+        salt: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.encoding = encoding
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
+        super().__init__(*tokens, invert, output_mode, sparse, pad_to_max_tokens, salt=salt, name=name, **kwargs)
+
+
+class IntegerLookup(IndexLookup):
+    """The index of integers in a vocabulary, or vectors of them; runs on the host, where integers have 64 bits.
+
+    Args:
+        num_oov_indices: how many indices there are for integers that are not in the vocabulary; 0 to refuse them.
+        vocabulary: integers, or a file with one in each line; by default those that `adapt` finds.
+        vocabulary_dtype: `"int64"`.
+        oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
+            `"farmhash"`.
+        salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
+        max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
+            as in `StringLookup`.
+
+    Example:
+        >>> from keras_dist import layers
+        >>> layers.IntegerLookup(vocabulary=[12, 36, 1138])([[12, 1138, 42], [42, 1000, 36]]).tolist()
+        [[1, 3, 0], [0, 0, 2]]
+    """
+
+    kind = "int64"
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        num_oov_indices: int = 1,
+        mask_token: int | None = None,
+        oov_token: int | None = -1,
+        vocabulary: Any = None,
+        vocabulary_dtype: str = "int64",
+        idf_weights: ArrayLike | None = None,
+        invert: bool = False,
+        output_mode: str = "int",
+        sparse: bool = False,
+        pad_to_max_tokens: bool = False,
+        oov_method: str = "floormod",
+        salt: Any = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        tokens = (max_tokens, num_oov_indices, mask_token, oov_token, vocabulary, idf_weights)
+        encoding = (invert, output_mode, sparse, pad_to_max_tokens, oov_method, salt)
+        super().__init__(*tokens, *encoding, name=name, **kwargs)
+        self.vocabulary_dtype = check_option("vocabulary_dtype", vocabulary_dtype, ("int64",), self.name)

@@ -17,16 +17,12 @@ from keras_dist.layers.preprocessing.random_colors import (
     RandomBrightness,
     RandomColorDegeneration,
     RandomContrast,
+    RandomPosterization,
+    RandomSharpness,
     RangeLayer,
     Solarization,
 )
-from keras_dist.layers.preprocessing.random_filters import RandomPosterization, RandomSharpness
-from keras_dist.layers.preprocessing.random_geometry import (
-    AffineLayer,
-    RandomRotation,
-    RandomShear,
-    RandomTranslation,
-)
+from keras_dist.layers.preprocessing.random_geometry import AffineLayer, RandomRotation, RandomShear, RandomTranslation
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.random.seeds import key_of
 

@@ -1,22 +1,19 @@
-"""Layers that change colours: `RandomBrightness`, `RandomContrast`, `RandomGrayscale`, `Solarization` and others."""
+"""Layers that change the colours of images, or filter images, at random."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import check_fraction
-from keras_dist.layers.preprocessing.image_layer import (
-    Factor,
-    RandomImageLayer,
-    check_range,
-    check_value_range,
-)
+from keras_dist import random
+from keras_dist._support.arguments import argument_error, check_fraction
+from keras_dist.config.settings import epsilon
+from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer, check_range, check_value_range
 from keras_dist.layers.weight_arguments import LayerArguments
-from keras_dist.ops.image_transforms import rgb_to_grayscale
+from keras_dist.ops import image_transforms
 
 
 class ColorLayer(RandomImageLayer):
@@ -27,7 +24,7 @@ class ColorLayer(RandomImageLayer):
     def _gray(self, images: jax.Array) -> jax.Array:
         """Return the brightness of images, with one channel."""
         self._check_colors(images, (1, 3))
-        return rgb_to_grayscale(images, self.data_format)
+        return image_transforms.rgb_to_grayscale(images, self.data_format)
 
 
 class RangeLayer(ColorLayer):
@@ -224,3 +221,197 @@ class Solarization(RangeLayer):
         results = jnp.clip((images - low) / (high - low) * 255 + transformation["additions"], 0, 255)
         results = jnp.where(results < transformation["thresholds"], results, 255 - results)
         return results / 255 * (high - low) + low
+
+
+class HueLayer(FactorLayer):
+    """The base of layers that change images as hue, saturation and value."""
+
+    def _in_hsv(self, images: jax.Array, change: Callable[..., Sequence[jax.Array]]) -> jax.Array:
+        """Return images of red, green and blue whose `(hue, saturation, value)` a function has changed."""
+        self._check_colors(images)
+        hsv = image_transforms.rgb_to_hsv(jnp.moveaxis(images, self._channels, -1))
+        changed = jnp.stack(change(*jnp.unstack(hsv, axis=-1)), -1)
+        return jnp.moveaxis(image_transforms.hsv_to_rgb(changed), -1, self._channels)
+
+
+class RandomHue(HueLayer):
+    """Turn the hue of each image by a random part of the circle of colours in training.
+
+    Args:
+        factor: the least and the largest part of half a circle, from 0 to 1; a number stands for 0 and itself. The
+            direction is random.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
+    """
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the turns, `{"factor": (images,)}`."""
+        sign = jnp.where(self._uniform(images, (0.0, 1.0), seed) > 0.5, -1.0, 1.0)
+        return {"factor": sign * self._uniform(images, self.factor, seed) * 0.5}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        low, high = self.value_range
+        turn = transformation["factor"].astype(images.dtype)[:, None, None]
+
+        def turned(hue: jax.Array, *others: jax.Array) -> Sequence[jax.Array]:
+            hue = hue + turn
+            hue = jnp.where(hue > 1, hue - 1, hue)
+            return jnp.where(hue < 0, hue + 1, hue), *others
+
+        return jnp.clip(self._in_hsv((images - low) / (high - low), turned), 0, 1) * (high - low) + low
+
+
+class RandomSaturation(HueLayer):
+    """Multiply the saturation of each image by a random number in training.
+
+    Args:
+        factor: the least and the largest share f, from 0 to 1: saturation is multiplied by f / (1 - f), so that 0
+            leaves gray images, 0.5 the images as they are. A number stands for its negative and itself, as in Keras.
+        value_range: the least and the largest value of pixels; saturations are cut to it, as in Keras.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
+    """
+
+    factor_bounds = (-1, 1)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return what saturations are multiplied by, `{"factor": (images,)}`."""
+        share = self._uniform(images, self.factor, seed)
+        return {"factor": share / (1 - share + epsilon())}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        factor = transformation["factor"].astype(images.dtype)[:, None, None]
+        return self._in_hsv(images, lambda hue, saturation, value: (hue, self._clipped(saturation * factor), value))
+
+
+class RandomColorJitter(RangeLayer):
+    """Change brightness, contrast, saturation and hue of each image by random numbers in training, one after the other.
+
+    Args:
+        value_range: the least and the largest value of pixels.
+        brightness_factor: as `factor` of `RandomBrightness`; None for no change.
+        contrast_factor: as `factor` of `RandomContrast`.
+        saturation_factor: as `factor` of `RandomSaturation`.
+        hue_factor: as `factor` of `RandomHue`.
+        seed, data_format, **kwargs: as in `RandomBrightness`.
+    """
+
+    def __init__(
+        self,
+        value_range: Sequence[float] = (0, 255),
+        brightness_factor: Factor | None = None,
+        contrast_factor: Factor | None = None,
+        saturation_factor: Factor | None = None,
+        hue_factor: Factor | None = None,
+        seed: int | None = None,
+        data_format: str | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(value_range, seed, data_format=data_format, **kwargs)
+        self.brightness_factor, self.contrast_factor = brightness_factor, contrast_factor
+        self.saturation_factor, self.hue_factor = saturation_factor, hue_factor
+        options: dict[str, Any] = {"data_format": data_format, "dtype": self.dtype_policy, "seed": seed}
+        kinds: list[tuple[Factor | None, Callable[..., RandomImageLayer]]] = [
+            (brightness_factor, RandomBrightness),
+            (contrast_factor, RandomContrast),
+            (saturation_factor, RandomSaturation),
+            (hue_factor, RandomHue),
+        ]
+        self.steps = [kind(factor, value_range, **options) for factor, kind in kinds if factor is not None]
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return what each step needs, a list."""
+        return [step.get_random_transformation(images, seed=seed) for step in self.steps]
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        for step, numbers in zip(self.steps, transformation, strict=True):
+            images = step.transform_images(images, numbers)
+        return images
+
+
+class RandomSharpness(FactorLayer):
+    """Sharpen or blur each image by a random factor in training.
+
+    Args:
+        factor: the least and the largest factor, from 0 to 1; a number stands for 0 and itself. 0.5 leaves images as
+            they are, 0 blurs them, 1 sharpens them.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
+    """
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return the factors, `{"factor": (images,)}`."""
+        return {"factor": self._uniform(images, self.factor, seed)}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        kernel = jnp.full((3, 3), 1 / 13, images.dtype).at[1, 1].set(5 / 13)
+        factor = (transformation["factor"] * 2).astype(images.dtype)[:, None, None, None]
+        return self._clipped(images + (1 - factor) * (self._filtered(images, kernel) - images))
+
+
+class RandomGaussianBlur(FactorLayer):
+    """Blur some images by a Gaussian in training.
+
+    Args:
+        factor: the least and the largest probability; a number stands for 0 and itself.
+        kernel_size: an odd number of pixels, or one for the width and one for the height.
+        sigma: the least and the largest standard deviation, from 0 to 1 [pixels]; a number stands for 0 and itself.
+        value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
+    """
+
+    def __init__(
+        self,
+        factor: Factor = 1.0,
+        kernel_size: int | Sequence[int] = 3,
+        sigma: Factor = 1.0,
+        value_range: Sequence[float] = (0, 255),
+        data_format: str | None = None,
+        seed: int | None = None,
+        **kwargs: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(factor, value_range, data_format, seed, **kwargs)
+        sizes: tuple[Any, ...] = (
+            tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size, kernel_size)
+        )
+        if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 and size % 2 for size in sizes):
+            raise argument_error("kernel_size", kernel_size, "an odd number, or two", layer=self.name, example=3)
+        self.kernel_size = sizes
+        self.sigma = check_range("sigma", sigma, (0, 1), self.name)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return which images are blurred and how, `{"should_apply_blur": (images,), "blur_factor": (2,)}`."""
+        chosen = self._chosen(images, self.factor, seed)
+        sigma = random.uniform((2,), *self.sigma, dtype=self.compute_dtype, seed=seed) + 1e-6
+        return {"should_apply_blur": chosen, "blur_factor": sigma}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        weights = [
+            image_transforms.gaussian(size, width, images.dtype)
+            for size, width in zip(self.kernel_size, transformation["blur_factor"], strict=True)
+        ]
+        blurred = self._filtered(images, jnp.outer(weights[1], weights[0]))
+        return self._clipped(jnp.where(transformation["should_apply_blur"][:, None, None, None], blurred, images))
+
+
+class RandomPosterization(FactorLayer):
+    """Keep a random number of bits of the pixels of each image in training, of eight.
+
+    Args:
+        factor: the least number of bits, and one above the largest, from 1 to 8; equal ones for so many. A number
+            stands for 1 and itself.
+        value_range: the least and the largest value of pixels, which become 0 and 255 and back.
+        data_format, seed, **kwargs: as in `RandomBrightness`.
+    """
+
+    factor_bounds = (1, 8)
+
+    def _draw(self, images: jax.Array, seed: Any) -> Any:
+        """Return how many bits are dropped, `{"shift_factor": (images,)}`."""
+        rows = images.shape[0]
+        low, high = (int(limit) for limit in self.factor)
+        same = jnp.full((rows,), low, "uint8")
+        return {"shift_factor": 8 - (same if low == high else random.randint((rows,), low, high, "uint8", seed))}
+
+    def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
+        low, high = self.value_range
+        shift = transformation["shift_factor"][:, None, None, None]
+        whole = ((images - low) / (high - low) * 255 if self.value_range != (0, 255) else images).astype("uint8")
+        kept = jnp.left_shift(jnp.right_shift(whole, shift), shift).astype(images.dtype)
+        return kept / 255 * (high - low) + low if self.value_range != (0, 255) else kept

@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import (
-    check_axes,
-    check_axes_exist,
-    check_broadcasts,
-    check_numbers,
-    check_optional,
-)
+from keras_dist._support.arguments import check_axes, check_axes_exist, check_broadcasts, check_numbers, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.config.settings import epsilon, image_data_format
 from keras_dist.errors import DataError, ModelError, shorten, with_type

@@ -26,7 +26,7 @@ class Resizing(ImageLayer):
         fill_value: what they are padded with.
         antialias: whether pixels that become one are averaged.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,7 +92,7 @@ class CenterCrop(ImageLayer):
         height: of the part [pixels].
         width: of the part [pixels].
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(

@@ -8,25 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_int,
-    check_option,
-    check_optional,
-    is_int,
-)
+from keras_dist._support.arguments import argument_error, check_int, check_option, check_optional, is_int
 from keras_dist._support.types import ArrayLike
 from keras_dist.errors import DataError, ModelError, shorten
-from keras_dist.layers.preprocessing.host_layer import (
-    OUTPUT_MODES,
-    HostLayer,
-    as_rows,
-    batches_of,
-    check_dense,
-    check_output_mode,
-    objects,
-)
-from keras_dist.layers.preprocessing.string_lookup import StringLookup
+from keras_dist.layers.host_layer import HostLayer, as_rows, objects
+from keras_dist.layers.preprocessing.category_encoding import OUTPUT_MODES, batches_of, check_dense, check_output_mode
+from keras_dist.layers.preprocessing.index_lookup import StringLookup
 from keras_dist.symbolic.tensors import KerasTensor
 
 _STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation", None)

@@ -16,12 +16,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.recurrent.lstm import lstm_states, with_open_forget_gate
-from keras_dist.layers.recurrent.recurrent_cell import (
-    Noise,
-    RecurrentArguments,
-    RecurrentCell,
-    Step,
-)
+from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -138,7 +133,7 @@ class ConvLSTM(RecurrentLayer):
 
     Args:
         filters: channels of the output.
-        kernel_size: the window of the convolutions, in each spatial dim; one integer stands for all of them.
+        kernel_size: the window of the convolutions, in each spatial dim, or one integer for all.
         strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
         padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
@@ -188,7 +183,7 @@ class ConvLSTM(RecurrentLayer):
         return self.cell.initial_states((sequences_shape[0], *sequences_shape[2:]))
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        """Return the arguments with the chosen format, which need not be the default of another process."""
         return super()._config_arguments() | {"data_format": self.data_format}
 
 

@@ -8,14 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 
-from keras_dist.layers.recurrent.recurrent_cell import (
-    GatedArguments,
-    GatedCell,
-    Noise,
-    Step,
-    check_no_cudnn,
-    project,
-)
+from keras_dist.layers.recurrent.recurrent_cell import GatedArguments, GatedCell, Noise, Step, check_no_cudnn, project
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 

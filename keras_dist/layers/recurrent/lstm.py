@@ -9,14 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support.types import DTypeLike
-from keras_dist.layers.recurrent.recurrent_cell import (
-    GatedArguments,
-    GatedCell,
-    Noise,
-    Step,
-    check_no_cudnn,
-    project,
-)
+from keras_dist.layers.recurrent.recurrent_cell import GatedArguments, GatedCell, Noise, Step, check_no_cudnn, project
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 

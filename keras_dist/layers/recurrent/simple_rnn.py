@@ -7,13 +7,7 @@ from typing import Unpack
 
 import jax
 
-from keras_dist.layers.recurrent.recurrent_cell import (
-    Noise,
-    RecurrentArguments,
-    RecurrentCell,
-    Step,
-    project,
-)
+from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step, project
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 
@@ -37,11 +31,7 @@ class SimpleRNNCell(RecurrentCell):
     """
 
     def __init__(
-        self,
-        units: int,
-        activation: Identifier = "tanh",
-        use_bias: bool = True,
-        **kwargs: Unpack[RecurrentArguments],
+        self, units: int, activation: Identifier = "tanh", use_bias: bool = True, **kwargs: Unpack[RecurrentArguments]
     ) -> None:
         super().__init__(units, activation, use_bias, **kwargs)
 

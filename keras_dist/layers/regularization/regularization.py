@@ -14,13 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist import random, regularizers
-from keras_dist._support.arguments import (
-    argument_error,
-    check_broadcasts,
-    check_fraction,
-    check_number,
-    is_int,
-)
+from keras_dist._support.arguments import argument_error, check_broadcasts, check_fraction, check_number, is_int
 from keras_dist._support.types import DTypeLike, Shape
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.spatial_layer import SpatialLayer
@@ -42,7 +36,7 @@ class NoiseLayer(Layer):
     Args:
         argument: the name of the argument for the strength, which becomes an attribute.
         strength: the strength of the noise; 0 for none.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
     """
 
@@ -73,7 +67,7 @@ class DropoutLayer(NoiseLayer):
         rate: the fraction, from 0 to 1.
         noise_shape: the shape of the noise; dims of 1 are dropped together, None is the size of the input. By default
             the shape of the input.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
     """
 
@@ -124,7 +118,7 @@ class SpatialDropout1D(_SpatialDropout):
 
     Args:
         rate: the fraction, from 0 to 1.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         name: see `Layer`.
         dtype: see `Layer`.
         **kwargs: see `Layer`.
@@ -151,7 +145,7 @@ class SpatialDropout2D(_SpatialDropout):
     Args:
         rate: the fraction, from 0 to 1.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         name: see `Layer`.
         dtype: see `Layer`.
         **kwargs: see `Layer`.
@@ -211,7 +205,7 @@ class GaussianNoise(NoiseLayer):
 
     Args:
         stddev: of the noise, from 0 to 1.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
 
     Source: `keras.layers.GaussianNoise`; with one seed, both add the same.
@@ -232,7 +226,7 @@ class GaussianDropout(NoiseLayer):
 
     Args:
         rate: from 0 to below 1.
-        seed: fixes the numbers; by default they follow from the model's seed.
+        seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
 
     Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.

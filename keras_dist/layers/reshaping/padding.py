@@ -20,7 +20,7 @@ class ZeroPadding(SpatialLayer):
     Args:
         padding: number of zeros: an integer; one for each spatial dim; or for each a pair, before and after.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
         padding: a pair for each spatial dim.
@@ -46,7 +46,7 @@ class Cropping(SpatialLayer):
     Args:
         cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Attributes:
         cropping: a pair for each spatial dim.

@@ -40,7 +40,7 @@ class Flatten(Layer):
         return inputs.reshape(inputs.shape[0], math.prod(inputs.shape[1:]))
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments with the format that was chosen, for processes where another one is the default."""
+        """Return the arguments with the chosen format, which need not be the default of another process."""
         arguments = super()._config_arguments()
         return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
 

@@ -18,9 +18,9 @@ class UpSampling(SpatialLayer):
     """The base of the layers that repeat each step.
 
     Args:
-        size: number of repetitions in each spatial dim; one integer stands for all of them.
+        size: number of repetitions in each spatial dim, or one integer for all.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class UpSampling2D(UpSampling):
         data_format: `"channels_last"` for inputs (batch, height, width, channels), the default, or `"channels_first"`
             for inputs (batch, channels, height, width).
         interpolation: `"nearest"`, which repeats the pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
-        **kwargs: as of `Layer`.
+        **kwargs: see `Layer`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,22 +1,19 @@
-"""`HostLayer`: the base of layers that run in Python on the host, on text too, before rows go to devices."""
+"""`HostLayer`: the base of layers that run in Python on the host, also on text, before data are sent to devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from keras_dist._support.arguments import argument_error, check_option
 from keras_dist._support.types import PyTree, Shape
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import DataError, ModelError, shorten, with_type
 from keras_dist.layers import symbolic
 from keras_dist.layers.layer import Layer
 from keras_dist.symbolic.tensors import KerasTensor
-
-OUTPUT_MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 
 
 class HostLayer(Layer):
@@ -68,29 +65,6 @@ class HostLayer(Layer):
         return self.output_like(KerasTensor(input_shape, "string")).shape
 
 
-def check_dense(sparse: Any, ragged: Any, layer: str) -> bool:
-    """Return False, if neither is asked for."""
-    if sparse or ragged:
-        given = f"sparse={shorten(sparse)}, ragged={shorten(ragged)}"
-        fix = "leave them out; integers need no encoding before an Embedding"
-        raise ModelError(f"layer {layer!r} gives dense arrays of one shape", given=given, fix=fix)
-    return False
-
-
-def check_output_mode(output_mode: Any, modes: Sequence[str], layer: str) -> str:
-    """Return the output mode, under its name of today."""
-    names = {"binary": "multi_hot", "tf-idf": "tf_idf"}
-    return check_option("output_mode", names.get(output_mode, output_mode), modes, layer)
-
-
-def check_salt(salt: Any, layer: str) -> tuple[int, int] | None:
-    """Return the two numbers of a key; one stands for both."""
-    pair = tuple(salt) if isinstance(salt, list | tuple) else (salt, salt)
-    if salt is None or (len(pair) == 2 and all(isinstance(each, int | np.integer) for each in pair)):
-        return None if salt is None else (int(pair[0]), int(pair[1]))
-    raise argument_error("salt", salt, "an integer, two of them, or None", layer=layer, example=(133, 137))
-
-
 def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
     """Return text, numbers, lists or arrays of them as a numpy array; text as an array of `str`."""
     given: Any = inputs.numpy() if hasattr(inputs, "numpy") else inputs
@@ -124,55 +98,6 @@ def objects(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)
-
-
-def batches_of(data: Any, steps: int | None) -> Iterator[Any]:
-    """Yield what `adapt` gets: an array, a list, or the batches of an iterable, of which `steps` are read."""
-    if isinstance(data, str | bytes | list | tuple) or hasattr(data, "shape") or not isinstance(data, Iterable):
-        yield data
-        return
-    for number, batch in enumerate(data):
-        if steps is not None and number >= steps:
-            return
-        yield batch
-
-
-def encoded(indices: np.ndarray, output_mode: str, depth: int) -> np.ndarray:
-    """Return indices as vectors of `depth` float32 numbers; others than 0 to depth - 1 are left out.
-
-    Args:
-        indices: integers.
-        output_mode: `"one_hot"`: a vector for each, in place of a last dim of size 1; `"multi_hot"` or `"count"`: one
-            for all that the last dim holds.
-        depth: the length of vectors.
-    """
-    indices = np.atleast_1d(indices)
-    if output_mode == "one_hot":
-        if indices.ndim > 1 and indices.shape[-1] == 1:
-            indices = indices[..., 0]
-        rows = indices.reshape(-1, 1)
-        shape = indices.shape
-    else:
-        rows = indices.reshape(-1, indices.shape[-1])
-        shape = indices.shape[:-1]
-    vectors = np.zeros((len(rows), depth), "float32")
-    row, column = np.nonzero((rows >= 0) & (rows < depth))
-    places = (row, rows[row, column])
-    if output_mode == "multi_hot":
-        vectors[places] = 1
-    else:
-        np.add.at(vectors, places, 1)
-    return vectors.reshape(*shape, depth)
-
-
-def encoded_like(inputs: KerasTensor, output_mode: str, depth: int, dtype: str) -> KerasTensor:
-    """Return a symbolic tensor like what `encoded` gives, or in mode `"int"` like the indices."""
-    shape = inputs.shape
-    if output_mode == "int":
-        return KerasTensor(shape, dtype)
-    if output_mode != "one_hot" or (len(shape) > 1 and shape[-1] == 1):
-        shape = shape[:-1]
-    return KerasTensor((*shape, depth), "float32")
 
 
 def _items(value: Any) -> Iterator[Any]:
