@@ -11,16 +11,10 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core
-import jax.numpy as jnp
 import numpy as np
 from jax._src import core, dtypes
 from jax._src import mesh as mesh_lib
 from jax.experimental import checkify
-
-try:
-    from jax.experimental.shard_alike import shard_alike as _shard_alike
-except ImportError:
-    _shard_alike = None
 
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -110,18 +104,6 @@ def mesh_of_context() -> jax.sharding.Mesh | None:
     """Return the mesh that `jax.set_mesh` has set, also while a function is traced; None without."""
     mesh = mesh_lib.get_concrete_mesh()
     return None if mesh.empty else mesh
-
-
-def shard_alike(array: Any, like: Any) -> Any:
-    """Return a traced array that lies as another one of its shape does, whose layout XLA may still choose.
-
-    JAX from 0.12 on has nothing for it. There an operation that never takes a value of the other one ties them: XLA
-    then gives them one layout, unless that of `array` is decided elsewhere.
-    """
-    if _shard_alike is not None:
-        return _shard_alike(array, like)[0]
-    never = jax.lax.optimization_barrier(jnp.zeros(array.shape, bool))
-    return jax.lax.select(never, like.astype(array.dtype), array)
 
 
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:

@@ -21,17 +21,16 @@ from keras_dist._support.array_operators import Operators
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.stateless_scope import StatelessScope, current_scope
 from keras_dist._support.types import PyTree
-from keras_dist._unstable import jaxprs
+from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist._unstable.flax_internals import TraceError
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.distribution.jobs import heartbeat, job
-from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import place_copy
 from keras_dist.dtensor.layout import is_dtensor, layout_of
 from keras_dist.dtensor.tensors import shown
 from keras_dist.errors import LayoutError, ModelError, shorten
-from keras_dist.training.convolutions import windows_on
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 
 Arguments = ParamSpec("Arguments")
@@ -164,8 +163,14 @@ class _Program:
         given = [*arrays, *(array for _, array in known if array.ndim > 2)]
         axes = [layout_of(array).axes for array in given if is_dtensor(array)]
         placed += [layout_of(array) for array in arrays if is_dtensor(array)]
-        instead = windows_on(placed[0].mesh, lambda shape: axes) if placed else lambda _: {}
-        return jaxprs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, instead).compile()
+
+        def rules(constraints: Sequence[Sequence[Axis]]) -> dict[Any, Callable[..., Any]]:
+            if not placed:
+                return {}
+            mesh = placed[0].mesh
+            return xla_workarounds.lowering_rules(mesh.backend_mesh, mesh.platform, lambda shape: axes, constraints)
+
+        return jaxprs.lower_with(jax.jit(self._split, donate_argnums=0), arguments, rules).compile()
 
     def __call__(self, arrays: list[Any]) -> Any:
         if current_scope() is not None or any(map(is_traced, arrays)):  # inside another function

@@ -15,7 +15,8 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.array_operators import Operators, native, value_of
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._unstable import jax_internals, jaxprs
-from keras_dist._unstable.jax_internals import in_mesh, is_tracing, mesh_of_context, shard_alike
+from keras_dist._unstable.jax_internals import in_mesh, is_tracing, mesh_of_context
+from keras_dist._unstable.xla_workarounds import shard_alike
 from keras_dist.distribution import DeviceMesh, LayoutPlan, TensorLayout, distribute_tensor, process_count
 from keras_dist.distribution.devices import device_name
 from keras_dist.distribution.lint import check_layout as problems_of

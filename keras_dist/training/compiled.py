@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
-from keras_dist._unstable import jaxprs
+from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
+from keras_dist.distribution import lint
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, agreed_programs, is_shared
 from keras_dist.distribution.jobs.process_rows import sharding_of_rows
-from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.lint import frames_inside
+from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
@@ -30,7 +30,6 @@ from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, check_names
 from keras_dist.training.compile_config import StepOptions
-from keras_dist.training.convolutions import layouts_of_tensors, windows_on
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.logging_steps import LoggingStep, Logs
 from keras_dist.training.logs import PerBatch, is_per_batch
@@ -77,7 +76,7 @@ class CompiledSteps:
         several = plan.mesh.is_multi_process
         places = {False: self._replicated, True: sharding_of_rows(distribution)} if several else {}
         self._outputs_at = {local: jax.jit(lambda outputs: outputs, out_shardings=at) for local, at in places.items()}
-        self._lowered_by = windows_on(plan.mesh, layouts_of_tensors(distribution))
+        self._layouts_of = _layouts_of_tensors(distribution)
         self._programs: dict[Any, Callable[..., Any]] = {}
         self._shapes: dict[tuple[str, str], list[str]] = {}
         self._shapes_ever: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -235,7 +234,10 @@ class CompiledSteps:
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         platform = self._mesh.platform if self._mesh.is_abstract else None
-        return jaxprs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
+        rules = functools.partial(
+            xla_workarounds.lowering_rules, self._mesh.backend_mesh, self._mesh.platform, self._layouts_of
+        )
+        return jaxprs.lower_with(program, arguments, rules, platform, self._warn_of_splits)
 
     def _warn_of_splits(self, jaxpr: Any) -> None:
         """Warn once of weights that a `shard_map` of the module splits and that no rule shards."""
@@ -258,7 +260,7 @@ class CompiledSteps:
                 f"  fix:      add to the LayoutMap of a ModelParallel, before the model is made:\n"
                 + "\n".join(f"            {line}" for line in lines),
                 LayoutWarning,
-                stacklevel=frames_inside(),
+                stacklevel=lint.frames_inside(),
             )
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
@@ -370,6 +372,13 @@ def zero_logs(accumulators: Mapping[str, Accumulator], mesh: DeviceMesh) -> Logs
     """Return the initial states of accumulators, replicated."""
     start = {name: accumulator.start() for name, accumulator in accumulators.items()}
     return put(start, _replicated(mesh))
+
+
+def _layouts_of_tensors(distribution: Distribution) -> Callable[[tuple[int, ...]], list[tuple[Axis, ...]]]:
+    """Return a function of a shape: the layouts that a distribution gives inputs and activations."""
+    rules = distribution.layout_map
+    ruled = [] if rules is None else [rules.rule_layout(rule).axes for rule in rules if lint.names_tensor(rule)]
+    return lambda shape: [*ruled, distribution.get_data_layout(shape).axes]
 
 
 def _replicated(mesh: DeviceMesh) -> jax.sharding.NamedSharding:

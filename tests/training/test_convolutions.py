@@ -11,7 +11,7 @@ from jax import lax
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist._unstable import jaxprs
-from keras_dist.training.convolutions import batch_first
+from keras_dist._unstable.xla_workarounds import avoid_slow_convolutions_in_loops
 from tests import layouts
 from tests.soak import LARGE
 
@@ -40,7 +40,9 @@ def test_wherever_the_dims_are_the_values_are_those_of_jax(lhs, rhs, out, groups
     rest = {"batch_group_count": 1, "precision": None, "preferred_element_type": None, "out_sharding": None}
     dims = lax.conv_dimension_numbers(a.shape, b.shape, (lhs, rhs, out))
     moved = jax.jit(
-        lambda a, b: batch_first(a, b, dimension_numbers=dims, **PARAMS, feature_group_count=groups, **rest)
+        lambda a, b: avoid_slow_convolutions_in_loops(
+            a, b, dimension_numbers=dims, **PARAMS, feature_group_count=groups, **rest
+        )
     )(a, b)
     np.testing.assert_allclose(moved, plain, rtol=1e-5, atol=1e-5)
 
