@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist._support import tree_paths
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
 from keras_dist._support.types import PyTree
@@ -25,7 +24,7 @@ from keras_dist.layers import Layer
 from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.naming import by_prefix, layers_below, named_layers
 from keras_dist.symbolic.tensors import Operation, infer
-from keras_dist.training.activations import named_submodules
+from keras_dist.training.activations import named_submodules, output_name
 
 if TYPE_CHECKING:
     from keras_dist.models.model import Model
@@ -111,7 +110,7 @@ def ruled_activations(session: BuiltModel) -> list[Ruled]:
     distribution, found = session.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
     for _, paths in named_submodules(session.cell.graph.described()):
-        for name in (tree_paths.join(filter(None, (path, "output"))) for path in paths):
+        for name in map(output_name, paths):
             layout = distribution.get_tensor_layout(name)
             if layout is not None:
                 decided = layout.reason if rules is None else rules.match(name)

@@ -18,7 +18,7 @@ from keras_dist.training.throughput import StepTimer
 Mode = Literal["train", "test", "predict"]
 
 MAX_IN_FLIGHT = 2
-"""Executions in flight: more would deadlock fake CPU devices (see `_support/backend_environment`), and would gain nothing."""
+"""Executions in flight: more would deadlock fake CPU devices (see `backend_environment`), and would gain nothing."""
 
 
 class Hooks(Protocol):

@@ -47,7 +47,9 @@ class Remat:
 
     def mark(self, module: nnx.Module) -> None:
         """Make the layers of `module` that `pattern` matches recompute. Changes `module`."""
-        for node, names in named_submodules(module) if self.pattern is not None else ():
+        if self.pattern is None:
+            return
+        for node, names in named_submodules(module):
             if node is not module and callable(node) and any(map(self.pattern.fullmatch, names)):
                 node.__class__ = _checkpointed_class(type(node))
 
