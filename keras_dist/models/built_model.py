@@ -241,6 +241,11 @@ class BuiltModel(BuiltModule):
             )
         return objective
 
+    def check_measures(self, method: str) -> None:
+        """Check that there is a loss, or a test step of the user."""
+        if self.choices is None or not self.choices.is_own("test"):
+            self.objective(method)
+
     def next_shuffle_key(self) -> tuple[int, ...]:
         """Return the key of the order of rows in the next `fit` without a seed."""
         self.fits += 1
@@ -273,16 +278,6 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
         given=f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}",
         expected="one array in each variable, which then has a path, a layout and an optimizer's slots",
         fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables",
-    )
-
-
-def not_compiled(method: str) -> ModelError:
-    """Return the error for a method that needs `compile` first."""
-    return ModelError(
-        f"You must call `compile()` before using the model: {method} needs it",
-        given="a model that is not compiled",
-        expected="an optimizer and a loss",
-        fix='for example model.compile("adam", loss="mse")',
     )
 
 

@@ -14,7 +14,6 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
-from keras_dist.models.fitting import check_idle
 from keras_dist.models.graph_methods import GraphMethods
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
@@ -167,7 +166,7 @@ class DistributionMethods(GraphMethods):
             LayoutError: its rules cannot be applied; the model stays where it was.
             ModelError: fit is running, or another model has some of its layers.
         """
-        check_idle(self, "redistribute")
+        self._check_idle("redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))
         self._runtime.made_under = distribution
 

@@ -94,14 +94,8 @@ class GraphMethods(SavingMethods):
         return self._graph is not None and bool(self._graph.host_nodes) and not self._graph.on_devices.nodes
 
     @property
-    def _has_host_part(self) -> bool:
-        return self._graph is not None and bool(self._graph.host_nodes)
-
-    def _prepared(self, x: PyTree) -> PyTree:
-        """What the layers on the host, with which the model begins, give for inputs: those of the compiled part."""
-        if self._graph is None or not self._graph.host_nodes:
-            return x
-        return replaced(self._graph.on_devices.inputs, self._graph.run_on_host(x))
+    def _symbols(self) -> tuple[PyTree, PyTree] | None:
+        return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
 
     def transform(self, inputs: PyTree, **options: Any) -> PyTree:
         """Return the outputs of a model whose layers all run on the host, as numpy arrays."""

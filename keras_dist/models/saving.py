@@ -41,7 +41,7 @@ from keras_dist.errors import (
 from keras_dist.mixed_precision import under_policy
 from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.config import check_described, check_not_of_keras
-from keras_dist.models.infer_mesh import in_place_of
+from keras_dist.models.placing import in_place_of
 from keras_dist.saving import deserialize_keras_object, regular_files, serialize_keras_object
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
 from keras_dist.saving.serialization import is_lambda, lambdas_kept

@@ -15,7 +15,6 @@ from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
 from keras_dist.layers.core.nnx_layer import as_layer
 from keras_dist.layers.preprocessing.host_layer import as_rows
-from keras_dist.models.built_model import BuiltModel
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
@@ -187,11 +186,9 @@ class Sequential(Model):
             self._see(args, kwargs)  # what they are given is not known otherwise
         return outputs
 
-    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-        session = super()._create_weights(args, kwargs)
-        with session.distribution.scope():  # layers may want its mesh, and the scope that the model was made in is left
+    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self.distribution.scope():  # layers may need its mesh
             self._see(args, kwargs)
-        return session
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the layers give for a symbolic input, once, unless they were connected to an Input."""

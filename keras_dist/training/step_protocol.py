@@ -29,7 +29,7 @@ from keras_dist.training.train_state import TrainState
 VARIABLES = ""
 """Key of the variables of metrics in the logs: no value is logged under an empty name."""
 
-_PARTS: dict[Mode, tuple[str, ...]] = {
+PARTS: dict[Mode, tuple[str, ...]] = {
     "train": ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables"),
     "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
     "predict": ("trainable_variables", "non_trainable_variables"),
@@ -153,7 +153,7 @@ class ProtocolStep:
             returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after
-        for part, values, name in zip(indices, changed, _PARTS[self._mode], strict=False):
+        for part, values, name in zip(indices, changed, PARTS[self._mode], strict=False):
             self._put(leaves, part, values, name)
         self._check_length(metrics_after, len(metrics), "metrics_variables")
         metrics_after = [
@@ -190,7 +190,7 @@ class ProtocolStep:
 
     def _checked(self, returned: Any) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
         """Return logs and state; raise unless the step returned both."""
-        parts = _PARTS[self._mode]
+        parts = PARTS[self._mode]
         expected = f"(logs, ({', '.join(parts)})) with a dict of numbers as logs"
         logs, after = returned if isinstance(returned, tuple) and len(returned) == 2 else (None, None)
         if not isinstance(logs, Mapping) or not isinstance(after, tuple | list) or len(after) != len(parts):
