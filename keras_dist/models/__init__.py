@@ -1,4 +1,4 @@
-"""The Keras face: models that delegate to the rooms below and own no arithmetic."""
+"""Models of Keras: they delegate to the packages below, and do no arithmetic."""
 
 from typing import TYPE_CHECKING
 
