@@ -1,4 +1,4 @@
-"""The Keras face: models that delegate to the rooms below and own no arithmetic.
+"""Models of Keras: they delegate to the packages below, and do no arithmetic.
 
 Source: names, arguments and defaults as in `keras.models`.
 """

@@ -1,29 +1,33 @@
-"""`adopt`: move variables and sublayers of a built copy to the model."""
+"""The weights of a model's layers: moved from a built copy, and added later."""
 
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import numpy as np
 from flax import nnx
 
+from keras_dist import random
+from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
+from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
-from keras_dist.models.adding_weights import add_weights
+from keras_dist.layers.names import keras_paths
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.naming import layers_below
+from keras_dist.training.graph import split_module
+from keras_dist.training.naming import is_below, layers_below, with_keras_paths
+from keras_dist.variables import call_context
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
-    """Move variables, submodules and other attributes that building created in a copy to the module.
+    """Move variables, submodules and attributes that building created in the copy `built` to `module`.
 
-    Objects that the module has already are kept. Attributes that only a call changed are kept, too.
-
-    Args:
-        module: the user's.
-        built: the built copy; it must not be used afterwards.
-        built_with: static attributes after building, by layer path.
+    Objects that the module has already are kept, and so are attributes that only a call changed. `built_with` are
+    static attributes after building, by layer path. The copy must not be used afterwards.
     """
     pairs = list(_pairs(module, built))
     own = {id(theirs): ours for ours, theirs in pairs}
@@ -108,3 +112,26 @@ def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None
         membership = runtime.membership
         if membership is None or membership.session is before:
             runtime.membership = ModelMembership(session, path)
+
+
+def add_weights(session: BuiltModel, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
+    """Let `change`, as of `enable_lora`, add or replace weights of the layer at `prefix` in a built model."""
+    cell, model = session.cell, session.model
+    variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if is_below(row.path, prefix)]
+    shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
+    if cell.is_training or shared:
+        given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
+        fix = "do it before the second model is made" if shared else "do it after fit has ended"
+        raise ModelError(f"cannot change the weights of layer {prefix!r} now", given=given, fix=fix)
+    seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
+    runtime: Any = layer._runtime
+    membership, runtime.membership = runtime.membership, None  # a layer of a model may not change its attributes
+    try:
+        with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
+            change()
+    finally:
+        runtime.membership = membership
+    graph, _ = split_module(model, None)
+    names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
+    graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, names), module_paths=cell.graph.module_paths)
+    session.extend(graph, session.distribution.plan_variables(graph.specs, graph.treedef))

@@ -13,12 +13,12 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 if TYPE_CHECKING:
     from keras_dist.models.saving_methods import SavingMethods
-    from keras_dist.models.trainer import Trainer
+    from keras_dist.models.step_methods import StepMethods
 
 _END = "_shape"
 
 
-def tensors_by_name(model: Trainer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
+def tensors_by_name(model: StepMethods, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, PyTree]:
     """The symbolic tensors among the arguments of a call, by the names of its parameters."""
     signature = inspect.signature(model.call)
     named = {

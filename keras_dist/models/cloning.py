@@ -1,4 +1,4 @@
-"""`clone_model`: the same model with new layers."""
+"""`clone_model`: copy the architecture of a model, with new layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
-from keras_dist.models.infer_mesh import in_place_of
 from keras_dist.models.model import Model
+from keras_dist.models.placing import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept
@@ -32,21 +32,21 @@ def clone_model(
     call_function: Callable[..., PyTree] | None = None,
     recursive: bool = False,
 ) -> Model:
-    """Make the same model with new layers and new weights, on the current distribution, under the same paths.
+    """Create the same model with new layers and new weights, with the same paths, on the current distribution.
 
-    It is compiled as the model is. Functional models and `Sequential`s are cloned layer by layer; others are made again
-    with the arguments of their constructor.
+    The clone is compiled like the model. Functional models and `Sequential`s are cloned layer by layer; other models
+    are created again with the arguments of their constructor.
 
     Args:
-        model: any model but those of `from_nnx`.
-        input_tensors: symbolic tensors in the place of the inputs, in the same structure or as a list; one for a
-            `Sequential`, also where it has no `Input`.
-        clone_function: `clone_function(layer) -> layer`; by default the layer is made again with its arguments.
-        call_function: `call_function(layer, *args, **kwargs)`, how each layer of a functional model is called.
+        model: a model, except a model of `from_nnx`.
+        input_tensors: symbolic tensors that replace the inputs, in the same structure or as a list; one tensor for a
+            `Sequential`, also if it has no `Input`.
+        clone_function: `clone_function(layer) -> layer`; by default the layer is created again with its arguments.
+        call_function: `call_function(layer, *args, **kwargs)`, which calls each layer of a functional model.
         recursive: whether functional models and `Sequential`s among the layers are cloned in the same way.
 
     Raises:
-        ConfigError: the arguments of a layer cannot be written down.
+        ConfigError: the arguments of a layer cannot be serialized.
         ModelError: an argument does not fit the model.
 
     Example:
@@ -66,7 +66,7 @@ def clone_model(
         clone = _cloned(model, input_tensors, clone_function, call_function, recursive)
     choices = model._choices
     if choices is not None:
-        # with optimizers of its own: one trains one model
+        # an optimizer trains one model
         clone.compile(**{**choices.arguments, "optimizer": copy.deepcopy(choices.arguments["optimizer"])})
     return clone
 
@@ -78,13 +78,12 @@ def _cloned(
     call_function: Callable[..., PyTree] | None,
     recursive: bool,
 ) -> Model:
-    """The model with new layers, not compiled."""
     if not _is_functional(model) and not _is_sequential(model):
         for name, value in (("input_tensors", input_tensors), ("clone_function", clone_function)):
             if value is not None:
                 raise _misfit(name, value, model, "a functional model, or a Sequential")
         return _made_again(model)
-    # without functions models among the layers are cloned layer by layer, too, so that shared layers stay shared
+    # without functions inner models are cloned layer by layer, too, so that shared layers stay shared
     called = call_function or _called
     cloning = _Cloning(clone_function or _made_again, called if recursive else _called, recursive or not clone_function)
     return cloning.clone(model, called, input_tensors)
@@ -92,7 +91,7 @@ def _cloned(
 
 @dataclasses.dataclass
 class _Cloning:
-    """Clones each layer once; `clones` has them by the ids of the layers."""
+    """Clones each layer once; `clones` are the clones by id of the layer."""
 
     clone_function: Callable[[Layer], Layer]
     inner_call_function: Callable[..., PyTree]
@@ -100,7 +99,7 @@ class _Cloning:
     clones: dict[int, Layer] = dataclasses.field(default_factory=dict)
 
     def clone(self, model: Model, call_function: Callable[..., PyTree], input_tensors: PyTree = None) -> Model:
-        """The model with new layers."""
+        """Return the model with new layers."""
         graph = model._graph
         steps, nodes = (graph.steps, graph.nodes) if graph is not None else ((), ())
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
@@ -140,7 +139,7 @@ class _Cloning:
                 summary = "clone_model: `clone_function` does not return a layer"
                 fix = "return type(layer).from_config(layer.get_config()), or the layer itself"
                 raise ModelError(summary, given=f"{with_type(clone)} for layer {layer.name!r}", fix=fix)
-            is_ours = is_inner or self.clone_function is _made_again  # a function has given the names that it wants
+            is_ours = is_inner or self.clone_function is _made_again  # a function chooses names itself
             self.clones[id(layer)] = named(clone, name) if is_ours else clone
         return self.clones[id(layer)]
 
@@ -154,7 +153,7 @@ def _is_sequential(model: Layer) -> bool:
 
 
 def _made_again(layer: Any) -> Any:
-    """A layer of the same class, registered or not, with the same arguments."""
+    """Return a layer of the same class, registered or not, with the same arguments."""
     cls = type(layer)
     with lambdas_kept():
         written = serialize_keras_object(layer)
@@ -166,7 +165,7 @@ def _called(layer: Layer, *args: Any, **kwargs: Any) -> PyTree:
 
 
 def _checked(input_tensors: PyTree, shapes: list[Shape]) -> list[KerasTensor]:
-    """`input_tensors` as a list, one for each of these shapes of examples."""
+    """Return `input_tensors` as a list, with one tensor for each of these shapes of examples."""
     given = jax.tree.leaves(input_tensors)
     if len(given) != len(shapes) or not all(isinstance(tensor, KerasTensor) for tensor in given):
         summary = "clone_model: `input_tensors` must be a symbolic tensor for each input of the model"

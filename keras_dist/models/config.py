@@ -1,4 +1,4 @@
-"""Models, and what `compile` chose, as configs of plain values and back, in the form of Keras."""
+"""Models and arguments of `compile` as configs of plain values in the form of Keras, and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registe
 
 @dataclasses.dataclass
 class _Shared:
-    """Layers that models within one config may share: as first written, by id, and as read, by number."""
+    """Layers that models in one config share: configs by id of the layer, and layers that were read by number."""
 
     written: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     read: dict[Any, Layer] = dataclasses.field(default_factory=dict)
@@ -42,7 +42,7 @@ _shared: contextvars.ContextVar[_Shared | None] = contextvars.ContextVar("shared
 
 @contextlib.contextmanager
 def one_config() -> Iterator[None]:
-    """Inside, layers that models within models share are written as shared, and are read as one layer."""
+    """Inside, layers that inner models share are written as shared, and read as one layer."""
     token = _shared.set(_shared.get() or _Shared())
     try:
         yield
@@ -51,25 +51,25 @@ def one_config() -> Iterator[None]:
 
 
 def takes_graph(cls: type) -> bool:
-    """Whether a model of this class is made of symbolic inputs and outputs, or hands over whatever it is given."""
+    """Whether the constructor takes symbolic inputs and outputs, or any arguments."""
     parameters = inspect.signature(cls.__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
 
 
 def is_of_graph(model: SavingMethods) -> bool:
-    """Whether a model was made of symbolic inputs and outputs, which its constructor was given."""
+    """Whether symbolic inputs and outputs were arguments of the model's constructor."""
     return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
 def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
-    """The other arguments of a model's constructor, with its name and whether it is trained as they are now."""
+    """Return the other arguments of a model's constructor, with its current name and `trainable`."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
 def check_not_of_keras(model: SavingMethods) -> None:
-    """Check that a model was not made by `from_keras`: Keras itself saves those."""
+    """Raise for a model of `from_keras`, which Keras itself saves."""
     if model._runtime.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
         fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
@@ -77,16 +77,16 @@ def check_not_of_keras(model: SavingMethods) -> None:
 
 
 def check_described(model: SavingMethods) -> None:
-    """Check that a model is made of layers, which a config describes."""
+    """Check that a model consists of layers, which a config can describe."""
     check_not_of_keras(model)
     if not model._may_add_losses:
-        summary = "a model of a flax.nnx module cannot be written down in a config"
+        summary = "a model of a flax.nnx module has no config"
         fix = "keep the code that makes the module, and call Model.from_nnx again"
         raise ConfigError(summary, given="a model that from_nnx made", fix=fix)
 
 
 def graph_config(model: SavingMethods) -> dict[str, Any]:
-    """Return a functional model as plain values: layers with their calls, and where inputs and outputs come from."""
+    """Return the config of a functional model: layers with their calls, and the origins of inputs and outputs."""
     graph: Any = model._graph
 
     def places_of(tree: PyTree) -> PyTree:
@@ -102,7 +102,7 @@ def graph_config(model: SavingMethods) -> dict[str, Any]:
 
 
 def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with symbolic inputs and outputs in the place of a graph that is written down in it."""
+    """Replace the graph in a config by symbolic inputs and outputs."""
     if not (takes_graph(cls) and {*config} >= _GRAPH):
         return dict(config)
     inputs, outputs = _read_graph(config)
@@ -111,19 +111,19 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_argument(name: str, value: Any) -> Any:
-    """An argument of `compile` as plain values, which are known to be readable."""
+    """Return an argument of `compile` as plain values that can be read again."""
     try:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
     except ConfigError as error:
-        summary = f"get_compile_config: `{name}` cannot be written down: {error.summary}"
+        summary = f"get_compile_config: `{name}` cannot be serialized: {error.summary}"
         fix = "@saving.register_keras_serializable() on it; for optax use or subclass keras_dist.optimizers.Optimizer"
         raise ConfigError(summary, given=f"{name}={shorten(value)}", fix=fix) from error
     return written
 
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
-    """A layer as plain values, under the name that it has in a model."""
+    """Return the config of a layer, with its name in the model."""
     written = {**serialize_keras_object(layer), "name": name}
     if "name" in written["config"]:
         written["config"]["name"] = name
@@ -138,7 +138,7 @@ def write_layer(layer: Layer, name: str) -> dict[str, Any]:
 
 
 def read_layer(config: Any) -> Layer:
-    """The layer that `write_layer` has written down."""
+    """Create the layer of a config that `write_layer` has returned."""
     number = config.get("shared_object_id") if isinstance(config, Mapping) else None
     shared = _shared.get()
     if shared is not None and number in shared.read:
@@ -153,29 +153,29 @@ def read_layer(config: Any) -> Layer:
 
 
 def named(layer: Layer, name: str) -> Layer:
-    """The layer, which has this name from now on, and in other models this one with a number, should it be taken."""
+    """Set the name of a layer; other models add a number if it is taken."""
     layer._base_name = layer._name = name
     return layer
 
 
 def _read_graph(config: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of the graph that `graph_config` has written down; its layers are made anew."""
+    """Create layers, and symbolic inputs and outputs, from the result of `graph_config`."""
     tensors = _Tensors()
     waiting = [_read_step(entry, tensors) for entry in config["layers"]]
     while waiting := [step for step in waiting if step.calls]:
         if not any(step.try_call(tensors) for step in waiting):
-            summary = "the config of a functional model cannot be read: its calls depend on what nothing computes"
-            fix = "write it again with model.get_config(), or mend `inbound_nodes` by hand"
+            summary = "the config of a functional model cannot be read: its calls depend on missing tensors"
+            fix = "write it again with model.get_config(), or correct `inbound_nodes`"
             raise ConfigError(summary, given=f"calls of {', '.join(repr(step.name) for step in waiting)}", fix=fix)
     return tensors.arranged(config["input_layers"]), tensors.arranged(config["output_layers"])
 
 
 class _NotYet(Exception):
-    """A tensor that no call has computed so far."""
+    """No call has computed this tensor yet."""
 
 
 class _Tensors:
-    """The tensors of a graph that is being read, by their places."""
+    """The tensors of a graph that is being read, by their origins."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Any, ...], KerasTensor] = {}  # by `Place`
@@ -184,14 +184,14 @@ class _Tensors:
         self._found |= {(name, call, index): leaf for index, leaf in enumerate(jax.tree.leaves(outputs))}
 
     def from_config(self, config: dict[str, Any]) -> KerasTensor:
-        """The tensor that a config mentions as the argument of a call."""
+        """Return the tensor of a config in the arguments of a call."""
         place = tuple(config.get("keras_history") or ())
         if place not in self._found:
             raise _NotYet
         return self._found[place]
 
     def arranged(self, places: PyTree) -> PyTree:
-        """The tensors at these places, in the same structure."""
+        """Return the tensors at these places, in the same structure."""
         if isinstance(places, Mapping) and places.get("class_name") == "__tuple__":
             return tuple(self.arranged(item) for item in places["config"]["value"])
         if isinstance(places, Mapping):
@@ -199,15 +199,15 @@ class _Tensors:
         if not isinstance(places, list) or [type(item) for item in places] != [str, int, int]:
             return [self.arranged(item) for item in places]
         if tuple(places) not in self._found:
-            summary = "the config of a functional model mentions an input or output that nothing computes"
-            fix = "write it again with model.get_config(), or mend `input_layers` and `output_layers` by hand"
+            summary = "the config of a functional model contains an input or output that no call computes"
+            fix = "write it again with model.get_config(), or correct `input_layers` and `output_layers`"
             raise ConfigError(summary, given=shorten(places), fix=fix)
         return self._found[tuple(places)]
 
 
 @dataclasses.dataclass
 class _ReadStep:
-    """A layer or operation that is being read; `calls` are the configs of the calls still to be made."""
+    """A layer or operation that is being read; `calls` are the configs of its remaining calls."""
 
     name: str
     operation: Layer | Operation
@@ -215,7 +215,7 @@ class _ReadStep:
     made: int = 0
 
     def try_call(self, tensors: _Tensors) -> bool:
-        """Make the next call, if what it depends on is there; whether it is made."""
+        """Make the next call if its arguments exist; return whether it was made."""
         try:
             arguments = deserialize_keras_object(self.calls[0], {_TENSOR: tensors})
         except _NotYet:
@@ -263,6 +263,6 @@ def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
 def _read_operation(entry: Mapping[str, Any]) -> Operation:
     name = entry["config"].get("name")
     if name not in OPERATIONS:
-        summary = f"the config of a functional model mentions the unknown operation {shorten(name)}"
+        summary = f"the config of a functional model contains the unknown operation {shorten(name)}"
         raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
     return Operation(name)

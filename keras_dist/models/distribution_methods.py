@@ -1,4 +1,4 @@
-"""`DistributionMethods`: the variables of a model, their values, and where they live."""
+"""`DistributionMethods`: the variables of a model, their values and layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import follow
 from keras_dist.layers.names import layers_in
-from keras_dist.models.fitting import check_idle
 from keras_dist.models.graph_methods import GraphMethods
 from keras_dist.training.optimization import apply_gradients
 from keras_dist.training.train_state import TrainState
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def has_built_parts(model: Layer) -> bool:
-    """Whether a model that has seen no input has weights nevertheless: all of its layers are built."""
+    """Whether a model without inputs has weights, because all of its layers are built."""
     if (
         not isinstance(model, DistributionMethods)
         or model._graph is not None
@@ -36,7 +35,7 @@ def has_built_parts(model: Layer) -> bool:
 
 
 class DistributionMethods(GraphMethods):
-    """The methods of `Model` that read its variables and state, and say where they live."""
+    """The methods of `Model` for its variables, its state and their layouts."""
 
     @property
     def variables(self) -> list[Any]:
@@ -48,9 +47,9 @@ class DistributionMethods(GraphMethods):
 
     @property
     def weights(self) -> list[Any]:
-        """The weights, in Keras's order. The keys of random streams are not among them.
+        """The weights in Keras's order, without keys of random streams.
 
-        Of a subclass that has seen no input they are the weights of its layers, if all of these are built.
+        A subclass that was not called yet has the weights of its layers, if all of them are built.
 
         Raises:
             ModelError: the weights do not exist yet.
@@ -63,8 +62,6 @@ class DistributionMethods(GraphMethods):
         """Count the elements of all weights."""
         return sum(int(np.prod(weight.shape)) for weight in self.weights)
 
-    # State, for custom steps and loops
-
     @property
     def state(self) -> TrainState:
         """A copy of the training state. Later training does not change or delete it."""
@@ -72,9 +69,9 @@ class DistributionMethods(GraphMethods):
 
     @property
     def module(self) -> Any:
-        """The module of `from_nnx`, which has the current values; of other models an NNX module with copies of them.
+        """The module of `from_nnx` with the current values; for other models an NNX module with copies of them.
 
-        Assign a module to set them, from the next step on.
+        Assign a module to set the values.
         """
         return self._with_weights().shown_module()
 
@@ -85,7 +82,7 @@ class DistributionMethods(GraphMethods):
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
         """Return the NNX module with values shaped like `state.trainable` and `state.rest`, for a `train_step`.
 
-        Under a mixed policy its call computes as those of the model's steps do.
+        Under a mixed policy it casts as in the model's steps.
         """
         session = self._with_weights()
         module, precision = session.cell.graph.merge(trainable, rest), session.forward.precision
@@ -104,19 +101,19 @@ class DistributionMethods(GraphMethods):
 
         Args:
             trainable: values shaped as `state.trainable`, or a list of values for `trainable_variables`.
-            rest: values shaped as `state.rest`, or, with that, a list of values for `non_trainable_variables`.
+            rest: values shaped as `state.rest`, or a list of values for `non_trainable_variables`.
             *args: arguments of the call.
-            return_losses: whether the losses that layers and regularizers add are returned, too.
+            return_losses: whether the losses of layers and regularizers are returned, too.
             **kwargs: further arguments of the call, such as `training`.
 
-        The `call` of a `from_nnx` model gets `rngs` that stay the same in every run of a traced `train_step`; to draw
-        new numbers, call it with the module of `merge` and the `rngs` of the step.
+        The `call` of a `from_nnx` model gets the same `rngs` in every run of a traced `train_step`; to draw new
+        numbers, call it with the module of `merge` and the `rngs` of the step.
 
         Returns:
             `(outputs, rest)` with `rest` after the call, or `(outputs, rest, losses)`.
 
         Raises:
-            ModelError: there are more or fewer values in a list than variables.
+            ModelError: the lists of values and variables have different lengths.
 
         Source: `keras.Model.stateless_call`.
         """
@@ -133,16 +130,14 @@ class DistributionMethods(GraphMethods):
 
         Args:
             state: values and slots before.
-            grads: gradients shaped as `state.trainable`, or as the part of it that the optimizer updates.
+            grads: gradients shaped as `state.trainable`, or as the part that the optimizer updates.
             optimizer: the name of one optimizer; by default all are applied.
 
         Raises:
-            ModelError: there is no such optimizer, or gradients are missing.
+            ModelError: the optimizer does not exist, or gradients are missing.
         """
         session = self._compiled("apply_gradients")
         return apply_gradients(state, session.optimizers, session.forward.scattered(grads), optimizer)
-
-    # Where it lives
 
     @property
     def distribution(self) -> Distribution:
@@ -164,10 +159,10 @@ class DistributionMethods(GraphMethods):
 
         Raises:
             DistributionError: `distribution` is not a distribution.
-            LayoutError: its rules cannot be applied; the model stays where it was.
-            ModelError: fit is running, or another model has some of its layers.
+            LayoutError: its rules cannot be applied; the model keeps its layouts.
+            ModelError: fit is running, or another model shares layers.
         """
-        check_idle(self, "redistribute")
+        self._check_idle("redistribute")
         self._with_weights().redistribute(check_distribution("distribution", distribution))
         self._runtime.made_under = distribution
 
@@ -182,16 +177,16 @@ class DistributionMethods(GraphMethods):
         compiles: bool = True,
         timeout_seconds: float = 600,
     ) -> PlanReport:
-        """Say what the train step needs for a batch, without running it; see `keras_dist.plan`.
+        """Report memory and communication of the train step for a batch, without running it; see `keras_dist.plan`.
 
         Args:
             x: a batch of inputs: arrays or `jax.ShapeDtypeStruct`s, or a dict, list or tuple of them.
-            y: its targets.
-            sample_weight: its weights.
-            distribution: by default that of the model.
-            target: the machine it is meant for, such as `"v5p:4x4x4"`.
+            y: targets of the batch.
+            sample_weight: weights of the batch.
+            distribution: by default the distribution of the model.
+            target: the machine for which the report is made, such as `"v5p:4x4x4"`.
             compiles: whether the step is compiled for the target.
-            timeout_seconds: after which compiling is given up.
+            timeout_seconds: time limit of the compilation [s].
 
         Raises:
             ModelError: the model is not compiled.

@@ -1,4 +1,4 @@
-"""`Graph`: the calls of a functional model, between symbolic inputs and outputs."""
+"""`Graph`: the calls of a functional model between symbolic inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,12 @@ if TYPE_CHECKING:
     from keras_dist.models.graph_methods import GraphMethods
 
 Place = tuple[str, int, int]
-"""Where a tensor comes from: the name of a step, which of its calls, which of the outputs of that call."""
+"""Origin of a tensor: name of a step, index of its call, index of an output of the call."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A layer or operation of a graph, with all its calls.
-
-    Attributes:
-        name: known by no other step.
-        operation: a layer, or an `Operation`.
-        nodes: its calls in order; none of an input.
-    """
+    """A layer or operation of a graph, with a unique name and its calls in order; inputs have no calls."""
 
     name: str
     operation: Layer | Operation
@@ -45,19 +39,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The calls of a functional model.
+    """The calls of a functional model."""
 
-    Attributes:
-        inputs: structure of the symbolic inputs.
-        outputs: structure of the symbolic outputs.
-        nodes: the calls in the order in which they were made.
-        names: what the layers between them are called in the model, by their ids.
-    """
-
-    inputs: PyTree
+    inputs: PyTree  # symbolic tensors
     outputs: PyTree
-    nodes: tuple[Node, ...]
-    names: Mapping[int, str]
+    nodes: tuple[Node, ...]  # calls in the order in which they were made
+    names: Mapping[int, str]  # of the layers in the model, by id
 
     @functools.cached_property
     def specs(self) -> list[KerasTensor]:
@@ -71,7 +58,7 @@ class Graph:
 
     @functools.cached_property
     def output_names(self) -> list[str]:
-        """The layer that each output is of, in flattening order."""
+        """The name of the layer that computes each output, in flattening order."""
         found: list[str] = []
         for tensor in jax.tree.leaves(self.outputs):
             layer = self.names.get(id(tensor.node.operation)) if tensor.node is not None else None
@@ -80,12 +67,12 @@ class Graph:
 
     @functools.cached_property
     def host_nodes(self) -> tuple[Node, ...]:
-        """The calls of layers that run on the host, before rows go to devices."""
+        """The calls of layers that run on the host."""
         return tuple(node for node in self.nodes if runs_on_host(node.operation))
 
     @functools.cached_property
     def on_devices(self) -> Graph:
-        """The part that runs on devices; its inputs are a list of what the part on the host gives, or one tensor."""
+        """The part that runs on devices; its inputs are the outputs of the host part: a list, or one tensor."""
         if not self.host_nodes:
             return self
         nodes = tuple(node for node in self.nodes if not runs_on_host(node.operation))
@@ -96,7 +83,7 @@ class Graph:
         return Graph(inputs[0] if len(inputs) == 1 else inputs, self.outputs, nodes, self.names)
 
     def run_on_host(self, inputs: PyTree) -> dict[int, Any]:
-        """What the part on the host gives for rows of the inputs, and these themselves, by the ids of tensors."""
+        """Compute the part on the host for rows of the inputs; return all values by the ids of tensors."""
         if isinstance(inputs, Mapping):
             given = self._in_order(inputs)
         elif len(self.specs) == 1:
@@ -104,8 +91,7 @@ class Graph:
             given = [inputs[0] if is_listed else inputs]
         else:
             given = [*inputs]
-        if len(given) != len(self.specs):
-            raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
+        self._check_count(given)
         rows = [_of_rank(spec, as_rows(value, spec.name)) for spec, value in zip(self.specs, given, strict=True)]
         values: dict[int, Any] = dict(zip(map(id, self.specs), rows, strict=True))
         for node in self.host_nodes:
@@ -115,11 +101,7 @@ class Graph:
         return values
 
     def run(self, members: Mapping[str, Callable[..., PyTree]], inputs: PyTree) -> PyTree:
-        """The outputs for the inputs.
-
-        Returns:
-            Arrays in the structure of the model's outputs; of a list or tuple of one output this one.
-        """
+        """Return the outputs for the inputs in the structure of the model's outputs; a list of one is unwrapped."""
         values: dict[int, Any] = dict(zip(map(id, self.specs), self._arranged(inputs), strict=True))
         for node in self.nodes:
             is_layer = not isinstance(node.operation, Operation)
@@ -131,17 +113,17 @@ class Graph:
         return outputs[0] if isinstance(outputs, list | tuple) and len(outputs) == 1 else outputs
 
     def structured(self, outputs: PyTree) -> PyTree:
-        """What stands for the outputs, in the structure in which they were given, lists of one included."""
+        """Arrange values for the outputs in the structure in which they were given, lists of one included."""
         return jax.tree.unflatten(jax.tree.structure(self.outputs), jax.tree.leaves(outputs, is_leaf=_is_shape))
 
     @property
     def starts(self) -> list[Any]:
-        """The layers that give the inputs; new ones for inputs in the middle of another graph."""
+        """The input layers; new ones for inputs in the middle of another graph."""
         return [step.operation for step in self.steps[: len(self.specs)]]
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The inputs, then layers and operations in the order of their first calls, as configs and tables list them."""
+        """The inputs, then layers and operations in the order of their first calls."""
         calls: dict[int, list[Node]] = {}
         for node in self.nodes:
             calls.setdefault(id(node.operation), []).append(node)
@@ -160,7 +142,7 @@ class Graph:
 
     @functools.cached_property
     def places(self) -> dict[int, Place]:
-        """For each tensor, by id, where it comes from."""
+        """The origin of each tensor, by id."""
         starts = self.steps[: len(self.specs)]
         places = {id(tensor): (step.name, 0, 0) for tensor, step in zip(self.specs, starts, strict=True)}
         for step in self.steps:
@@ -171,23 +153,26 @@ class Graph:
 
     @functools.cached_property
     def is_chain(self) -> bool:
-        """Whether each step has one call, on what the one before it gave alone."""
+        """Whether each step has one call, whose only argument is the output of the step before."""
         calls = self.steps[len(self.specs) :]
         parents = [[self.places[id(tensor)][0] for node in step.nodes for tensor in node.parents] for step in calls]
         return len(self.specs) == 1 and parents == [[step.name] for step in self.steps[: len(calls)]]
 
     def _arranged(self, inputs: PyTree) -> list[Any]:
-        """The inputs in flattening order, as their specs want them."""
+        """Return the inputs in flattening order, checked and cast."""
         given = self._in_order(inputs)
+        self._check_count(given)
+        return [self._checked(spec, value) for spec, value in zip(self.specs, given, strict=True)]
+
+    def _check_count(self, given: list[Any]) -> None:
         if len(given) != len(self.specs):
             raise self._misfit(f"{len(given)} input(s)", f"{len(self.specs)} input(s): {', '.join(self.input_names)}")
-        return [self._checked(spec, value) for spec, value in zip(self.specs, given, strict=True)]
 
     def _in_order(self, inputs: PyTree) -> list[Any]:
         if isinstance(inputs, Mapping) and isinstance(self.inputs, Mapping):
             given = dict(self._matched(self.inputs, inputs, "a dict"))
             if not {*inputs} <= {*self.inputs}:
-                self._tell(inputs)
+                self._warn_of_structure(inputs)
             return [given[id(spec)] for spec in self.specs]
         if isinstance(inputs, Mapping):
             missing = [spec.name for spec in self.specs if spec.name not in inputs and not _is_optional(spec)]
@@ -198,19 +183,18 @@ class Graph:
         if isinstance(self.inputs, Mapping) and len(self.specs) > 1:
             if [*self.inputs] != sorted(self.inputs):  # are they in the order of the dict, or sorted?
                 raise self._misfit(f"a {type(inputs).__name__}", f"a dict with {[*self.inputs]}")
-            self._tell(inputs)
+            self._warn_of_structure(inputs)
         return jax.tree.leaves(inputs, is_leaf=lambda leaf: leaf is None)
 
     @functools.cached_property
-    def _told(self) -> set[Any]:
-        """The structures of inputs that a warning has told of."""
+    def _warned_of(self) -> set[Any]:
         return set()
 
-    def _tell(self, inputs: PyTree) -> None:
+    def _warn_of_structure(self, inputs: PyTree) -> None:
         """Warn, once, that inputs have another structure than the model's."""
         structure = jax.tree.structure(inputs)
-        if structure not in self._told:
-            self._told.add(structure)
+        if structure not in self._warned_of:
+            self._warned_of.add(structure)
             given = f"a dict with {[*inputs]}" if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
             warnings.warn(
                 "The structure of `inputs` doesn't match the expected structure: "
@@ -219,7 +203,7 @@ class Graph:
             )
 
     def _matched(self, wanted: PyTree, given: PyTree, place: str) -> Iterator[tuple[int, Any]]:
-        """What is given for each tensor, by its id, in dicts and lists as deep as those of the inputs."""
+        """Yield the value of each tensor, by id, from dicts and lists nested like the inputs."""
         if isinstance(wanted, KerasTensor):
             yield id(wanted), given
         elif isinstance(wanted, Mapping) and isinstance(given, Mapping):
@@ -242,7 +226,7 @@ class Graph:
         value = _of_rank(spec, value)
         fits = value.ndim == spec.ndim and all(
             wanted in (None, size) for wanted, size in zip(spec.shape[1:], value.shape[1:], strict=True)
-        )  # as in Keras a batch may have another size than the one that `Input` was told
+        )  # as in Keras, a batch may have another size than in `Input`
         if not fits:
             raise self._misfit(f"shape {tuple(value.shape)} for input {spec.name!r}", f"shape {spec.shape}")
         return jnp.asarray(value, spec.dtype)
@@ -253,12 +237,12 @@ class Graph:
 
 
 def replaced(tree: PyTree, values: Mapping[int, Any]) -> PyTree:
-    """`tree`, with values in the place of symbolic tensors, by the ids of these; others stay."""
+    """Replace symbolic tensors in `tree` by values, given by id; others stay."""
     return jax.tree.map(lambda leaf: values.get(id(leaf), leaf) if isinstance(leaf, KerasTensor) else leaf, tree)
 
 
 def connect(model: GraphMethods, inputs: PyTree, outputs: PyTree) -> None:
-    """Make the model of the calls between symbolic inputs and outputs."""
+    """Set the graph and the layers of a functional model."""
     nodes = nodes_between(inputs, outputs)
     layers = list({id(node.operation): node.operation for node in nodes if isinstance(node.operation, Layer)}.values())
     starts = input_layers(inputs)
@@ -271,13 +255,13 @@ def connect(model: GraphMethods, inputs: PyTree, outputs: PyTree) -> None:
 
 
 def input_layers(inputs: PyTree) -> list[InputLayer]:
-    """The layers that give symbolic inputs."""
+    """Return the layers of symbolic inputs."""
     nodes = [tensor.node for tensor in jax.tree.leaves(inputs)]
     return [node.operation for node in nodes if node is not None and isinstance(node.operation, InputLayer)]
 
 
 def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
-    """The calls that lead from inputs to outputs, in the order in which they were made."""
+    """Return the calls that lead from inputs to outputs, in the order in which they were made."""
     known = {id(tensor) for tensor in _leaves("inputs", inputs)}
     found: dict[int, Node] = {}
     waiting = [(tensor, tensor, "") for tensor in _leaves("outputs", outputs)]
@@ -295,7 +279,7 @@ def nodes_between(inputs: PyTree, outputs: PyTree) -> tuple[Node, ...]:
 
 
 def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:
-    """The symbolic tensors in `inputs` or `outputs` of a model."""
+    """Return the symbolic tensors in `inputs` or `outputs` of a model."""
     try:
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
     except ValueError:
@@ -313,7 +297,7 @@ def _leaves(argument: str, tree: PyTree) -> list[KerasTensor]:
 def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Sequence[KerasTensor]) -> ModelError:
     given = [f"{leaf.name!r} of shape {leaf.shape}" for leaf in inputs]
     missing = f"{tensor.name!r} of shape {tensor.shape}"
-    another = ", another one than the input of this name" if missing in given else ""
+    another = ", not the input of this name" if missing in given else ""
     return ModelError(
         f"the graph is disconnected: output {output.name!r} depends on {tensor.name!r}, which is not an input",
         given=f"inputs {', '.join(given)}, and an output that depends on {missing}{use}{another}",
@@ -322,16 +306,13 @@ def _disconnected(output: KerasTensor, tensor: KerasTensor, use: str, inputs: Se
 
 
 def _in_keras_order(layers: Sequence[Layer], nodes: Sequence[Node], outputs: PyTree) -> list[Layer]:
-    """The layers as Keras lists those of a functional model: the farthest from the outputs first.
-
-    Of those that are equally far, the one that is met first on the way back from the outputs.
-    """
+    """Sort the layers as Keras does: farthest from the outputs first, then as met on the way back from the outputs."""
     known = {id(node) for node in nodes}
     met: dict[int, int] = {}
     visited: dict[int, Node] = {}
 
     for output in jax.tree.leaves(outputs):
-        waiting = [(output.node, False)]  # not by recursion: models may be deeper than Python's stack
+        waiting = [(output.node, False)]  # models may be deeper than Python's stack
         while waiting:
             node, is_left = waiting.pop()
             if node is None or id(node) in visited:
@@ -355,14 +336,14 @@ def _in_keras_order(layers: Sequence[Layer], nodes: Sequence[Node], outputs: PyT
 
 
 def _input_layer(tensor: KerasTensor) -> InputLayer:
-    """The layer that gives an input; a new one where a model begins in the middle of another graph."""
+    """Return the layer of an input; a new one for a tensor in the middle of another graph."""
     if tensor.node is not None and isinstance(tensor.node.operation, InputLayer):
         return tensor.node.operation
     return InputLayer(batch_shape=tensor.shape, dtype=tensor.dtype, name=tensor.name.replace("/", "_"))
 
 
 def _of_rank(spec: KerasTensor, value: Any) -> Any:
-    """An array with a last dim of 1, or without it, as an input wants it; as in Keras: (batch,) for Input((1,))."""
+    """Add or remove a last dim of 1, as Keras does: (batch,) fits Input((1,))."""
     if value.ndim == spec.ndim - 1 and spec.shape[-1] == 1:
         return value[..., None]
     return value[..., 0] if value.ndim == spec.ndim + 1 and value.shape[-1] == 1 else value

@@ -1,4 +1,4 @@
-"""`GraphMethods`: the layers and symbolic tensors of a model, and its part on the host."""
+"""`GraphMethods`: the layers and symbolic tensors of a model, and its layers on the host."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from keras_dist.training.naming import named_layers
 
 
 class GraphMethods(SavingMethods):
-    """The methods of `Model` that tell of its layers and symbolic tensors, and run its layers on the host."""
+    """The methods of `Model` for its layers and symbolic tensors, and for layers on the host."""
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers: of a functional model those of its graph in order, of a subclass those its attributes hold."""
+        """The layers: in the graph of a functional model, in order; in the attributes of a subclass."""
         if self._graph is not None:
             return [*self._graph.starts, *layers_in(self._members)]
         return named_layers(self)
 
     @property
     def operations(self) -> list[Any]:
-        """Of a functional model the inputs, layers and operations of its graph in order; else the layers."""
+        """Inputs, layers and operations in the graph of a functional model, in order; else the layers."""
         if self._graph is None:
             return list(self.layers)
         return [step.operation for step in self._graph.steps]
@@ -37,9 +37,21 @@ class GraphMethods(SavingMethods):
         """Return the layer with this name, or at this index of `layers`.
 
         Raises:
-            ModelError: there is none, or not exactly one argument is given.
+            ModelError: the layer does not exist, or not exactly one argument is given.
         """
-        return find_layer(self, name, index)
+        layers = self.layers
+        if (name is None) == (index is None):
+            summary = "get_layer needs a name or an index"
+            raise ModelError(summary, given=f"name={name!r}, index={index!r}", fix='for example get_layer("d1")')
+        if index is not None and -len(layers) <= index < len(layers):
+            return layers[index]
+        named = {layer.name: layer for layer in reversed(layers)} | dict(vars(self).get("_members", {}))
+        if name in named:
+            return named[name]
+        names = [layer.name for layer in layers]
+        summary = f"unknown layer {name if index is None else index!r}{did_you_mean(name or '', names)}"
+        given = f"get_layer({name!r})" if index is None else f"get_layer(index={index})"
+        raise ModelError(summary, given=given, fix=f"correct it: the layers are {names}")
 
     @property
     def inputs(self) -> list[KerasTensor]:
@@ -54,12 +66,12 @@ class GraphMethods(SavingMethods):
     @property
     def input(self) -> PyTree:
         """The symbolic inputs of a functional model, as they were given."""
-        return symbols_of(self)[0]
+        return self._symbols_or_raise()[0]
 
     @property
     def output(self) -> PyTree:
         """The symbolic outputs of a functional model, as they were given."""
-        return symbols_of(self)[1]
+        return self._symbols_or_raise()[1]
 
     @property
     def input_names(self) -> list[str]:
@@ -70,7 +82,7 @@ class GraphMethods(SavingMethods):
     def output_names(self) -> list[str] | None:
         """The names of the layers that compute the outputs of a functional model; None for other models.
 
-        If the outputs are a dict, its keys name losses and metrics instead. A functional model of Keras has its own.
+        If the outputs are a dict, its keys name losses and metrics instead. A model of `from_keras` has Keras's names.
         """
         if self._runtime.keras_model is not None:
             return self._runtime.keras_model.output_names
@@ -86,22 +98,14 @@ class GraphMethods(SavingMethods):
         """The shape of the output of a functional model; a list of them where there are several."""
         return _one_or_all([tensor.shape for tensor in self.outputs])
 
-    # Layers on the host
-
     @property
     def is_host_side(self) -> bool:  # type: ignore[override]
-        """Whether all of its layers run on the host."""
+        """Whether all layers run on the host."""
         return self._graph is not None and bool(self._graph.host_nodes) and not self._graph.on_devices.nodes
 
     @property
-    def _has_host_part(self) -> bool:
-        return self._graph is not None and bool(self._graph.host_nodes)
-
-    def _prepared(self, x: PyTree) -> PyTree:
-        """What the layers on the host, with which the model begins, give for inputs: those of the compiled part."""
-        if self._graph is None or not self._graph.host_nodes:
-            return x
-        return replaced(self._graph.on_devices.inputs, self._graph.run_on_host(x))
+    def _symbols(self) -> tuple[PyTree, PyTree] | None:
+        return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
 
     def transform(self, inputs: PyTree, **options: Any) -> PyTree:
         """Return the outputs of a model whose layers all run on the host, as numpy arrays."""
@@ -110,7 +114,17 @@ class GraphMethods(SavingMethods):
 
     def output_like(self, inputs: PyTree, **options: Any) -> PyTree:
         """Return symbolic tensors like the outputs of a model whose layers all run on the host."""
-        return jax.tree.map(lambda tensor: KerasTensor(tensor.shape, tensor.dtype), symbols_of(self)[1])
+        return jax.tree.map(lambda tensor: KerasTensor(tensor.shape, tensor.dtype), self._symbols_or_raise()[1])
+
+    def _symbols_or_raise(self) -> tuple[PyTree, PyTree]:
+        symbols = self._symbols
+        if symbols is not None:
+            return symbols
+        if self._runtime.nodes:  # of the first call as a layer of another model
+            return self._runtime.nodes[0].inputs, self._runtime.nodes[0].outputs
+        summary = f"model {self.name!r} has no symbolic inputs and outputs"
+        given = f"a {type(self).__name__} that was not made from symbolic tensors"
+        raise NotAvailableError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")
 
     def _check_one_side(self) -> None:
         if self._graph is not None and self._graph.host_nodes and not self.is_host_side:
@@ -122,34 +136,3 @@ class GraphMethods(SavingMethods):
 
 def _one_or_all(shapes: list[Shape]) -> PyTree:
     return shapes[0] if len(shapes) == 1 else shapes
-
-
-def find_layer(model: SavingMethods, name: str | None, index: int | None) -> Layer:
-    """The layer of a model with this name, or at this place in `layers`."""
-    layers = model.layers
-    if (name is None) == (index is None):
-        summary = "get_layer needs a name or an index"
-        raise ModelError(summary, given=f"name={name!r}, index={index!r}", fix='for example get_layer("d1")')
-    if index is not None and -len(layers) <= index < len(layers):
-        return layers[index]
-    names = [layer.name for layer in layers]
-    members = vars(model).get("_members", {})
-    if name is not None and name in members:
-        return members[name]
-    if name in names:
-        return layers[names.index(name)]
-    summary = f"there is no layer {name if index is None else index!r}{did_you_mean(name or '', names)}"
-    given = f"get_layer({name!r})" if index is None else f"get_layer(index={index})"
-    raise ModelError(summary, given=given, fix=f"correct it: the layers are {names}")
-
-
-def symbols_of(model: SavingMethods) -> tuple[PyTree, PyTree]:
-    """The symbolic inputs and outputs of a model."""
-    symbols = model._symbols
-    if symbols is not None:
-        return symbols
-    if model._runtime.nodes:
-        return model._runtime.nodes[0].inputs, model._runtime.nodes[0].outputs  # as a layer of another model
-    summary = f"model {model.name!r} has no symbolic inputs and outputs"
-    given = f"a {type(model).__name__} that was not made of symbolic tensors"
-    raise NotAvailableError(summary, given=given, fix="call it on Input(shape) and make a Model of the two")

@@ -1,4 +1,4 @@
-"""The creation of a model's weights: from layers, which describe them, to arrays, sharded as planned."""
+"""The creation of a model's weights: layers are traced, their variables planned, and arrays created sharded."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from keras_dist.layers.symbolic import fresh_copy
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.infer_mesh import distribution_of_layers
 from keras_dist.models.modules import ModuleSource
-from keras_dist.models.placing import distribution_now, initial_state, place_of, told_of_one_device
+from keras_dist.models.placing import (
+    distribution_now,
+    distribution_of_layers,
+    initial_state,
+    place_of,
+    told_of_one_device,
+)
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel, describe
 from keras_dist.training.graph import ModuleGraph, trace_factory
-from keras_dist.training.naming import (
-    depth_checked,
-    layers_below,
-    named_layers,
-    with_keras_paths,
-)
+from keras_dist.training.naming import depth_checked, layers_below, named_layers, with_keras_paths
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
@@ -53,7 +53,7 @@ from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 
 if TYPE_CHECKING:
-    from keras_dist.models.trainer import Trainer
+    from keras_dist.models.step_methods import StepMethods
 
 Check = Callable[[Sequence[VariableSpec]], None]
 
@@ -70,22 +70,22 @@ def weights_checked(check: Check) -> Iterator[None]:
         _check.reset(before)
 
 
-def created(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-    """Return the session of a model; create its weights for these arguments of its call, if need be."""
+def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
+    """Return the built model; create its weights, if necessary, for these arguments of its call."""
     check_not_forked()
     if model._session is not None:
         return model._session
     if model._runtime.source is not None:
         return create_from_source(model, model._runtime.source)
     if model._graph is not None:
-        return model._create_weights((model._graph.on_devices.inputs,), {})
-    return model._create_weights(*_symbols_of_call(model, args, kwargs))
+        return create_weights(model, (model._graph.on_devices.inputs,), {})
+    return create_weights(model, *_symbols_of_call(model, args, kwargs))
 
 
 def _symbols_of_call(
-    model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the call of a model, with symbolic tensors for arrays."""
+    """Replace arrays in the arguments of a call by symbolic tensors."""
     args = () if args and args[0] is None else args
     if not jax.tree.leaves((args, kwargs)):
         summary = f"the weights of model {model.name!r} do not exist yet: it has seen no input"
@@ -95,8 +95,8 @@ def _symbols_of_call(
     return jax.tree.map(_tensor_for_batch, (args, kwargs))
 
 
-def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> Forward:
-    """Return the call of a model under a distribution, by default its own or the current one, without weights."""
+def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
+    """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
     remat = model._choices.remat if model._choices else None
     if model._session is not None:
         forward = model._session.forward
@@ -110,8 +110,8 @@ def forward_of(model: Trainer, x: PyTree, distribution: Distribution | None) -> 
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
 
 
-def create_from_source(model: Trainer, source: ModuleSource) -> BuiltModel:
-    """Create the weights of a model that is made of a module, and compile it, if `compile` was called."""
+def create_from_source(model: StepMethods, source: ModuleSource) -> BuiltModel:
+    """Create the weights of a `from_nnx` or `from_keras` model; compile it, if `compile` was called."""
     runtime = model._runtime
     runtime.session = source.session(runtime.made_under or current_distribution())
     if runtime.choices is not None:
@@ -119,7 +119,7 @@ def create_from_source(model: Trainer, source: ModuleSource) -> BuiltModel:
     return runtime.session
 
 
-def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
+def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
     """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called."""
     check_not_forked()
     model._check_initialised()
@@ -133,12 +133,13 @@ def create_weights(model: Trainer, args: tuple[Any, ...], kwargs: dict[str, Any]
     runtime.built_by_name = {} if runtime.built_for is not None else tensors_by_name(model, args, kwargs)
     if runtime.choices is not None:
         runtime.session.compile(runtime.choices)
+    model._after_creation(args, kwargs)
     return runtime.session
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TracedLayers:
-    """A model of layers whose creation of weights was traced; `known` are the weights that exist already."""
+    """The traced creation of a model's weights; `known` are the weights that exist already."""
 
     graph: ModuleGraph
     init: Callable[[ArrayLike], PyTree]
@@ -149,9 +150,9 @@ class _TracedLayers:
 
 
 def _traced_layers(
-    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
+    model: StepMethods, arguments: tuple[tuple[Any, ...], dict[str, Any]], chosen: Distribution | None
 ) -> _TracedLayers:
-    """Trace how the weights of a model are created for a call with these arguments."""
+    """Trace the creation of a model's weights for a call with these arguments."""
     asked = chosen or _distribution_of_shared(model)
     chosen = asked or distribution_of_layers(model)
     distribution = distribution_now(chosen)
@@ -168,27 +169,27 @@ def _traced_layers(
             zeros = iter([jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
             filled = [next(zeros) if isinstance(leaf, KerasTensor) else leaf for leaf in leaves]
             args, kwargs = structure.unflatten(filled)
-            # keys are drawn in the order in which weights are created: the same for all forms of a model
+            # keys are drawn in the order of creation, which is the same for all forms of a model
             with random.key_stream(rngs.default.key[...]), call_context.entered(False, anew=True) as context:
                 copy(*args, **kwargs)
                 _build_uncalled(copy)
             for variable, value in context.created:
-                variable.set_raw_value(value)  # whatever the call has assigned
+                variable.set_raw_value(value)  # undo assignments of the call
             for _, variable in walk(copy):
-                if _is_rng(variable) and variable.tag == "seed_generator_state":
-                    variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # or drawn
+                if isinstance(variable, nnx.RngState) and variable.tag == "seed_generator_state":
+                    variable.set_raw_value(variable[...] * jnp.array([1, 0], jnp.uint32))  # undo draws
             named = keras_paths(copy, {tree_paths.join(parts) for parts in known}, _built_before(model))
             built["names"], built["modules"] = named.weights, named.layers.values()
             built["with"] = {path: layer._runtime.built_with for path, layer in layers_below(copy)}
             store_paths(copy)
             return copy
 
-        # in the context in which the initial state is compiled, so that JAX has this trace already
+        # in the context of the compilation of the initial state, so that JAX caches this trace
         return traced_in(distribution, None, lambda: trace_factory(factory, None))
 
     graph, init = shape_tracing.trace(trace, tensors)
     found = place_of(asked, chosen, graph)
-    if chosen is None and found is not None:  # a mesh that `build` alone knows: traced anew in its context
+    if chosen is None and found is not None:  # a mesh that only `build` knows: trace again in its context
         return _traced_layers(model, arguments, found)
     if any(size is None for tensor in tensors for size in tensor.shape[1:]):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
@@ -199,8 +200,8 @@ def _traced_layers(
     return _TracedLayers(graph, init, distribution, chosen is not None, known, built["with"])
 
 
-def _built_before(model: Trainer) -> dict[str, str | None]:
-    """Return Keras's path of each layer that was built before the model is, by its path; None where it is not known."""
+def _built_before(model: StepMethods) -> dict[str, str | None]:
+    """Return Keras's path, or None, of each layer that was built before the model, by its path."""
     found: dict[str, str | None] = {}
     for path, layer in layers_below(model):
         membership: Any = layer._runtime.membership
@@ -211,7 +212,7 @@ def _built_before(model: Trainer) -> dict[str, str | None]:
 
 
 def _build_uncalled(model: nnx.Module) -> None:
-    """Build the functional models among the layers that the call leaves to `compute_loss` or a step, as a teacher."""
+    """Build functional models among the layers that only `compute_loss` or a step calls, such as a teacher."""
     for _, inner in layers_below(model):
         graph = vars(inner).get("_graph")
         if graph is None or inner._is_built:
@@ -225,9 +226,9 @@ def _build_uncalled(model: nnx.Module) -> None:
 
 
 def _session_of_layers(
-    model: Trainer, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
+    model: StepMethods, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
 ) -> BuiltModel:
-    """The session of a model whose weights are created here, for a call with these arguments."""
+    """Create the weights for a call with these arguments: trace, plan, initialize, and give them to the layers."""
     traced = _traced_layers(model, arguments, chosen)
     graph, distribution = traced.graph, traced.distribution
     with told_of_one_device(is_placed=traced.is_placed):
@@ -253,7 +254,7 @@ def _session_of_layers(
     return session
 
 
-def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
+def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
     before = model._runtime.session_before
     for parts, variable in walk(model):
@@ -266,31 +267,28 @@ def _check_meshes(model: Trainer, plan: LayoutPlan) -> None:
             raise DistributionError(summary, given=given, fix=fix)
 
 
-def _distribution_of_shared(model: Trainer) -> Distribution | None:
-    """The distribution of the model in which the first of the layers lives already; None where none does.
-
-    Models among the layers are for `_check_inner_models`.
-    """
+def _distribution_of_shared(model: StepMethods) -> Distribution | None:
+    """Return the distribution of another model that shares a layer; None without one."""
     layers = [layer for _, layer in layers_below(model) if layer is not model]
     if any(_made_under(layer) is not None for layer in layers):
-        return None
+        return None  # for `_check_inner_models`
     memberships: Any = (layer._runtime.membership for layer in layers)
     return next((membership.session.distribution for membership in memberships if membership is not None), None)
 
 
 def _made_under(layer: Layer) -> Distribution | None:
-    """The distribution that a model was made under; None for one made without, and for other layers."""
+    """Return the distribution that a model was made under; None without one, and for other layers."""
     runtime = layer._runtime
     return runtime.made_under if isinstance(runtime, ModelRuntime) else None
 
 
-def _check_inner_models(model: Trainer, distribution: Distribution, chosen: Distribution | None) -> None:
-    """Check that the models among the layers are to live where the outer one does, or have weights of their own."""
+def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: Distribution | None) -> None:
+    """Check that models among the layers have the distribution of the outer model, or weights already."""
     for path, inner in layers_below(model):
         asked = _made_under(inner)
         if inner is model or asked is None or asked == distribution or (inner._session and chosen is not None):
             continue
-        if asked.is_searched:  # lives wherever the outer one does
+        if asked.is_searched:  # it follows the outer model
             continue
         raise DistributionError(
             f"model {inner.name!r} was made under another distribution than model {model.name!r}, whose layer it is",
@@ -305,7 +303,7 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
     for spec, again in zip(graph.specs, other.specs, strict=True):
         if spec.shape != again.shape:
             shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))
-            summary = f"the shape of weight {spec.path!r} follows from a dim of unknown size"
+            summary = f"the shape of weight {spec.path!r} depends on a dim of unknown size"
             given = f"shape {shape} for inputs {[tensor.shape for tensor in tensors]}"
             raise ModelError(summary, given=given, fix="give the dim a size in Input(shape), or pool over it first")
 
@@ -316,12 +314,8 @@ def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyT
     return module.compute_loss(**keywords_taken(module.compute_loss, given))
 
 
-def _is_rng(variable: nnx.Variable) -> bool:
-    return isinstance(variable, nnx.RngState)
-
-
 def _tensor_for_batch(value: Any) -> Any:
-    """The symbolic tensor for batches of rows like those of an array; anything else as it is."""
+    """Return the symbolic tensor for batches of rows like an array's; other values unchanged."""
     if not hasattr(value, "shape"):
         return value
     dtype = jax.dtypes.canonicalize_dtype(value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype)

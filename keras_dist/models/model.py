@@ -1,4 +1,4 @@
-"""`Model`: layers that are trained together, on the mesh of a distribution."""
+"""`Model`: layers that are trained together on the mesh of a distribution."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ from keras_dist.training.step import ModuleCall
 from keras_dist.variables import call_context
 
 
-def _then_born(init: Callable[..., None]) -> Callable[..., None]:
-    """`__init__`, after which the weights are created, if the inputs are known: not before all attributes are set.
-
-    The model remembers the distribution that is current before it.
-    """
+def _then_create_weights(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `__init__`: create the weights after it, if the inputs are known, under the distribution before it."""
 
     @functools.wraps(init)
     def outermost(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,18 +58,18 @@ def _then_born(init: Callable[..., None]) -> Callable[..., None]:
 class Model(DistributionMethods):
     """Layers that are trained together on the mesh of a distribution.
 
-    The distribution is the one that is current when the model is made, or else when its weights are created. Without
-    any, a model whose layers have layouts with a mesh, as `kernel_layout=TensorLayout((None, None), mesh)`, lives on
-    that mesh as under an empty `LayoutMap`, with the batch over the axis `batch`, or else the first one; other models
-    use the first device. Models inside of another model use the distribution of the outermost one.
+    The distribution is the current one when the model is made, or else when its weights are created. Without any, a
+    model whose layers have layouts with a mesh, such as `kernel_layout=TensorLayout((None, None), mesh)`, uses that
+    mesh as under an empty `LayoutMap`, with the batch over the axis `batch`, or else over the first axis. Other models
+    use the first device. Models inside of another model use the distribution of the outermost model.
 
     There are four ways to make a model: from symbolic tensors, `Model(inputs, outputs)`; by a subclass that defines
     `call(self, inputs)`; as a `Sequential`; or from any `flax.nnx` module, `Model.from_nnx(factory)`.
 
     Args:
-        inputs: the symbolic inputs, as `Input` returns them: one tensor, or a list or dict of tensors.
-        outputs: the symbolic outputs that layers returned for them: one tensor, or a list or dict of tensors.
-        name: name of the model. Paths leave it out, except as an alias.
+        inputs: symbolic inputs, as `Input` returns them: one tensor, or a list or dict of tensors.
+        outputs: symbolic outputs that layers returned for them: one tensor, or a list or dict of tensors.
+        name: name of the model; paths contain it only as an alias.
         trainable: whether the weights are trained.
         **kwargs: arguments of `Layer`.
 
@@ -89,8 +86,8 @@ class Model(DistributionMethods):
         >>> [weight.path for weight in model.weights]
         ['d1/kernel', 'd1/bias', 'd2/kernel', 'd2/bias']
 
-    Differs from Keras: models that share a layer live on one mesh, and one of them trains at a time.
-    Functional models have no class of their own: `type(model)` is `Model`, and `model.inputs` are its inputs.
+    Differs from Keras: models that share a layer use one mesh, and only one of them trains at a time.
+    Functional models are instances of `Model` itself; `model.inputs` are their inputs.
 
     Source: `keras.Model`.
     """
@@ -98,7 +95,7 @@ class Model(DistributionMethods):
     _takes_keep: ClassVar[bool] = True
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
-            (*("make_train_function", "make_test_function", "make_predict_function"),),
+            ("make_train_function", "make_test_function", "make_predict_function"),
             "override train_step, test_step or predict_step: steps are compiled when they are first needed",
         ),
         **dict.fromkeys(
@@ -108,7 +105,7 @@ class Model(DistributionMethods):
         "stateless_call": "override `call`",
     }
 
-    @_then_born
+    @_then_create_weights
     def __init__(
         self,
         inputs: PyTree = None,
@@ -133,10 +130,10 @@ class Model(DistributionMethods):
             connect(self, inputs, outputs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """See that the weights are created when the constructor is through, whoever wrote it."""
+        """Let the constructor of a subclass create the weights at its end."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _then_born(vars(cls)["__init__"])  # type: ignore[method-assign]
+            cls.__init__ = _then_create_weights(vars(cls)["__init__"])  # type: ignore[method-assign]
 
     @classmethod
     def from_nnx(
@@ -148,29 +145,29 @@ class Model(DistributionMethods):
         seed: int | None = None,
         dtype: DTypeLike | DTypePolicy | None = None,
     ) -> Model:
-        """Make a model from any `flax.nnx.Module`, on the current distribution; without any, on the first device.
+        """Make a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
 
-        Under a mixed policy steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
-        gradients, slots, statistics and outputs, and so losses and metrics, stay float32. Each module that owns
-        parameters casts its own floating inputs, too, as a layer does. Values that a call assigns to a parameter are
-        dropped. A module with a `dtype` of its own computes in that, on its float32 parameters. A warning names such
-        modules, and those in which other float32 arrays promote half precision.
+        Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
+        gradients, slots, statistics, outputs, losses and metrics stay float32. Each module that owns parameters casts
+        its floating inputs, as a layer does. Values that a call assigns to a parameter are dropped. A module with an
+        attribute `dtype` computes in that dtype, on its float32 parameters. A warning names such modules, and modules
+        in which other float32 arrays promote half precision.
 
         Args:
-            factory_or_module: a function of `flax.nnx.Rngs` that makes the module: its arrays are made sharded, never
-                whole on one device. Its one required argument is called `rngs`, or has any name if it is positional.
-                Or a ready module: it is copied, and never changed. `model.module` is what the model trains.
+            factory_or_module: a function of `flax.nnx.Rngs` that makes the module; its arrays are created sharded,
+                never whole on one device. Its only required argument is called `rngs`, or is positional. Or an
+                existing module, which is copied and never changed. `model.module` is the module that is trained.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
-            trainable: which variables are trained: an NNX filter, or a regular expression for whole paths of
+            trainable: filter of the trained variables: an NNX filter, or a regular expression for whole paths of
                 parameters; by default every `nnx.Param`.
-            seed: fixes initial values and Dropout; by default that of `kd.set_random_seed`, else a fresh one.
+            seed: fixes initial values and Dropout; by default the seed of `kd.set_random_seed`, else a fresh seed.
             dtype: a policy: `"mixed_bfloat16"`, `"mixed_float16"`, or with parameters that stay float32
                 `DTypePolicy("mixed_bfloat16", keep=".*norm.*|router/.*")`; by default the current policy.
 
         Raises:
-            ModelError: the factory does not make an NNX module, or `trainable` selects nothing.
-            LayoutError: the layout rules cannot be applied to it.
+            ModelError: the factory does not return an NNX module, or `trainable` selects nothing.
+            LayoutError: the layout rules cannot be applied.
 
         Example:
             >>> import keras_dist as kd
@@ -187,23 +184,23 @@ class Model(DistributionMethods):
 
     @classmethod
     def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
-        """Make a model from a model object of Keras itself, on the current distribution; without any, the first device.
+        """Make a model from a Keras model object, on the current distribution, by default on the first device.
 
-        Any built `keras.Model` on Keras's JAX backend will do: functional, `Sequential`, of a subclass, of KerasHub. It
-        is called through its `stateless_call`, with the variables placed here, which layout rules know by Keras's own
-        `variable.path`. Losses that layers and regularizers add, masks, statistics and the seeds of Dropout count as in
-        Keras's `fit`. What is trained is what Keras trains now: set `trainable` of its layers before.
+        Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
+        It is called through its `stateless_call`. Layout rules match Keras's `variable.path`. Losses of layers and
+        regularizers, masks, statistics and the seeds of Dropout work as in Keras's `fit`. The variables that Keras
+        trains now are trained: set `trainable` of its layers before.
 
-        The Keras object keeps its values, on the host: no device holds a whole copy beside the shards. It does not
-        change while this model is trained; `to_keras` writes the weights into it.
+        The Keras object keeps its values on the host: no device has a whole copy beside the shards. It does not change
+        while this model is trained; `to_keras` writes the weights into it.
 
         Args:
-            model: a `keras.Model` that is built. `compile()` without arguments takes over what it was compiled with.
-            seed: fixes the order of rows; by default that of `kd.set_random_seed`, else a fresh one.
+            model: a built `keras.Model`. `compile()` without arguments uses the arguments with which it was compiled.
+            seed: fixes the order of rows; by default the seed of `kd.set_random_seed`, else a fresh seed.
 
         Raises:
-            LayoutError: the layout rules cannot be applied to it.
-            ModelError: it is no model of Keras, runs on another backend, is not built, or lives under a distribution of
+            LayoutError: the layout rules cannot be applied.
+            ModelError: `model` is not a Keras model, runs on another backend, is not built, or has a distribution of
                 Keras.
         """
         source = adopt(model)
@@ -213,24 +210,24 @@ class Model(DistributionMethods):
         return made._with_its_module()
 
     def _with_its_module(self) -> Model:
-        """Create the weights, unless `fit` finds their layout first."""
+        """Create the weights, unless `fit` has to find their layout."""
         if self._awaits_layout is None:
             self._with_weights()
         return self
 
     def to_keras(self) -> Any:
-        """Write the weights into the model object of Keras that `from_keras` was given, and return it.
+        """Write the weights into the Keras model object that was passed to `from_keras`, and return it.
 
-        Its own `predict`, `evaluate` and `save` use them from then on; until the next call of `to_keras` it keeps them,
-        whatever is trained here. The variables are gathered one at a time, whole, on the host. The state of the
-        optimizer stays here. In a job of several processes all must call it.
+        Its `predict`, `evaluate` and `save` then use them. It keeps them until the next call of `to_keras`. The
+        variables are gathered on the host one at a time. The state of the optimizer is not written. In a job all
+        processes must call it.
 
         Raises:
             ModelError: the model was not made by `from_keras`.
         """
         source = self._runtime.keras_model
         if source is None:
-            summary = "to_keras: the model was not made of a model of Keras"
+            summary = "to_keras: the model was not made by from_keras"
             fix = "model.save(path), or keras_model.set_weights(model.get_weights()) with a Keras model like it"
             raise ModelError(summary, given=f"a {type(self).__name__} of keras_dist", fix=fix)
         for variable in self.variables:
@@ -247,13 +244,13 @@ class Model(DistributionMethods):
             ModelError: the model does not accept such inputs.
         """
         if call_context.current() is not None or self._session is not None:
-            return  # inside of a call each layer builds itself
+            return  # in a call each layer builds itself
         if input_shape is None:
             self._with_weights()
             return
         self._build_for(jax.tree.map(lambda shape: KerasTensor(shape, self.dtype), input_shape, is_leaf=_is_shape))
 
-    build.creates_weights = True  # type: ignore[attr-defined]  # to the weights of its layers; it has none to note
+    build.creates_weights = True  # type: ignore[attr-defined]  # of its layers; the model itself has none
 
     def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the outputs of a functional model. Subclasses define their own."""
@@ -264,9 +261,9 @@ class Model(DistributionMethods):
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         """Return the outputs for arrays, on the model's mesh; for symbolic inputs symbolic outputs.
 
-        Arrays and floats of numpy are arguments of a compiled program. All else is a part of it: each value compiles
-        one. It must be hashable, and must not change: an object whose class defines no `__eq__` counts as the same
-        after its attributes have changed, and the outputs are those of before. Pass what changes as an array.
+        Arrays and NumPy floats are arguments of a compiled program. All other arguments are static: each value compiles
+        a program. They must be hashable, and must not change: an object whose class defines no `__eq__` is equal after
+        its attributes have changed, and gives the old outputs. Pass values that change as arrays.
 
         Raises:
             ModelError: the inputs do not fit, or an argument is neither an array nor hashable.
@@ -306,14 +303,15 @@ class Model(DistributionMethods):
         For models of `from_nnx` the table lists the variables only.
 
         Args:
-            line_length: width of the table in characters; by default `COLUMNS` of the environment, else that of the
-                terminal, 120 in a notebook, and what the table needs in a pipe or a file. In a width that is too small
-                cells are wrapped and columns left out, which a line below the table names.
-            positions: as in Keras; not used, since columns are as wide as what is in them.
-            print_fn: called with the text instead of printing it; in a job in each process, of which the first prints.
-            expand_nested: whether the layers of models among the layers have lines of their own.
-            show_trainable: whether a column tells what is trained.
-            layer_range: names of the first and last layer to be shown, or regular expressions for them.
+            line_length: width of the table in characters; by default `COLUMNS` of the environment, else the width of
+                the terminal, 120 in a notebook, and the width of the table in a pipe or a file. In a small width cells
+                are wrapped and columns omitted; a line below the table names them.
+            positions: ignored; columns are as wide as their contents.
+            print_fn: called with the text instead of printing it, in a job in each process; by default the first
+                process prints.
+            expand_nested: whether the layers of inner models are listed.
+            show_trainable: whether a column shows which layers are trained.
+            layer_range: names of the first and last layer to show, or regular expressions for them.
 
         Raises:
             ModelError: an argument cannot be used.
@@ -322,9 +320,8 @@ class Model(DistributionMethods):
         """
         del positions
         if line_length is not None:
-            check_int(
-                "line_length", line_length, 40, wrong="is not the width of a table", alternative="None", example=120
-            )
+            wrong = "is not the width of a table"
+            check_int("line_length", line_length, 40, wrong=wrong, alternative="None", example=120)
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
             print_fn(render(table, line_length=line_length))

@@ -30,17 +30,14 @@ from keras_dist.training.step import Forward, ModuleCall
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """The module, or module factory, of a model, with the arguments of `Model.from_nnx`.
-
-    `order` are paths in the order of `model.variables`; None for the order of the plan.
-    """
+    """The module, or module factory, of a model, with the arguments of `Model.from_nnx`."""
 
     given: Any
     call: ModuleCall | None = None
     trainable: Trainable = None
     seed: int | None = None
     policy: DTypePolicy | None = None
-    order: Sequence[str] | None = None
+    order: Sequence[str] | None = None  # paths in the order of `model.variables`; None for the order of the plan
     compute_loss: Callable[..., jax.Array] | None = None
 
     def __post_init__(self) -> None:
@@ -73,14 +70,10 @@ class ModuleSource:
         return Forward(graph, self.call, distribution_now(found), seed, self.compute_loss, precision=precision)
 
     def session(self, asked: Distribution | None) -> BuiltModel:
-        """Create the weights under a distribution; None for the first device.
-
-        Raises:
-            DistributionError: it has no layout yet.
-        """
+        """Create the weights under a distribution, by default on the first device."""
         check_not_forked()
         if asked is not None and asked.is_searched:
-            summary = "AutoParallel has no layout yet: it finds one in `fit`, when the first batch is known"
+            summary = "AutoParallel has no layout yet: it finds one in `fit`, with the first batch"
             fix = "call fit first; or make the model under distribution.search(model, (x, y)).distribution"
             raise DistributionError(summary, given="a model of from_nnx or from_keras that has seen no batch", fix=fix)
         seed = random.next_seed() if self.seed is None else self.seed

@@ -1,33 +1,52 @@
-"""Where a model is to live, and the initial state of its variables there."""
+"""The distribution of a model, and the initial state of its variables under it.
+
+A model without a distribution follows the mesh in the layouts of its weights; else it uses the first device.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist.data.batching import Batching
 from keras_dist.distribution import devices, lint
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_plan
+from keras_dist.distribution.layout import TensorLayout
+from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.mesh import DeviceMesh, distinct_descriptions
+from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import LayoutError, LayoutWarning
-from keras_dist.models.infer_mesh import distribution_of_weights
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.distribution.variables import VariableSpec
+from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.naming import layers_below
+from keras_dist.training.placement import Examples
+from keras_dist.training.rematerialisation import resolve_remat
+
+if TYPE_CHECKING:
+    from keras_dist.models.trainer import Trainer
 
 
 def distribution_now(chosen: Distribution | None) -> Distribution:
-    """A snapshot of a distribution; without any, the first device."""
+    """Return a snapshot of a distribution; by default of one for the first device."""
     return (chosen or DataParallel(devices=devices.list_devices()[:1])).snapshot()
 
 
 @functools.cache
 def tell_of_one_device() -> None:
-    """Warn, once in a process, that nothing says where models live, and that they use one device of several."""
+    """Warn, once in a process, that no distribution is set, and that models use one device of several."""
     names = devices.list_devices()
     if len(names) > 1:
         warnings.warn(
@@ -41,12 +60,12 @@ def tell_of_one_device() -> None:
 
 @contextlib.contextmanager
 def told_of_one_device(is_placed: bool) -> Iterator[None]:
-    """Inside, errors of layouts say so where no distribution was chosen, and the mesh is that of one device."""
+    """Add to errors of layouts that no distribution is set, so that the mesh has one device."""
     try:
         yield
     except LayoutError as error:
         if not is_placed:
-            error.summary = f"{error.summary}; no distribution is set, so that the mesh is that of one device"
+            error.summary = f"{error.summary}; no distribution is set, so that the mesh has one device"
             error.fix = (
                 'set one before the model is made: mesh = kd.DeviceMesh((2, 4), ("data", "model")); '
                 "kd.set_distribution(kd.ModelParallel(kd.LayoutMap(mesh))); or leave the layout out"
@@ -55,7 +74,7 @@ def told_of_one_device(is_placed: bool) -> Iterator[None]:
 
 
 def place_of(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
-    """Return the distribution that was asked for, or that layers expect; None for one device, with a warning."""
+    """Return the distribution that was chosen, or that layers expect; None for one device, with a warning."""
     found = asked or distribution_of_weights(graph.specs) or expected
     if found is None:
         tell_of_one_device()
@@ -65,6 +84,62 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
 def initial_state(
     plan: LayoutPlan, init: Callable[[ArrayLike], PyTree], seed: int, facts_of_model: Callable[[], Fingerprint] = dict
 ) -> PyTree:
-    """The initial state, after all processes have agreed on what it is."""
+    """Create the initial state, after all processes have agreed on it."""
     check_agreement("create weights", plan.mesh, lambda: {**facts_of_plan(plan, seed), **facts_of_model()})
     return plan.init(init, np.uint32(seed))
+
+
+def find_layout(model: Trainer, examples: Examples) -> None:
+    """Find the layout of a model without weights that was made under `AutoParallel`, from its examples."""
+    asked: Any = model._runtime.made_under or current_distribution()
+    if model._session is not None or asked is None or not asked.is_searched:
+        return
+    if not isinstance(examples, Batching):
+        summary = "AutoParallel: the shapes of the batches are not known in advance"
+        fix = "pass arrays; or make the model under distribution.search(factory, (x, y), optimizer, loss).distribution"
+        raise DistributionError(summary, given=f"{examples.source.title}", fix=fix)
+    rows = min(examples.batch_size, examples.source.length)
+    batch = examples.source.gather(np.arange(rows), rows).arrays
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    found, runtime = asked.search(model, shapes), model._runtime
+    runtime.made_under = found.distribution
+    if found.best.remat is not None and runtime.choices is not None:
+        runtime.choices = dataclasses.replace(runtime.choices, remat=resolve_remat(found.best.remat))
+
+
+def distribution_of_layers(model: nnx.Module) -> Distribution | None:
+    """Return the distribution on the mesh of the layouts that were arguments of layers; None without such layouts."""
+    return _distribution_of(
+        (f"{path}/{name}".lstrip("/"), value)
+        for path, layer in layers_below(model)
+        for name, value in vars(layer).items()
+        if name.endswith("_layout") and isinstance(value, TensorLayout)
+    )
+
+
+def distribution_of_weights(specs: Sequence[VariableSpec]) -> Distribution | None:
+    """Return the distribution on the mesh of all layouts, also of `build` and `add_weight`; None without any."""
+    return _distribution_of((spec.path, spec.own.layout) for spec in specs if spec.own and spec.own.layout)
+
+
+@contextlib.contextmanager
+def in_place_of(model: nnx.Module) -> Iterator[None]:
+    """Create models on the mesh of `model` inside, unless there is a current distribution; configs have no meshes."""
+    found = distribution_of_layers(model) if current_distribution() is None else None
+    with contextlib.nullcontext() if found is None else found.scope():
+        yield
+
+
+def _distribution_of(layouts: Iterable[tuple[str, TensorLayout]]) -> Distribution | None:
+    places: dict[DeviceMesh, str] = {}
+    for name, layout in layouts:
+        if layout.device_mesh is not None:
+            places.setdefault(layout.device_mesh, name)
+    if len(places) > 1:
+        apart = zip(places.values(), distinct_descriptions(*places), strict=True)
+        given = "; ".join(f"{name!r} on mesh {mesh}" for name, mesh in apart)
+        fix = "make all layouts with the same mesh; axes alone, as kernel_layout=(None, None), fit any mesh"
+        raise LayoutError("the layouts of a model's weights are on different meshes", given=given, fix=fix)
+    for mesh in places:
+        return ModelParallel(LayoutMap(mesh), "batch" if "batch" in mesh.axis_names else mesh.axis_names[0])
+    return None

@@ -1,4 +1,4 @@
-"""`Sequential`: layers one after the other."""
+"""`Sequential`: a stack of layers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from keras_dist.models.functional import Graph, input_layers
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, serialize_keras_object
 from keras_dist.symbolic.tensors import KerasTensor, Node, runs_on_host
-from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import name_members
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    """The names of layers in the order of their calls: for NNX one value, which it need not look into."""
+    """The names of layers in the order of their calls; NNX treats it as one static value."""
 
     names: tuple[str, ...] = ()
 
@@ -35,13 +34,13 @@ class Sequential(Model):
     """A stack of layers, each with one input and one output.
 
     Args:
-        layers: layers, or any `flax.nnx` modules. The first may be an `Input`, else the weights are created when
+        layers: layers, or any `flax.nnx` modules. The first may be an `Input`; otherwise the weights are created when
             the model is first called.
-        trainable: whether its weights are trained.
-        name: its name; paths leave it out, except as an alias.
+        trainable: whether the weights are trained.
+        name: name of the model; paths contain it only as an alias.
 
     Raises:
-        ModelError: one is not a layer, or two have the same name.
+        ModelError: an entry is not a layer, or two layers have the same name.
         LayoutError: the layout rules cannot be applied.
 
     Example:
@@ -83,7 +82,7 @@ class Sequential(Model):
         """Add a layer at the end. The layers before it keep their values.
 
         Raises:
-            ModelError: it is not a layer, or its name is taken.
+            ModelError: `layer` is not a layer, or its name is taken.
         """
         self._extend([layer])
 
@@ -91,7 +90,7 @@ class Sequential(Model):
         """Remove the last layer and return it. The layers before it keep their values.
 
         Raises:
-            ModelError: there is none.
+            ModelError: the model has no layers.
         """
         layers = self.layers
         if not layers:
@@ -105,7 +104,7 @@ class Sequential(Model):
         """Create the weights for inputs of this shape, the batch dim included; see `Model.build`.
 
         Raises:
-            ModelError: it begins with an `Input` of another shape, or a layer does not take such inputs.
+            ModelError: the model has an `Input` of another shape, or a layer does not accept such inputs.
         """
         start = self._runtime.start
         if start is not None and isinstance(input_shape, list | tuple):
@@ -123,17 +122,17 @@ class Sequential(Model):
         if self._graph is not None:
             return super().call(inputs, training, mask)
         if not self.layers:
-            raise _no_layers(self.name)
+            raise ModelError(f"Sequential {self.name!r} has no layers", fix="model.add(layer) first")
         outputs = inputs
         for layer in self.layers:
             outputs = layer(outputs)
         return outputs
 
     def get_config(self) -> dict[str, Any]:
-        """Return the layers with their configs; of a subclass that takes no layers the arguments of its constructor.
+        """Return the configs of the layers; for a subclass without an argument `layers` its arguments.
 
         Raises:
-            ConfigError: a layer or an argument cannot be written down.
+            ConfigError: a layer or an argument cannot be serialized.
 
         Source: `keras.Sequential.get_config`.
         """
@@ -153,11 +152,11 @@ class Sequential(Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Make a Sequential from what `get_config` returned, with new weights on the current distribution.
+        """Create a Sequential from a config, with new weights on the current distribution.
 
         Args:
-            config: plain values.
-            custom_objects: classes and functions by name, beside the registered ones.
+            config: the result of `get_config`.
+            custom_objects: classes and functions by name, in addition to registered ones.
 
         Raises:
             ConfigError: the config is damaged, or names a class or function that is not registered.
@@ -178,23 +177,21 @@ class Sequential(Model):
         return model
 
     def get_build_config(self) -> None:
-        """Return None: the config itself contains the shape of the input."""
+        """Return None, since the config contains the shape of the input."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        """As of `Model`."""
+        """Call the model; see `Model`."""
         outputs = super().__call__(*args, **kwargs)
         if any(isinstance(layer, Sequential) for layer in self.layers):
-            self._see(args, kwargs)  # what they are given is not known otherwise
+            self._see(args, kwargs)  # their inputs are not known otherwise
         return outputs
 
-    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-        session = super()._create_weights(args, kwargs)
-        with session.distribution.scope():  # layers may want its mesh, and the scope that the model was made in is left
+    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with self.distribution.scope():  # layers may need its mesh
             self._see(args, kwargs)
-        return session
 
     def _see(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the layers give for a symbolic input, once, unless they were connected to an Input."""
+        """Note symbolic input and output of the first call, unless there is an Input."""
         runtime = self._runtime
         is_chain = type(self).call is Sequential.call and len(args) == 1 and not kwargs
         if not (is_chain and isinstance(args[0], KerasTensor)) or runtime.start is not None or runtime.seen is not None:
@@ -203,7 +200,7 @@ class Sequential(Model):
         for layer in self.layers:
             try:
                 tensors.append(layer(tensors[-1]))
-            except NotImplementedError:  # by its `compute_output_spec`: the model runs, but tells no shapes
+            except NotImplementedError:  # of its `compute_output_spec`: the model runs, but its shapes are unknown
                 return
         runtime.seen = (tensors[0], tensors[-1])
 
@@ -212,7 +209,7 @@ class Sequential(Model):
         return super()._has_host_part or (self._graph is None and any(map(runs_on_host, self.layers[:1])))
 
     def _prepared(self, x: PyTree) -> PyTree:
-        if self._graph is None and self._has_host_part:  # it begins with text, of which it knows the shape now
+        if self._graph is None and self._has_host_part:  # only now the shape of the text is known
             rows, layers = as_rows(x, self.name), self.layers
             output = self._begin(Input(batch_shape=(None, *rows.shape[1:]), dtype=rows.dtype), [])
             nodes = []
@@ -225,11 +222,11 @@ class Sequential(Model):
     @property
     def _symbols(self) -> tuple[PyTree, PyTree] | None:
         start = self._runtime.start
-        # of a model without Input what it was created for: calls take other shapes, too
+        # without an Input the tensors of the first call; other calls may have other shapes
         return self._runtime.seen or super()._symbols or (None if start is None else (start, start))
 
     def _extend(self, added: Iterable[nnx.Module]) -> None:
-        """Put layers at the end. Only these are looked at."""
+        """Append layers."""
         layers, graph = self.layers, self._graph
         output, nodes = (self._runtime.start, []) if graph is None else (graph.outputs, [*graph.nodes])
         for layer in added:
@@ -247,7 +244,7 @@ class Sequential(Model):
             self._arrange(layers, output, nodes)
 
     def _begin(self, start: Any, layers: list[Layer]) -> KerasTensor:
-        """Note the symbolic input."""
+        """Set the symbolic input."""
         tensor = start.output if isinstance(start, InputLayer) else start
         if layers or self._runtime.start is not None or tensor.node is None or tensor.node.args:
             summary = "Sequential: only the first layer may be an Input"
@@ -256,7 +253,7 @@ class Sequential(Model):
         return tensor
 
     def _arrange(self, layers: list[Layer], output: PyTree, nodes: Sequence[Node]) -> None:
-        """Consist of these layers, and of the calls that lead to `output`, if the input is known."""
+        """Replace the layers, and if the input is known, the calls that lead to `output`."""
         runtime = self._runtime
         if runtime.session is not None:
             runtime.session.release_optimizers()
@@ -271,7 +268,7 @@ class Sequential(Model):
             del members[names.pop(id(layer))]
         held = {name: vars(self._members)[name] for name in self._chain.names}
         if [*held.items()] == [*members.items()][: len(held)]:
-            for name in [*members][len(held) :]:  # to set all anew would take time for each
+            for name in [*members][len(held) :]:  # setting all for each layer would be quadratic
                 setattr(self._members, name, members[name])
         else:
             self._members = nnx.Dict(members)
@@ -279,13 +276,9 @@ class Sequential(Model):
         self._graph = Graph(runtime.start, output, tuple(nodes), names) if nodes else None
 
 
-def _no_layers(name: str) -> ModelError:
-    return ModelError(f"Sequential {name!r} has no layers", fix="model.add(layer) first")
-
-
 _BUILT = ("input_shape", "input_dtype")
 
 
 def takes_layers(cls: type) -> bool:
-    """Whether a model of this class is made of a list of layers."""
+    """Whether the constructor of this class has an argument `layers`."""
     return "layers" in inspect.signature(cls.__init__).parameters

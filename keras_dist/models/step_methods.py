@@ -1,4 +1,4 @@
-"""`StepProtocol`: what Keras's own training steps on JAX are made of, for models that override some of it."""
+"""`StepMethods`: the methods of a model that Keras's training steps consist of, and its access to its runtime."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from keras_dist._support.arguments import check_callable
 from keras_dist._support.array_operators import value_of, values_in
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import unpack_x_y_sample_weight
+from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.layers.weights import penalties
 from keras_dist.losses.reduction import split_reported
 from keras_dist.metrics import Metric
+from keras_dist.models.functional import Graph, replaced
+from keras_dist.models.initialization import built, create_weights, forward_of
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
-from keras_dist.training.loop import Mode
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.masks import mask_noted
-from keras_dist.training.objective import check_free
-from keras_dist.training.step import Batch, TrainStep
-from keras_dist.training.step_protocol import StepProtocol
-from keras_dist.training.train_state import TrainState
+from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 
 Lists = Sequence[Any]
-"""Values, one for each variable of a list."""
+"""A value for each variable in a list."""
 
 
 class StepMethods(Layer):
-    """The methods of `Model` that one step of training, evaluation or prediction consists of."""
+    """The methods of `Model` for a step of training, evaluation or prediction."""
 
     _runtime: ModelRuntime  # type: ignore[reportIncompatibleVariableOverride]
+    _runtime_type = ModelRuntime
+    _graph: Graph | None = None
 
     if TYPE_CHECKING:
         optimizer: Any
         stateless_call: Any
-        _chosen: Any
-        _compiled: Any
-        _with_weights: Any
 
     def compute_loss(
         self,
@@ -52,12 +51,12 @@ class StepMethods(Layer):
         sample_weight: PyTree = None,
         training: bool = True,
     ) -> jax.Array:
-        """Compute the loss of a batch, a scalar: the loss of `compile` plus what layers and regularizers add.
+        """Compute the loss of a batch, a scalar: the loss of `compile` plus losses of layers and regularizers.
 
-        A subclass may override it. It runs inside the compiled step: it may use its arguments, the weights and
-        `self.losses`, must return a scalar, and must not change anything but metrics of the model. It may also return
-        `(loss, {"name": scalar})`, whose scalars are logged beside the loss. Called in a custom `train_step` it returns
-        the loss of `compile` only; `stateless_call(..., return_losses=True)` returns the others.
+        A subclass may override it. It runs inside the compiled step. It may use its arguments, the weights and
+        `self.losses`, and may change only metrics of the model. It returns a scalar, or `(loss, {"name": scalar})`,
+        whose scalars are logged beside the loss. Called in a custom `train_step` it returns the loss of `compile`;
+        `stateless_call(..., return_losses=True)` returns the others.
 
         Args:
             x: inputs.
@@ -144,7 +143,7 @@ class StepMethods(Layer):
         training: bool = False,
         optimizer_variables: Lists | None = None,
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Compute the loss that is differentiated, scaled as the optimizer asks, from values of all variables.
+        """Compute the loss that is differentiated, scaled by the optimizer, from values of all variables.
 
         Args:
             trainable_variables: values for `trainable_variables`.
@@ -154,7 +153,7 @@ class StepMethods(Layer):
             y: targets.
             sample_weight: weights of the examples, or None.
             training: whether the model is being trained.
-            optimizer_variables: values for `optimizer.variables`; None where the loss is not differentiated.
+            optimizer_variables: values for `optimizer.variables`; None if the loss is not differentiated.
 
         Returns:
             The loss, and `(unscaled_loss, y_pred, non_trainable_variables, metrics_variables)`.
@@ -184,19 +183,19 @@ class StepMethods(Layer):
         return loss, (unscaled, y_pred, non_trainable_variables, metrics_variables)
 
     def train_step(self, state: Any, data: Any) -> tuple[Mapping[str, Any], Any]:
-        """Take one step of training; a pure function of lists of arrays, which a subclass may override.
+        """Take one training step; a pure function of lists of arrays, which a subclass may override.
 
-        Without an override steps are compiled from `compile` alone, and this method is what `super().train_step` finds.
-        A `train_step(self, state, batch, rngs)` has the other form; see `compile`.
+        Without an override, steps follow from `compile`, and this method serves `super().train_step`. For the form
+        `train_step(self, state, batch, rngs)` see `compile`.
 
         Args:
             state: `(trainable_variables, non_trainable_variables, optimizer_variables, metrics_variables)`: lists of
-                values for the lists of variables that the model, its optimizer and its metrics have.
+                values for the variables of the model, its optimizer and its metrics.
             data: the batch: `x`, `(x, y)` or `(x, y, sample_weight)`; `(x,)` where `x` is a tuple or list.
 
         Returns:
-            `(logs, state)`: a dict of what is logged, numbers or arrays, and the state afterwards. What the last step
-            of an epoch logs is what the epoch logs, so that means come from metrics.
+            `(logs, state)`: a dict of numbers or arrays, and the state afterwards. An epoch logs the values of its
+            last step; use metrics for means.
 
         Example:
             >>> import jax
@@ -224,14 +223,14 @@ class StepMethods(Layer):
         return logs, (trainable, others, slots, measured)
 
     def test_step(self, state: Any, data: Any) -> tuple[Mapping[str, Any], Any]:
-        """Measure one batch; a pure function of lists of arrays, which a subclass may override. See `train_step`.
+        """Evaluate one batch; a pure function of lists of arrays, which a subclass may override. See `train_step`.
 
         Args:
             state: `(trainable_variables, non_trainable_variables, metrics_variables)`.
             data: the batch: `x`, `(x, y)` or `(x, y, sample_weight)`; `(x,)` where `x` is a tuple or list.
 
         Returns:
-            `(logs, state)`: a dict of what is logged, numbers or arrays, and the state afterwards, which is kept.
+            `(logs, state)`: a dict of numbers or arrays, and the state afterwards, which is kept.
         """
         trainable, others, measured = state
         x, y, sample_weight = unpack_x_y_sample_weight(data)
@@ -249,13 +248,13 @@ class StepMethods(Layer):
             data: the inputs, `x`; `(x,)` where they are a tuple or list.
 
         Returns:
-            `(outputs, non_trainable_variables)`, of which the random generators count.
+            `(outputs, non_trainable_variables)`; only the states of random generators are kept.
         """
         x, _, _ = unpack_x_y_sample_weight(data)
         return self.stateless_call(*state, x, training=False)  # type: ignore[return-value]
 
     def compute_metrics(self, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> Mapping[str, Any]:
-        """Update the metrics with a batch, and return what is logged. A subclass may override it.
+        """Update the metrics with a batch, and return the logs. A subclass may override it.
 
         It runs inside the compiled step, and may update the metrics of the model.
 
@@ -277,7 +276,7 @@ class StepMethods(Layer):
     def _measured(
         self, metrics_variables: Lists, loss: Any, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree
     ) -> tuple[Mapping[str, Any], list[Any]]:
-        """What is logged of a batch, and the variables of metrics afterwards."""
+        """Return the logs of a batch, and the variables of metrics afterwards."""
         handles = self.metrics_variables
         with StatelessScope(handles, map(value_of, metrics_variables)) as scope:
             self._chosen().metrics.note_losses({"loss": loss}, x)
@@ -286,17 +285,17 @@ class StepMethods(Layer):
 
     @property
     def losses(self) -> list[jax.Array]:
-        """The losses added in the last call, by it and its sublayers, and the penalties of its regularizers."""
+        """Losses that the model and its sublayers added in the last call, and penalties of regularizers."""
         given = self._runtime.losses_given
         return super().losses if given is None else given
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metric objects: the mean loss, the metrics of `compile` as one object, the mean loss of each output.
+        """The metrics: mean loss, the metrics of `compile` as one object, mean loss of each output, and attributes.
 
-        Behind them those among the attributes of the model and its layers. They hold the values of the last epoch or
-        evaluation; before `compile` the first ones are missing. Reading a value waits for the last step.
-        A subclass that overrides a step may override it: these metrics are reset with each epoch.
+        Attributes of the model and its layers that are metrics come last; before `compile` only they exist. Metrics
+        have the values of the last epoch or evaluation, and reading them waits for the last step. A subclass that
+        overrides a step may override this property; its metrics are reset with each epoch.
 
         Source: `keras.Model.metrics`.
         """
@@ -332,108 +331,85 @@ class StepMethods(Layer):
             found |= by_name(metric.name, metric.result())
         return found
 
+    # Access to the runtime
+
     @property
-    def compiled(self) -> bool:
-        """Whether `compile` was called."""
-        return self._runtime.choices is not None
+    def _session(self) -> BuiltModel | None:
+        return self._runtime.session
 
+    @property
+    def _choices(self) -> CompileConfig | None:
+        return self._runtime.choices
 
-_MODES: tuple[Mode, ...] = ("train", "test", "predict")
+    def _chosen(self) -> CompileConfig:
+        return self._runtime.choices or CompileConfig()
 
-_MEASURES = ("compute_metrics", "stateless_compute_loss", "get_metrics_result")
-"""What Keras's own steps call: who overrides one of these has Keras's steps, where he has none of his own."""
+    @property
+    def _awaits_layout(self) -> Distribution | None:
+        """The `AutoParallel` that will find the layout in `fit`; None without one."""
+        asked = self._runtime.made_under
+        return asked if self._session is None and asked is not None and asked.is_searched else None
 
+    @property
+    def _casts_inputs(self) -> bool:
+        return self.autocast and self._graph is None  # a functional model casts them to the dtypes of its inputs
 
-def steps_of(model: StepMethods, given: TrainStep | None) -> tuple[TrainStep | None, StepProtocol | None]:
-    """Return the pure train step, which `compile` may give, and the steps in the form of Keras."""
-    found: dict[Mode, Any] = {}
-    own: dict[Mode, Any] = {mode: _own(model, f"{mode}_step") for mode in _MODES}
-    if given is not None:
-        check_callable("train_step", given, "state, batch, rngs")
-        own["train"] = None
-    elif own["train"] is not None and _takes(own["train"], 3):
-        given, own["train"] = own["train"], None
-    for mode, step in own.items():
-        if step is not None:
-            if not _takes(step, 2):
-                raise _wrong_form(model, mode, step)
-            found[mode] = step
-    if given is None and _measures_itself(model, has_train_step="train" in found):
-        found = {"train": model.train_step, "test": model.test_step, **found}
-    if not found:
-        return given, None
-    lists = lambda: (model.trainable_variables, model.non_trainable_variables)  # noqa: E731
-    metrics = lambda: model.metrics  # noqa: E731
-    reset = lambda: model.reset_metrics()  # noqa: E731
-    return given, StepProtocol(found, lists, metrics, reset, lambda state, batch: _prepare(model, state, batch))
+    @property
+    def _may_add_losses(self) -> bool:
+        """Whether layers, regularizers and `compute_loss` contribute to the loss: not in foreign modules."""
+        return self._runtime.source is None
 
+    @property
+    def _has_host_part(self) -> bool:
+        """Whether the first layers run on the host."""
+        return self._graph is not None and bool(self._graph.host_nodes)
 
-def _measures_itself(model: StepMethods, has_train_step: bool) -> bool:
-    """Whether the model's class overrides what Keras's steps call to measure, or updates metrics in its loss.
+    def _prepared(self, x: PyTree) -> PyTree:
+        """Return the inputs of the compiled part of the model, computed by the layers on the host."""
+        if self._graph is None or not self._graph.host_nodes:
+            return x
+        return replaced(self._graph.on_devices.inputs, self._graph.run_on_host(x))
 
-    Beside a `train_step` of its own `compute_loss_and_updates` is often a part of that, with other arguments.
-    """
-    names = _MEASURES if has_train_step else (*_MEASURES, "compute_loss_and_updates")
-    if any(_own(model, name) is not None for name in names):
-        return True
-    return _own(model, "compute_loss") is not None and bool(Layer.metrics.fget(model))  # type: ignore[misc]
+    def _check_idle(self, method: str) -> None:
+        """Check that the model is not training."""
+        if self._session is not None and self._session.cell.is_training:
+            given = f"{method} in a callback, or in another thread, while the model trains"
+            fix = f"end the training with model.stop_training = True, and call {method} after it"
+            raise ModelError(f"{method}: fit is running", given=given, fix=fix)
 
+    def _check_compiled(self, method: str) -> None:
+        if self._choices is None:
+            summary = f"You must call `compile()` before using the model: {method} needs it"
+            fix = 'for example model.compile("adam", loss="mse")'
+            raise ModelError(summary, given="a model that is not compiled", fix=fix)
 
-def _own(model: StepMethods, name: str) -> Any:
-    """The method of this name, if it is the user's own; None else."""
-    found = getattr(model, name)
-    return None if getattr(found, "__func__", None) is getattr(StepMethods, name) else found
+    def _compiled(self, method: str, x: Any = None) -> BuiltModel:
+        """Return the built model; raise unless it is compiled."""
+        self._check_compiled(method)
+        return self._with_weights(x)
 
+    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
+        """Return the built model; create its weights, if necessary, for a call with such arguments."""
+        return built(self, args, kwargs)
 
-def _takes(step: Any, count: int) -> bool:
-    """Whether a step takes so many arguments, and none has to be given besides."""
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):
-        return False
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return count == 2
-    needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    return len(needed) == count and not any(one.kind is one.KEYWORD_ONLY for one in needed)
+    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
+        """Create the weights for symbolic arguments of a call."""
+        return create_weights(self, args, kwargs)
 
+    def _build_for(self, tensors: PyTree) -> None:
+        """Create the weights for such symbolic inputs, unless they exist."""
+        if self._session is None:
+            self._create_weights((tensors,), {})
 
-def _wrong_form(model: StepMethods, mode: str, step: Any) -> ModelError:
-    states = {
-        "train": "(trainable_variables, non_trainable_variables, optimizer_variables, metrics_variables)",
-        "test": "(trainable_variables, non_trainable_variables, metrics_variables)",
-        "predict": "(trainable_variables, non_trainable_variables)",
-    }
-    returned = "(outputs, non_trainable_variables)" if mode == "predict" else "(logs, state)"
-    also = ", or the pure train_step(self, state, batch, rngs) -> (state, logs)" if mode == "train" else ""
-    expected = f"{mode}_step(self, state, data) -> {returned} with state = {states[mode]}{also}"
-    fix = "call the model by self.stateless_call(trainable_variables, non_trainable_variables, x)"
-    if mode == "train":
-        fix += ", and self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables)"
-    return ModelError(
-        f"{type(model).__name__}.{mode}_step does not have the form of Keras on JAX",
-        given=f"{mode}_step{inspect.signature(step)}" + (", as for TensorFlow or torch" if _takes(step, 1) else ""),
-        expected=expected,
-        fix=fix,
-    )
+    def _after_creation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the symbolic arguments for which the weights were created."""
 
-
-def _prepare(model: StepMethods, state: TrainState, batch: Batch) -> None:
-    """Let the metrics of `compile` make their variables, which may follow from targets and outputs (traced)."""
-    objective, measured = model._chosen().objective, model._chosen().metrics
-    if objective is None or (objective.loss is None and measured.compiled is None):
-        return
-    x, y, sample_weight = batch
-    y_pred = model._with_weights(x).forward(state.trainable, state.rest, state.step, x, False)[0]
-    with StatelessScope():
-        losses = objective.losses(batch, y_pred)
-        measured.note_losses(losses, x)
-        if measured.compiled is not None:
-            measured.compiled.update_state(y, y_pred, sample_weight)
-            check_free(measured.compiled.logged or {}, losses)
+    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
+        return forward_of(self, x, distribution)
 
 
 def _mask_of(y_pred: PyTree) -> PyTree:
-    """The mask of outputs: of traced ones that which the step has noted."""
+    """Return the mask of outputs, which the step has noted for traced outputs."""
     noted = mask_noted(y_pred)
     mask = call_context.CallContext().mask_of(y_pred) if noted is None else noted
     return mask if jax.tree.leaves(mask) else None

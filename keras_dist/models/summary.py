@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist._support import tree_paths
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
 from keras_dist._support.types import PyTree
@@ -23,7 +22,7 @@ from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers import Layer
 from keras_dist.symbolic.tensors import Operation, infer
-from keras_dist.training.activations import named_submodules
+from keras_dist.training.activations import named_submodules, output_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import by_prefix, layers_below, named_layers
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer_range: Sequence[str] | None) -> Table:
-    """The table of a model; of one of `from_nnx` its variables alone."""
+    """Return the table of a model: its layers, or the variables of a `from_nnx` model."""
     searched, source = model._awaits_layout, model._runtime.source
     if searched is not None and source is not None:
         distribution = ModelParallel(LayoutMap(searched.device_mesh))
@@ -47,7 +46,7 @@ def summary_table(model: Model, expand_nested: bool, show_trainable: bool, layer
 
 
 def module_table(plan: LayoutPlan, state_plan: LayoutPlan, activations: Sequence[Ruled]) -> Table:
-    """Every variable with layout and bytes per device, activations that rules name, then the totals of the kinds."""
+    """Return the table of all variables and of activations with a rule, with totals by kind."""
     table = layout_table(plan.rows, f"Model on mesh {plan.mesh.describe()}")
     table.rows += [
         (each.name, "", "", "input" if each.module is None else "activation", each.layout, each.rule, "", "")
@@ -70,7 +69,7 @@ def layer_table(
     show_trainable: bool = False,
     layer_range: Sequence[str] | None = None,
 ) -> Table:
-    """Every layer with the shape of its output and its variables, their layouts and bytes per device; then totals."""
+    """Return the table of all layers with output shapes and variables, with totals."""
     entries = list(_entries(model))
     arrays = _Arrays(model, session, expand_nested)
     if layer_range is None:
@@ -98,7 +97,7 @@ _Line = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Ruled:
-    """An activation of the submodule `module`, or an input (None), whose layout a rule decides."""
+    """An activation of the submodule `module`, or an input (None), with a layout rule."""
 
     module: str | None
     name: str
@@ -107,11 +106,11 @@ class Ruled:
 
 
 def ruled_activations(session: BuiltModel) -> list[Ruled]:
-    """The activations that rules name, in the order of the submodules of the model; then inputs."""
+    """Return the activations with a layout rule, in the order of submodules, then inputs."""
     distribution, found = session.distribution, dict[str, Ruled]()
     rules = distribution.layout_map
     for _, paths in named_submodules(session.cell.graph.described()):
-        for name in (tree_paths.join(filter(None, (path, "output"))) for path in paths):
+        for name in map(output_name, paths):
             layout = distribution.get_tensor_layout(name)
             if layout is not None:
                 decided = layout.reason if rules is None else rules.match(name)
@@ -124,7 +123,7 @@ def ruled_activations(session: BuiltModel) -> list[Ruled]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Entry:
-    """A layer or operation in a table; `parents` is empty where each layer follows the one before."""
+    """A layer or operation in a table; `parents` is empty in a chain of layers."""
 
     name: str
     operation: Layer | Operation
@@ -133,7 +132,6 @@ class _Entry:
 
 
 def _entries(model: Any) -> Iterator[_Entry]:
-    """What a model consists of, in order."""
     graph = getattr(model, "_graph", None)
     if graph is None:
         shapes = _shapes_along(model)
@@ -151,7 +149,7 @@ def _entries(model: Any) -> Iterator[_Entry]:
 
 
 def _shapes_along(model: Model) -> dict[int, str]:
-    """The shapes of what the layers of a `Sequential` without `Input` give, by the ids of the layers."""
+    """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
     nodes = model._runtime.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._runtime, "built_for", None)
     if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
@@ -171,7 +169,7 @@ def _shape_text(outputs: PyTree) -> str:
 
 
 def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
-    """The entries from the first that the one pattern matches to the last that the other matches."""
+    """Return the entries from the first match of one pattern to the last match of the other."""
     patterns = list(layer_range) if isinstance(layer_range, list | tuple) else []
     if len(patterns) == 2 and all(isinstance(pattern, str) for pattern in patterns):
         first, last = ([i for i, entry in enumerate(entries) if pattern(p).match(entry.name)] for p in patterns)
@@ -184,7 +182,7 @@ def _between(layer_range: Sequence[str], entries: list[_Entry]) -> list[_Entry]:
 
 
 class _Arrays:
-    """What a table says about the variables of a model."""
+    """The lines of a table for the variables of a model."""
 
     def __init__(self, model: Model, session: BuiltModel | None, expand_nested: bool) -> None:
         self._session = session
@@ -197,7 +195,7 @@ class _Arrays:
         self._trained = set() if session is None else {session.path_of(weight) for weight in model.trainable_weights}
 
     def of_entry(self, entry: _Entry, depth: int = 0) -> Iterator[_Line]:
-        """The line of a layer, then those of its variables, or of the layers in it."""
+        """Yield the line of a layer, then lines of its variables or inner layers."""
         layer = entry.operation
         kind = "operation" if isinstance(layer, Operation) else type(layer).__name__
         line = {
@@ -221,7 +219,7 @@ class _Arrays:
         yield from self.of_rest(layer, inner, depth)
 
     def of_rest(self, model: Any, entries: list[_Entry], depth: int = 0) -> Iterator[_Line]:
-        """The lines of the variables and activations of a model that are in none of its layers."""
+        """Yield the lines of a model's variables and activations outside of its layers."""
         listed = {row.path for entry in entries for row in self._rows(entry.operation)}
         yield from (self._of_row(row, depth) for row in self._rows(model) if row.path not in listed)
         shown = {each.name for entry in entries for each in self._activations_of(entry.operation)}
@@ -229,7 +227,7 @@ class _Arrays:
         yield from (self._of_activation(each, None, depth) for each in rest)
 
     def totals(self) -> Iterator[_Line]:
-        """The lines with the sums."""
+        """Yield the lines of totals."""
         if self._session is None:
             return
         cell = self._session.cell
@@ -254,7 +252,7 @@ class _Arrays:
             }
 
     def _rows(self, layer: Layer | Operation) -> list[Row]:
-        """The variables of a layer: its weights in their order, then counters and random states."""
+        """Return the variables of a layer: weights in their order, then counters and random states."""
         path = self._paths.get(id(layer))
         if self._session is None or path is None:
             return []
@@ -264,11 +262,9 @@ class _Arrays:
         return [*weights.values(), *(row for row in self._rows_by_prefix.get(path, ()) if row.path not in weights)]
 
     def _activations_of(self, layer: Layer | Operation) -> list[Ruled]:
-        """The activations of a layer and of what is in it; of the whole model its inputs, too."""
+        """Return the activations of a layer and its sublayers; of the whole model also inputs."""
         path = self._paths.get(id(layer))
-        if path is None:
-            return []
-        return self._activations.get(path, [])
+        return [] if path is None else self._activations.get(path, [])
 
     def _of_activation(self, each: Ruled, entry: _Entry | None, depth: int) -> _Line:
         is_whole = entry is not None and each.module == self._paths.get(id(entry.operation))
@@ -280,7 +276,6 @@ class _Arrays:
         }
 
     def _count(self, layer: Layer | Operation) -> str:
-        """The number of elements of a layer's weights."""
         if self._session is None and isinstance(layer, Layer):
             return f"{layer.count_params():,}" if layer._has_weights else "0 (unbuilt)"
         weights = [row for row in self._rows(layer) if row.role in PLANNED_BY_RULE]

@@ -1,32 +1,31 @@
-"""`Trainer`: how a model is trained, evaluated and asked for predictions."""
+"""`Trainer`: the methods of a model that train, evaluate and predict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 
+from keras_dist import random
 from keras_dist._support.arguments import check_callable, check_option
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
-from keras_dist.distribution.strategy import Distribution
-from keras_dist.errors import ModelError
 from keras_dist.models import fitting
-from keras_dist.models.functional import Graph
-from keras_dist.models.initialization import create_weights, created, forward_of
-from keras_dist.models.runtime import ModelRuntime
-from keras_dist.models.step_methods import StepMethods
-from keras_dist.training.built_model import BuiltModel, not_compiled
-from keras_dist.training.compile_config import CompileConfig
+from keras_dist.models.compile_methods import CompileMethods
+from keras_dist.models.placing import find_layout
+from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.loop import Mode
-from keras_dist.training.optimization import DEFAULT
-from keras_dist.training.step import Forward, ModuleCall, TrainStep
+from keras_dist.training.step import ModuleCall
 
 
 def _stop_flag(mode: Mode, method: str) -> Any:
-    """An attribute that tells whether the running `method` ends after the current step."""
+    """Return the attribute that ends the running `method` after the current step."""
+
+    def stops_of(model: Any) -> set[Mode]:
+        # without weights, callbacks that are called by hand have set it
+        return model._runtime.stops if model._session is None else model._session.trainer.stops
 
     def get(self: Any) -> bool:
         return mode in stops_of(self)
@@ -35,117 +34,15 @@ def _stop_flag(mode: Mode, method: str) -> Any:
         stops = stops_of(self)
         (stops.add if value else stops.discard)(mode)
 
-    def stops_of(model: Any) -> set[Mode]:
-        """Those of its runs; before it has weights, what callbacks that are driven by hand have set."""
-        return model._runtime.stops if model._session is None else model._session.trainer.stops
-
     return property(get, put, doc=f"Whether `{method}` ends after the current step. Callbacks set it for this run.")
 
 
-class Trainer(StepMethods):
+class Trainer(CompileMethods):
     """The methods of `Model` that train, evaluate and predict."""
-
-    _runtime_type = ModelRuntime
-    _graph: Graph | None = None
 
     stop_training = _stop_flag("train", "fit")
     stop_evaluating = _stop_flag("test", "evaluate")
     stop_predicting = _stop_flag("predict", "predict")
-
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: PyTree = None,
-        loss_weights: PyTree = None,
-        metrics: PyTree = None,
-        weighted_metrics: PyTree = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int | Literal["auto"] = "auto",
-        jit_compile: bool | Literal["auto"] = "auto",
-        auto_scale_loss: bool = True,
-        *,
-        train_step: TrainStep | None = None,
-        donate: bool = True,
-        check: bool = False,
-        prefetch: int = 2,
-        remat: str | None = None,
-        uneven: Literal["pad"] | None = None,
-        report: Sequence[str] | str | None = None,
-        batch_keys: Mapping[str, PyTree] | None = None,
-    ) -> None:
-        """Configure the model for training. Optimizer slots are created here, sharded like their parameters.
-
-        Args:
-            optimizer: a name (`"sgd" "adam" "adamw" "rmsprop"`), any optax transformation, or a dict of these by name:
-                each then updates the variables below the attribute of its name, or, as `(optimizer, rule)`, those
-                whose whole path the regular expression matches. An optax transformation accumulates gradients as
-                `optimizers.OptaxOptimizer(transformation, gradient_accumulation_steps=4)`.
-            loss: a name (`"mse"`, `"sparse_categorical_crossentropy"`), a `Loss`, or a callable `(y_true, y_pred)` that
-                returns a value for each example, or a scalar; or one of these and a dict of scalars,
-                `(loss, {"name": scalar})`, which are logged as means over batches, weighted by rows as `"loss"` is. As
-                in Keras, targets (batch,) become (batch, 1) for such predictions. For several outputs a list or dict by
-                output of these, with None for outputs without a loss, or one for all. A callable gets targets and
-                outputs whole where they are shaped differently. None where `compute_loss`, layers or regularizers say
-                what is minimised.
-            loss_weights: factors of the losses in their sum, a list or dict by output.
-            metrics: names (`"accuracy"`, `"mse"`), `Metric`s, or callables `(y_true, y_pred)` that return values for
-                each example; a list of them, or one. For several outputs a list of lists, or a dict by output. All
-                examples count alike.
-            weighted_metrics: metrics in which examples are weighted by their `sample_weight`.
-            run_eagerly: whether steps run operation by operation, so that a debugger and `print` see every value.
-            steps_per_execution: how many steps of fit and evaluate are one program on the devices; callbacks are
-                called between these. By default as many as take about a tenth of a second, but one if a
-                callback looks at single batches. Unless it is 1, small arrays are kept on the devices while fit runs,
-                and must not change meanwhile. The results are the same: bit for bit, but where XLA compiles the body of
-                a loop otherwise than a single step, which it was seen to do on CPUs with grouped convolutions, and with
-                convolutions and BatchNormalization on batches that the mesh does not divide; there to rounding.
-            jit_compile: False means the same as `run_eagerly=True`.
-            auto_scale_loss: whether the optimizer of a model under the policy "mixed_float16" is put into a
-                `LossScaleOptimizer`.
-            train_step: a pure function `(state, batch, rngs) -> (state, logs)` in place of gradient descent on the
-                loss; `batch` is `(x, y, sample_weight)`, `logs` a dict of scalars. See `merge`, `split` and
-                `apply_gradients`; draw random numbers from `rngs` outside of `jax.grad`. By default the method of this
-                name, if a subclass defines one, in this form or in that of Keras, `train_step(self, state, data)`.
-            donate: whether a step may reuse the memory of the state before it. Otherwise twice the memory is needed.
-            check: whether compiled steps check that the indices of layers and losses are in range: inputs of an
-                `Embedding`, and sparse labels. Otherwise an index out of range gives NaN, or counts from the
-                end. The error names the layer or loss and the value, and the model is as it was before the step. It is
-                for debugging: memory is not donated, and each step is waited for. Steps that run eagerly check always.
-            prefetch: how many executions the loop is ahead of the devices: while one runs, the batches of the next ones
-                are already being put there.
-            remat: what the backward pass computes again instead of storing: "full" for everything; the name of a policy
-                in `jax.checkpoint_policies`, which says what is kept; or a regular expression for the whole paths of
-                layers that keep only their inputs. The numbers are the same. In a `train_step` of one's own it is what
-                `stateless_call(..., training=True)` computes.
-            uneven: "pad" for modules that split the rows of a batch themselves, as with `jax.shard_map`, which others
-                than a multiple of the devices do not allow. The last, shorter batch is padded for the module: added
-                rows repeat the last one, and are cut off its outputs before any loss, metric or weight sees them.
-                Everything that the module computes row by row is exact. What mixes rows inside of it sees the added
-                ones: statistics of BatchNormalization, losses that layers add, and outputs without rows. Outputs whose
-                shape is the same for any number of rows stay as they are; the first step refuses a loss or a metric of
-                one, and outputs with rows elsewhere than in the first dim. By default the module is called with the
-                real rows.
-            report: values of the training itself that `fit` and `train_on_batch` log beside loss and metrics:
-
-                - `"gradient_norm"`: global norm of the gradient of an update, unscaled, of accumulated ones their mean,
-                  before it is clipped; of an epoch the mean over updates, nan without one.
-                - `"learning_rate"`: rate of the last step; of several optimizers one each, `"<name>_learning_rate"`. A
-                  plain optax transformation must be an alias with a schedule, such as
-                  `optax.adam(optax.constant_schedule(1e-3))`, or of `optax.inject_hyperparams`.
-                - `"tokens_per_second"`: tokens of the epoch by its wall time without compilation. Tokens are the values
-                  of the loss with a sample weight other than 0 that no mask leaves out, over all devices.
-                - `"examples_per_second"`: rows of the epoch by the same time.
-            batch_keys: keys of inputs, targets and weights in batches that are dicts, such as
-                `dict(x="input_ids", y="labels", sample_weight="attention_mask")`; for several inputs a tuple, list or
-                dict of keys. They hold for the batches and examples of all data sets that the model is given, and for
-                dicts of arrays without `y`; `predict` needs those of `x` alone. What is not a dict is taken as without
-                them.
-
-        Raises:
-            UnknownNameError: a name is not known.
-            ModelError: neither `loss` nor `train_step` is given, an argument cannot be used, or fit is running.
-        """
-        fitting.compile(self, {name: value for name, value in locals().items() if name != "self"})
 
     def fit(
         self,
@@ -170,61 +67,77 @@ class Trainer(StepMethods):
     ) -> History:
         """Train the model on the examples in `x` and `y`.
 
-        In a job of several processes all call it, with the same examples: each gathers the rows that its devices hold,
-        after a comparison that `check_data` of `initialize` chooses.
-        Under a distribution with `auto_shard_dataset=False` each gives its own instead: as many batches as the others,
-        of as many rows, which `batch_size` counts.
+        In a job all processes call it with the same examples. Each process gathers the rows of its devices, after a
+        comparison that `check_data` of `initialize` chooses. Under a distribution with `auto_shard_dataset=False` each
+        process passes its own examples instead: the same number of batches, of the same `batch_size`, which then counts
+        rows of one process.
 
         Args:
             x: inputs: an array (examples, ...) of any library, a table or sparse matrix, lists of numbers, or a pytree
-                of them. Or a data set that gives batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
-                `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or one with `__len__` and
-                `__getitem__` that gives examples like that.
-            y: targets for inputs that are arrays: arrays or a pytree of arrays.
-            batch_size: rows of one step on all devices together; 32 by default, or what divides
-                the examples into `steps_per_epoch` batches. The last batch may be shorter. Not for what gives batches.
-            epochs: the epoch to stop at.
+                of these. Or a dataset of batches `(x, y)` or `(x, y, sample_weight)`: a `PyDataset`, a
+                `tf.data.Dataset`, a torch or grain loader, a generator or another iterable. Or an object with `__len__`
+                and `__getitem__` that returns such examples.
+            y: targets for inputs that are arrays: an array or a pytree of arrays.
+            batch_size: rows of one step on all devices together; by default 32, or the size that divides the examples
+                into `steps_per_epoch` batches. The last batch may be partial. Not for datasets of batches.
+            epochs: the epoch at which training ends.
             verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
             callbacks: called in order; see `keras_dist.callbacks.Callback`.
-            validation_split: the part of the examples that is not trained on, but evaluated: the last ones, before any
-                are shuffled. Not used beside `validation_data`. For arrays.
-            validation_data: `(x, y)`, `(x, y, sample_weight)` or a data set, evaluated after every epoch, each time on
-                the same batches: those of a generator are kept in memory, unless it is evaluated only once.
-            shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, come in another order
-                each time. Iterables keep their own order.
-            class_weight: for targets that are class indices or one-hot a weight of the examples of each class; 1 for
-                classes that are not in it. It counts in training alone.
-            sample_weight: a weight for each example; for several outputs also a list or dict of them.
-            initial_epoch: the epoch to start at.
-            steps_per_epoch: how many batches make an epoch. The next epoch continues where it stopped; it ends
-                early, with a warning, if the data ends. Needed for endless data. Without it all batches of a generator
-                are one epoch, after which training ends, with a warning if there were to be more.
-            validation_steps: how many batches are evaluated; by default all. Needed for a generator that is evaluated
-                more than once. When there are fewer, a warning says so.
-            validation_batch_size: by default `batch_size`; not for validation data that comes in batches.
-            validation_freq: number of epochs from one evaluation to the next; or a list of the epochs, from 1.
-            seed: fixes the order of rows, and nothing else; by default it follows from the model's seed.
+            validation_split: part of the examples that is evaluated instead of trained on: the last ones before
+                shuffling. Ignored with `validation_data`. For arrays only.
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or a dataset, evaluated after each epoch on the same
+                batches: batches of a generator are kept in memory, unless it is evaluated only once.
+            shuffle: whether the rows of arrays and examples, and the batches of a `PyDataset`, are shuffled in each
+                epoch. Iterables keep their order.
+            class_weight: weights of examples by class, for targets that are class indices or one-hot; by default 1.
+                Used in training only.
+            sample_weight: a weight for each example; for several outputs also a list or dict of weights.
+            initial_epoch: the epoch at which training starts.
+            steps_per_epoch: number of batches in an epoch. The next epoch continues where it stopped; it ends early,
+                with a warning, if the data ends. Needed for endless data. Without it one pass over a generator is an
+                epoch, after which training ends, with a warning if epochs remain.
+            validation_steps: number of batches that are evaluated; by default all. Needed for a generator that is
+                evaluated more than once. If there are fewer batches, a warning is shown.
+            validation_batch_size: by default `batch_size`; not for datasets of batches.
+            validation_freq: number of epochs between two evaluations, or a list of epochs, counted from 1.
+            seed: fixes only the order of rows; by default it follows from the seed of the model.
 
         Returns:
-            A `History` with the loss and metrics of each epoch, which is `model.history`, too. The loss is the mean of
-            the losses of the batches, weighted by their rows; where losses divide by weights of tokens, a weighted
-            metric has the mean over all of them.
+            A `History` with the loss and metrics of each epoch, also available as `model.history`. The loss is the mean
+            of the losses of the batches, weighted by their rows. If losses divide by weights of tokens, a weighted
+            metric gives the mean over all tokens.
 
         Raises:
             ModelError: the model is not compiled, or an argument cannot be used.
-            DistributionError: the current distribution is another than the model's.
+            DistributionError: the current distribution is not the distribution of the model.
             DataError: the data cannot be batched, split or weighted.
 
         Source: `keras.Model.fit`.
         """
         self._check_compiled("fit")
+        check_option("shuffle", shuffle, (False, True))
         numbers = fitting.epoch_range(initial_epoch, epochs)
         source, held_out = fitting.training_sources(
             self, (x, y, sample_weight), class_weight, validation_split, validation_data
         )
         examples = fitting.batching(source, batch_size, steps_per_epoch, steps_argument="steps_per_epoch")
-        validated = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
-        return fitting.fit(self, examples, numbers, validated, shuffle, seed, callbacks, verbose, class_weight)
+        validation = fitting.validation(held_out, batch_size, validation_batch_size, validation_steps, validation_freq)
+        if validation is not None:
+            validation = validation.repeatable(numbers)
+        find_layout(self, examples)
+        session = self._ready_to_train("fit", examples.source.x)
+        if validation is not None:
+            session.check_measures("fit with validation")
+        shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
+        hooks = fitting.callback_list(self, callbacks, verbose, examples, numbers.stop, add_history=True)
+        self._runtime.history = hooks.history
+        facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
+        with session.cell.training():
+            hooks.history.timing = session.trainer.fit(
+                examples, numbers, shuffle_key if shuffle else None, validation, hooks, facts
+            )
+        session.warn_of_trainable()
+        return hooks.history
 
     @property
     def history(self) -> History | None:
@@ -250,16 +163,16 @@ class Trainer(StepMethods):
         """Compute the loss and the metrics over the examples.
 
         Args:
-            x: inputs, or a data set, as of `fit`.
+            x: inputs, or a dataset; see `fit`.
             y: targets of arrays.
-            batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
+            batch_size: rows of one step; by default 32, or the size that divides the examples into `steps` batches.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
             sample_weight: a weight for each example.
-            steps: how many batches to look at; by default all.
+            steps: number of batches; by default all.
             callbacks: called in order.
             return_dict: whether to return a dict by name.
-            seed: fixes the `rngs` that the `call` of a `from_nnx` model is given; by default they follow from the
-                model's seed, and each call of `evaluate` has others. See `predict`.
+            seed: fixes the `rngs` of the `call` of a `from_nnx` model; by default they follow from the seed of the
+                model and differ in each call of `evaluate`. See `predict`.
 
         Returns:
             The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict. The loss is the mean of the
@@ -275,7 +188,11 @@ class Trainer(StepMethods):
         """
         self._check_compiled("evaluate")
         examples = fitting.batching(fitting.source(self, x, y, sample_weight), batch_size, steps)
-        return fitting.evaluate(self, examples, callbacks, verbose, return_dict, seed)
+        session = self._with_weights(examples.source.x)
+        session.check_measures("evaluate")
+        draw = session.next_draw(fitting.checked_seed(self, "test", seed))
+        hooks = fitting.callback_list(self, callbacks, verbose, examples)
+        return fitting.keras_result(session.trainer.evaluate(examples, hooks, draw), return_dict)
 
     def predict(
         self,
@@ -289,28 +206,28 @@ class Trainer(StepMethods):
         local: bool = False,
         seed: int | None = None,
     ) -> PyTree:
-        """Return the outputs for all examples, in order, as numpy arrays: in a job the same in all processes.
+        """Return the outputs for all examples, in order, as NumPy arrays; in a job the same in all processes.
 
-        Where each process gives examples of its own (`auto_shard_dataset=False`), there is a row for those of all, in
-        the order in which batches have them: `data.process_rows` tells which rows of each batch are whose.
+        If each process passes its own examples (`auto_shard_dataset=False`), the outputs contain the rows of all
+        processes in the order of the batches; `data.process_rows` returns the rows of each process.
 
         An output whose first dim is not the rows of the batch, such as a scalar or a table, has an entry for each
-        batch: `(batches, ...)`, also where there is one batch. `predict_on_batch` returns it as it is. A table that is
-        as long as every batch is taken for rows; another `batch_size` tells them apart.
+        batch: `(batches, ...)`, also for one batch. `predict_on_batch` returns it unchanged. A table that is as long as
+        every batch is taken for rows; use another `batch_size` to distinguish them.
 
         Args:
-            x: inputs, or a data set, as of `fit`, whose targets are not looked at.
-            batch_size: rows of one step; by default 32, or what makes `steps` batches of all.
+            x: inputs, or a dataset whose targets are ignored; see `fit`.
+            batch_size: rows of one step; by default 32, or the size that divides the examples into `steps` batches.
             verbose: 0 for silence, 1 or "auto" for a progress bar.
-            steps: how many batches to look at; by default all.
+            steps: number of batches; by default all.
             callbacks: called in order.
-            call: `call(module, x, training, rngs) -> y_pred` in place of the model's own, as of `from_nnx`: another
-                method of the same weights. Compiled once for each function: define it outside of loops.
-            local: whether a process of a job returns only the outputs for its own rows, which then stay where they
-                are: the examples that it gives, or of examples that all give, those of `data.process_rows`.
-            seed: fixes the `rngs` that `call` is given; by default they follow from the model's seed, and each call of
-                `predict` has others. Each batch has `rngs` of its own, equal on every mesh: what is drawn depends on
-                the seed and on `batch_size`. Layers with generators of their own do not draw from them.
+            call: `call(module, x, training, rngs) -> y_pred`, used instead of the call of the model: another method of
+                the same weights; see `from_nnx`. Each function is compiled once: define it outside of loops.
+            local: whether a process of a job returns only the outputs for its own rows (`data.process_rows`), which are
+                then not transferred.
+            seed: fixes the `rngs` of `call`; by default they follow from the seed of the model and differ in each call
+                of `predict`. Each batch has its own `rngs`, equal on every mesh: random numbers depend on the seed and
+                on `batch_size`. Layers with seed generators do not draw from `rngs`.
 
         Raises:
             ModelError: an output has neither rows nor one shape in all batches, or an argument cannot be used.
@@ -344,8 +261,12 @@ class Trainer(StepMethods):
         """
         if call is not None:
             check_callable("call", call, "module, x, training, rngs")
+        check_option("local", local, (False, True))
         examples = fitting.batching(fitting.source(self, x, only_inputs=True), batch_size, steps)
-        return fitting.predict(self, examples, callbacks, verbose, call, local, seed)
+        session = self._with_weights(examples.source.x)
+        draw = session.next_draw(fitting.checked_seed(self, "predict", seed, call))
+        hooks = fitting.callback_list(self, callbacks, verbose, examples)
+        return session.trainer.predict(examples, hooks, draw, call, local)
 
     def train_on_batch(
         self,
@@ -362,13 +283,13 @@ class Trainer(StepMethods):
 
         Raises:
             ModelError: the model is not compiled.
-            DistributionError: the current distribution is another than the model's.
+            DistributionError: the current distribution is not the distribution of the model.
             DataError: the rows cannot be batched.
 
-        Differs from Keras: the values are those of this batch, not means since the last `reset_metrics`.
+        Differs from Keras: values are for this batch, not means since the last `reset_metrics`.
         """
         x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
-        session = fitting.ready_to_train(self, "train_on_batch", x)
+        session = self._ready_to_train("train_on_batch", x)
         source = fitting.weighted_by_class(ArraySource(x, y, sample_weight), class_weight)
         with session.cell.training():
             return fitting.keras_result(session.trainer.train_batch(source), return_dict)
@@ -377,7 +298,7 @@ class Trainer(StepMethods):
         """Compute the loss and the metrics of a batch; see `evaluate`."""
         x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         session = self._compiled("test_on_batch", x)
-        fitting.check_measures(session, "test_on_batch")
+        session.check_measures("test_on_batch")
         values = session.trainer.test_batch(ArraySource(x, y, sample_weight), session.next_draw())
         return fitting.keras_result(values, return_dict)
 
@@ -397,105 +318,8 @@ class Trainer(StepMethods):
         x, y, sample_weight = fitting.arrays_of_batch(self, x, y, sample_weight)
         return self._compiled("lower_train_step", x).trainer.lower_train(ArraySource(x, y, sample_weight))
 
-    @property
-    def optimizers(self) -> dict[str, Any]:
-        """The optimizers by name.
-
-        Raises:
-            ModelError: the model is not compiled; or it has several, and its weights do not exist yet.
-        """
-        if self._choices is None:
-            raise not_compiled("optimizers")
-        given = self._choices.optimizer
-        if not isinstance(given, Mapping):
-            return {DEFAULT: given}
-        named = self._compiled("optimizers").optimizers
-        return {name: optimizer.transformation for name, optimizer in named.items()}
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer that `compile` was given or made from a name, if it is the only one.
-
-        It reads and writes the state of this model; no other model can use it at the same time.
-
-        Raises:
-            ModelError: the model is not compiled, or has several optimizers.
-        """
-        found = self.optimizers
-        if len(found) != 1:
-            fix = f"model.optimizers[{next(iter(found))!r}]"
-            raise ModelError("the model has several optimizers", given=f"optimizers {list(found)}", fix=fix)
-        return next(iter(found.values()))
-
-    # From the model to its session
-
-    @property
-    def _has_host_part(self) -> bool:
-        """Whether it begins with layers that run on the host."""
-        return False
-
-    def _prepared(self, x: PyTree) -> PyTree:
-        """Inputs of the compiled part of the model."""
-        return x
-
-    @property
-    def _session(self) -> BuiltModel | None:
-        return self._runtime.session
-
-    @property
-    def _awaits_layout(self) -> Distribution | None:
-        """The `AutoParallel` that finds its layout in `fit`, which has not been called; None else."""
-        asked = self._runtime.made_under
-        return asked if self._session is None and asked is not None and asked.is_searched else None
-
-    @property
-    def _takes_rngs(self) -> bool:
-        """Whether it is called by a function of the user's that is given random streams."""
-        source = self._runtime.source
-        return source is not None and source.call is not None and not self._runtime.keras_model
-
-    @property
-    def _choices(self) -> CompileConfig | None:
-        return self._runtime.choices
-
-    def _forward_on(self, x: PyTree, distribution: Distribution | None) -> Forward:
-        return forward_of(self, x, distribution)
-
-    def _chosen(self) -> CompileConfig:
-        return self._choices or CompileConfig()
-
-    @property
-    def _symbols(self) -> tuple[PyTree, PyTree] | None:
-        return None if self._graph is None else (self._graph.inputs, self._graph.outputs)
-
-    @property
-    def _casts_inputs(self) -> bool:
-        # a functional model casts them to what its symbolic inputs are
-        return self.autocast and self._graph is None
-
-    @property
-    def _may_add_losses(self) -> bool:
-        """Whether its layers, regularizers and `compute_loss` count: not for foreign modules."""
-        return self._runtime.source is None
-
-    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
-        """The session of the model; its weights are created now, if need be, for inputs like these."""
-        return created(self, args, kwargs)
-
-    def _build_for(self, tensors: PyTree) -> None:
-        """Create the weights, for inputs like these symbolic tensors."""
-        if self._session is None:
-            self._create_weights((tensors,), {})
-
-    def _create_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-        return create_weights(self, args, kwargs)
-
-    def _check_compiled(self, method: str) -> None:
-        """Check that the model is compiled."""
-        if self._choices is None:
-            raise not_compiled(method)
-
-    def _compiled(self, method: str, x: Any = None) -> BuiltModel:
-        """The session of the model, which is compiled."""
-        self._check_compiled(method)
-        return self._with_weights(x)
+    def _ready_to_train(self, method: str, x: Any) -> BuiltModel:
+        session = self._compiled(method, x)
+        session.check_current_distribution(method)
+        session.warn_of_trainable()
+        return session

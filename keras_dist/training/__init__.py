@@ -1,4 +1,4 @@
-"""Training: a module as pure functions, its state, the compiled steps and the one loop that runs them."""
+"""Training: a module as pure functions, its state, the compiled steps and the loop that runs them."""
 
 from keras_dist.training.equivalence import EquivalenceReport, check_equivalence
 from keras_dist.training.train_state import TrainState

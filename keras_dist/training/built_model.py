@@ -38,28 +38,7 @@ from keras_dist.variables.variable import Variable
 
 
 class BuiltModel(BuiltModule):
-    """The state and the compiled steps of a model whose weights exist.
-
-    Args:
-        cell: owns the arrays.
-        call: how the module is called; by default as `module(x)`.
-        distribution: where data lives, as it was when the weights were created.
-        seed: fixes initial values, Dropout and the order of rows.
-        model: the module whose variables hold the arrays.
-        order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
-        compute_loss: `compute_loss(module, batch, y_pred, training)`; by default the objective's loss.
-        precision: a mixed policy that a foreign module computes under.
-
-    Attributes:
-        cell: owns the arrays.
-        distribution: where data lives.
-        seed: fixes initial values, Dropout and the order of rows.
-        trainer: the compiled steps and the loop over them.
-        choices: what `compile` was given; None before.
-        trainability: what the layers say about training; None for foreign modules.
-        stated: what each layer said of itself when `compile` looked last.
-        fits: how often `fit` has been called without a seed.
-    """
+    """The state and the compiled steps of a model whose weights exist."""
 
     def __init__(
         self,
@@ -68,15 +47,15 @@ class BuiltModel(BuiltModule):
         distribution: Distribution,
         seed: int,
         model: nnx.Module,
-        order: Sequence[str] | None = None,
+        order: Sequence[str] | None = None,  # paths of the weights in the order of `model.weights`
         compute_loss: Callable[..., Any] | None = None,
         precision: DTypePolicy | None = None,
     ) -> None:
         super().__init__(cell, distribution, model, order)
-        self.seed = seed
+        self.seed = seed  # fixes initial values, Dropout and the order of rows
         self.choices: CompileConfig | None = None
-        self.fits = 0
-        self.stated: tuple[bool, ...] = ()
+        self.fits = 0  # calls of `fit` without a seed
+        self.stated: tuple[bool, ...] = ()  # `trainable` of each layer at the last `compile`
         self._call = call
         self._precision = precision
         self._compute_loss = compute_loss
@@ -84,7 +63,7 @@ class BuiltModel(BuiltModule):
         self._settle(distribution)
 
     def _settle(self, distribution: Distribution) -> None:
-        """Make the steps anew, for this distribution and what `compile` was given last."""
+        """Create the steps for this distribution and the last `compile`."""
         self.distribution = distribution
         choices = self.choices or CompileConfig()
         self.forward = Forward(
@@ -102,12 +81,10 @@ class BuiltModel(BuiltModule):
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
-        """Train like this from now on. Slots are created anew, unless the optimizer is the same object as before."""
+        """Set how the model is trained; create slots, unless the optimizer is the same object as before."""
         check_not_forked()
 
-        def facts() -> (
-            Fingerprint
-        ):  # of the layers as they are now: also of what was set since the weights were created
+        def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
             return {**choices.facts(), **({} if self.trainability is None else self.trainability.facts())}
 
         check_agreement("compile", self.cell.mesh, facts)
@@ -130,12 +107,7 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Take over the current weights of the layers. A compiled model is recompiled.
-
-        Args:
-            graph: of the layers, one of which has other weights than before.
-            plan: where the weights are to live.
-        """
+        """Take over changed weights of the layers, given by their graph and plan. A compiled model is recompiled."""
         choices = self.choices
         self.release_optimizers()
         self.choices = None
@@ -164,7 +136,7 @@ class BuiltModel(BuiltModule):
                 self._order.append(path)
 
     def _follow_layers(self, trainability: TrainableFlags) -> None:
-        """Train what the layers say now. Nothing happens while they say what they said before."""
+        """Apply changes of `trainable` of the layers."""
         flags, stated = trainability.flags(), trainability.stated()
         if (flags, stated) != (self.cell.graph.trained, self.stated):
             self.cell.use(self.cell.graph.edited(trainability.tell, flags))
@@ -172,16 +144,16 @@ class BuiltModel(BuiltModule):
 
     @property
     def optimizers(self) -> dict[str, Optimizer]:
-        """The optimizers that `compile` chose, by name; none before it."""
+        """The optimizers of `compile` by name."""
         return {} if self.choices is None else self.choices.optimizers
 
     def release_optimizers(self) -> None:
-        """Let the optimizers go, before they are others or their state is dropped."""
+        """Detach the optimizers, before they are replaced or their state is dropped."""
         for optimizer in self.optimizers.values():
             optimizer.transformation.detach()
 
     def _attach_optimizers(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Let the optimizers know their state and the variables that they update."""
+        """Give the optimizers their state and the variables that they update."""
         self._optimizer_states.clear()
         cell, rows, state = self.cell, self.cell.state_plan.rows, self.cell.state
         numbers = jax.tree.unflatten(jax.tree.structure(state), range(len(rows)))
@@ -213,33 +185,30 @@ class BuiltModel(BuiltModule):
         return self.forward.scattered(grads)
 
     def use_seed(self, seed: int) -> None:
-        """Take over the seed of another process, which fixes Dropout of foreign modules, and the order of rows."""
+        """Use the seed of another process for Dropout of foreign modules and the order of rows."""
         if seed != self.seed:
             self.seed = seed
             self.trainer.use_seed(seed)
             self._programs.clear()
 
     def redistribute(self, distribution: Distribution) -> None:
-        """Move everything to another distribution.
-
-        Raises:
-            LayoutError: its rules cannot be applied; nothing has moved then.
-        """
+        """Move everything to another distribution, unless its rules cannot be applied."""
         distribution = distribution.snapshot()
         self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
 
     def objective(self, method: str) -> Objective:
-        """The loss and metrics that `compile` chose."""
+        """Return the loss and metrics of `compile`."""
         objective = None if self.choices is None else self.choices.objective
         if objective is None:
-            raise ModelError(
-                f"{method} needs a loss",
-                given="compile(train_step=...) without a loss",
-                expected="a loss beside the train_step",
-                fix='for example model.compile(optimizer, loss="mse", train_step=train_step)',
-            )
+            fix = 'for example model.compile(optimizer, loss="mse", train_step=train_step)'
+            raise ModelError(f"{method} needs a loss", given="compile(train_step=...) without a loss", fix=fix)
         return objective
+
+    def check_measures(self, method: str) -> None:
+        """Check that there is a loss, or a test step of the user."""
+        if self.choices is None or not self.choices.is_own("test"):
+            self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:
         """Return the key of the order of rows in the next `fit` without a seed."""
@@ -247,10 +216,10 @@ class BuiltModel(BuiltModule):
         return self.seed, self.fits - 1
 
     def warn_of_trainable(self) -> None:
-        """Warn, if layers say other things about training than when `compile` looked."""
+        """Warn if `trainable` of a layer has changed since `compile`."""
         if self.trainability is not None and self.trainability.stated() != self.stated:
             warnings.warn(
-                "`trainable` of a layer was set after compile, and does not count before the next compile",
+                "`trainable` of a layer was set after compile; it has no effect before the next compile",
                 stacklevel=lint.frames_inside(),
             )
 
@@ -263,27 +232,15 @@ class BuiltModel(BuiltModule):
                 given=f"current {describe(current)}",
                 expected=describe(self.distribution),
                 fix="model.redistribute(keras_dist.distribution.distribution()) moves the model; "
-                "set_distribution(None) or model.distribution.scope() leaves it where it is",
+                "set_distribution(None) or model.distribution.scope() keeps its layouts",
             )
 
 
 def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelError:
-    return ModelError(
-        f"variable {tree_paths.join(parts)!r} of a layer holds a structure of arrays",
-        given=f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}",
-        expected="one array in each variable, which then has a path, a layout and an optimizer's slots",
-        fix="nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables",
-    )
-
-
-def not_compiled(method: str) -> ModelError:
-    """Return the error for a method that needs `compile` first."""
-    return ModelError(
-        f"You must call `compile()` before using the model: {method} needs it",
-        given="a model that is not compiled",
-        expected="an optimizer and a loss",
-        fix='for example model.compile("adam", loss="mse")',
-    )
+    summary = f"variable {tree_paths.join(parts)!r} of a layer must contain one array, not a structure"
+    given = f"{type(variable).__name__} of {shorten(jax.tree.structure(variable.get_raw_value()))}"
+    fix = "nnx.Dict(a=nnx.Param(...), b=nnx.Param(...)), or a list of variables"
+    return ModelError(summary, given=given, fix=fix)
 
 
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
@@ -295,6 +252,6 @@ def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> 
 
 
 def describe(distribution: Distribution) -> str:
-    """A distribution with its rules, for errors."""
+    """Describe a distribution with its rules."""
     rules = distribution.layout_map
     return f"{distribution}" if rules is None else f"{distribution} with rules {rules}"

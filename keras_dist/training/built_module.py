@@ -1,4 +1,4 @@
-"""`BuiltModule`: the module of a model whose weights exist: its variables, and what it gives for arguments."""
+"""`BuiltModule`: the module of a model whose weights exist, with its variables and calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
-from keras_dist.errors import ModelError, shorten
+from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
 from keras_dist.training.masks import note_masks
 from keras_dist.training.naming import by_prefix, layers_below
@@ -39,22 +39,7 @@ _MOST_PROGRAMS = 32
 
 
 class BuiltModule:
-    """The module of a model whose weights exist: its variables, and what it gives for arguments.
-
-    Args:
-        cell: owns the arrays.
-        distribution: where data lives.
-        model: the module whose variables have the arrays.
-        order: the paths of the weights as `model.weights` lists them; by default all variables as the plan lists them.
-
-    Attributes:
-        cell: owns the arrays.
-        model: the module whose variables have the arrays.
-        distribution: where data lives.
-        forward: how the module is called.
-        trainability: what the layers say about training; None for foreign modules.
-        draws: how many calls, evaluations and predictions without a seed have drawn random numbers.
-    """
+    """The module of a model whose weights exist: its variables and its calls."""
 
     forward: Forward
     seed: int
@@ -64,15 +49,15 @@ class BuiltModule:
     ) -> None:
         self.cell, self.model = cell, model
         self.distribution = distribution
-        self.trainability: TrainableFlags | None = None
-        self.draws = 0
+        self.trainability: TrainableFlags | None = None  # None for foreign modules
+        self.draws = 0  # calls, evaluations and predictions without a seed
         self._indexed: tuple[LayoutPlan, dict[str, list[Any]], dict[str, list[Any]]] | None = None
-        self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, those used last at the end
+        self._programs: dict[Any, Callable[..., PyTree]] = {}  # of `call`, the last used at the end
         self._has_warned = False
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
 
     def next_draw(self, seed: int | None = None) -> Draw:
-        """Where the next call, evaluation or prediction draws random numbers: each elsewhere, unless it has a seed."""
+        """Return the position of random numbers of the next call, evaluation or prediction."""
         if seed is not None:
             return Draw.begun(seed, 0)
         self.draws += 1
@@ -81,12 +66,9 @@ class BuiltModule:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
         """Return the outputs for these arguments; advance random streams, and in training statistics.
 
-        A program is compiled for each value of an argument that is not an array. Values are compared by type and `==`:
-        an object whose class defines no `__eq__` is the same after its attributes have changed.
+        A program is compiled for each value of an argument that is not an array, compared by type and `==`.
         """
-        kwargs = dict(kwargs)
-        training = kwargs.pop("training", None)  # None: each layer's own default
-        training = None if training is None else bool(training)
+        kwargs, training = _without_training(kwargs)
         scope = current_scope()
         if scope is not None:
             return self._call_in_scope(scope, args, kwargs, training)
@@ -106,7 +88,7 @@ class BuiltModule:
         is_checked = not any(map(is_traced, leaves))
         key = (training, treedef, tuple(map(_as_key, others)), stated, is_checked)
         program = self._programs.pop(key, None) or jax.jit(integer_checks.checked(run) if is_checked else run)
-        self._programs[key] = program  # the last one used comes last
+        self._programs[key] = program
         if len(self._programs) > _MOST_PROGRAMS:
             del self._programs[next(iter(self._programs))]
             self._warn_of_programs()
@@ -133,7 +115,7 @@ class BuiltModule:
         graph, rows = self.cell.graph, self.cell.plan.rows
         handles = [self.variable(row.path) for row in rows]
         before = [handle.value for handle in handles]
-        with without_scope():  # the module's own variables have but the values that it is given
+        with without_scope():  # the module uses only the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
         self._note_losses(added_losses(module))
         after = graph.flatten(*graph.split(module))
@@ -158,7 +140,7 @@ class BuiltModule:
             )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
-        """Take over what a call has changed: in training all of it, else random streams and states."""
+        """Keep the changes of a call: in training all, else random streams and states."""
         plan = self.cell.state_plan
         flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
         self.cell.put(
@@ -173,12 +155,10 @@ class BuiltModule:
         self, trainable: PyTree, rest: PyTree, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PyTree, PyTree, list[jax.Array]]:
         """Return the outputs for these values, `rest` after the call, and the added losses."""
-        kwargs = dict(kwargs)
-        training = kwargs.pop("training", None)  # None: each layer's own default
-        training = None if training is None else bool(training)
+        kwargs, training = _without_training(kwargs)
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree, list[jax.Array], PyTree]:
-            with without_scope():  # the module's own variables have but the values that it is given
+            with without_scope():  # the module uses only the values that it is given
                 outputs, module, context = self._run(trainable, rest, args, kwargs, training)
                 losses = module.losses if isinstance(module, Layer) else context.losses
             return outputs, self.cell.graph.split(module)[1], losses, context.mask_of(outputs)
@@ -201,10 +181,7 @@ class BuiltModule:
         draw: Draw | None = None,
         masked: tuple[list[Any], list[Any]] = ([], []),
     ) -> tuple[PyTree, PyTree, call_context.CallContext]:
-        """Return the outputs for these values, the module after the call, and the context of the call.
-
-        Without a `draw`, random numbers are drawn as in the next training step.
-        """
+        """Return outputs, the module after the call, and its context; without `draw` as in the next training step."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
             self.trainability.tell(module)
@@ -228,7 +205,7 @@ class BuiltModule:
         return outputs, module, context
 
     def module(self) -> Any:
-        """The module with copies of the current values; its layers say about training what they say now."""
+        """Return the module with copies of the current values, and current `trainable` of its layers."""
         module = self.cell.module()
         if self.trainability is not None:
             self.trainability.tell(module)
@@ -243,13 +220,13 @@ class BuiltModule:
         return self.model
 
     def is_trainable(self, path: str) -> bool:
-        """Whether the variable known as `path` is trained, as far as layers have a say."""
+        """Whether a variable is trained by the current `trainable` of its layers."""
         if self.trainability is None:
             return self.cell.is_trained(path)
         return self.trainability.is_trainable(self.cell.row(path).path)
 
     def _placed(self, array: Any) -> Any:
-        """An array on the model's devices: its rows over the batch axis, if that divides them."""
+        """Place an array on the model's devices; rows over the batch axis, if that divides them."""
         if is_traced(array):
             return array
         mesh = self.distribution.device_mesh
@@ -259,19 +236,15 @@ class BuiltModule:
         return place_copy(array, layout.backend_layout)
 
     def variable(self, path: str) -> Any:
-        """Return the variable at `path`.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the variable at `path`."""
         return self.cell.variable(path)
 
     def variables(self, prefix: str = "") -> list[Any]:
-        """The variables below `prefix`, in the order of `model.weights`."""
+        """Return the variables below `prefix`, in the order of `model.weights`."""
         return list(self._below()[0].get(prefix, ()))
 
     def generators(self, prefix: str = "") -> list[Any]:
-        """The states of the random generators below `prefix` that `variables` leaves out."""
+        """Return the states of random generators below `prefix` that `variables` omits."""
         return list(self._below()[1].get(prefix, ()))
 
     def _below(self) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
@@ -299,12 +272,10 @@ class BuiltModule:
         """Call `stateless_call` with lists of values."""
         counts, expected = tuple(map(len, values)), tuple(map(len, handles))
         if counts != expected:
-            raise ModelError(
-                f"stateless_call of model {name!r}: the values do not fit",
-                given=f"{counts[0]} trainable and {counts[1]} other values",
-                expected=f"{expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables",
-                fix="pass a value for each",
-            )
+            summary = f"stateless_call of model {name!r}: the values do not fit"
+            given = f"{counts[0]} trainable and {counts[1]} other values"
+            fix = f"pass {expected[0]} and {expected[1]}, as trainable_variables and non_trainable_variables"
+            raise ModelError(summary, given=given, fix=fix)
         graph, (trained, others) = self.cell.graph, handles
         pairs = zip([*trained, *others], [*values[0], *values[1]], strict=True)
         given = {self.path_of(handle): jnp.asarray(value_of(value)) for handle, value in pairs}
@@ -324,28 +295,28 @@ class BuiltModule:
     def take_values(self, module: Any) -> None:
         """Set all variables to the values of a module."""
         if not isinstance(module, nnx.Module):
-            raise ModelError(
-                "`model.module` is not a flax.nnx.Module",
-                given=f"{shorten(module)} of type {type(module).__name__}",
-                expected="a module with the variables of this model",
-                fix="change the one that `model.module` gives, and assign it",
-            )
+            fix = "change the module that `model.module` returns, and assign it"
+            raise ModelError("`model.module` must be a flax.nnx.Module", given=with_type(module), fix=fix)
         cell = self.cell
         values = zip(cell.graph.flatten(*cell.graph.split(module)), cell.plan.rows, strict=True)
         cell.write_all({index: checked_value(value, row) for index, (value, row) in enumerate(values)})
 
 
+def _without_training(kwargs: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
+    """Split off the argument `training`; None for the default of each layer."""
+    training = kwargs.get("training")
+    others = {name: value for name, value in kwargs.items() if name != "training"}
+    return others, None if training is None else bool(training)
+
+
 def _as_key(value: Any) -> tuple[type, Any]:
-    """A value as an argument that programs differ by: `True`, `1` and `1.0` are three, NaN is one."""
+    """Return the key of a static argument: `True`, `1` and `1.0` differ, NaN equals NaN."""
     try:
         hash(value)
     except TypeError as error:
-        raise ModelError(
-            "an argument of the call is neither an array nor hashable",
-            given=f"{shorten(value)} of type {type(value).__name__}",
-            expected="arrays; or values that are hashable, since a program is compiled for each",
-            fix="pass numbers as an array, others as a tuple or a frozenset",
-        ) from error
+        summary = "an argument of the call is neither an array nor hashable"
+        fix = "pass numbers as an array, other values as a tuple or a frozenset; a program is compiled for each value"
+        raise ModelError(summary, given=with_type(value), fix=fix) from error
     return type(value), repr(value) if isinstance(value, float | complex) else value
 
 

@@ -31,9 +31,8 @@ from keras_dist.errors import LayoutWarning, RecompileWarning
 from keras_dist.training.accumulators import Accumulator, check_names
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, SingleStep
-from keras_dist.training.logging_steps import LoggingStep, Logs
 from keras_dist.training.logs import PerBatch, is_per_batch
-from keras_dist.training.step import Draw
+from keras_dist.training.step import Draw, LoggingStep, Logs
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
 

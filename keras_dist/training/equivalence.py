@@ -1,4 +1,4 @@
-"""`check_equivalence`: do two distributions give the same model?"""
+"""`check_equivalence`: compare a model on several distributions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from keras_dist.training.uneven_rows import real_rows, rows_multiple
 
 @dataclasses.dataclass(frozen=True)
 class EquivalenceReport:
-    """How far the distributions are apart; the first of them is the reference.
+    """The differences between distributions; the first one is the reference.
 
     Attributes:
-        distributions: what was compared.
-        losses: the loss of one step on each.
+        distributions: the distributions.
+        losses: loss of one step on each of them.
         largest_gradient_difference: over all variables and distributions, relative to the largest gradient.
     """
 
@@ -58,19 +58,19 @@ def check_equivalence(
     """Check that a model is the same on every distribution: initial values, the loss of one step, its gradients.
 
     Args:
-        factory: `factory(rngs=rngs)` that makes an NNX module.
+        factory: callable `factory(rngs=rngs)` that returns an NNX module.
         batch: `(x, y)` or `(x, y, sample_weight)`.
         loss: as for `Model.compile`.
-        distributions: two or more; the first is the reference.
+        distributions: two or more distributions; the first is the reference.
         call: as for `Model.from_nnx`.
         seed: fixes initial values and Dropout.
         tolerance: for the loss, relative to it, and for gradients, relative to the largest gradient of the reference.
             Initial values must be bitwise equal.
 
     Raises:
-        EquivalenceError: something differs; names the first variable that does, and both distributions. Or the loss is
-            not finite, so that nothing can be said.
-        ModelError: fewer than two distributions, or an argument cannot be used.
+        EquivalenceError: values differ, or the loss is not finite. The error names the first variable and both
+            distributions.
+        ModelError: there are fewer than two distributions, or an argument cannot be used.
     """
     _check_arguments(factory, batch, distributions)
     if len(distributions) < 2:
@@ -93,7 +93,7 @@ def check_equivalence(
             if value is None or found is None or found.shape != value.shape or found.tobytes() != value.tobytes():
                 summary = f"the initial value of {path!r} differs"
                 expected = f"{_describe(value)}{here}, bit for bit"
-                fix = "make initial values from `rngs` and shapes only, not from devices, the mesh or the process"
+                fix = "compute initial values from `rngs` and shapes only, not from devices, the mesh or the process"
                 raise EquivalenceError(summary, given=_describe(found) + there, expected=expected, fix=fix)
         difference = abs(other.loss - reference.loss) / max(1.0, abs(reference.loss))
         _check_near(
@@ -110,7 +110,7 @@ def check_equivalence(
 def _check_arguments(factory: Any, batch: Any, distributions: Any) -> None:
     problem = None
     if isinstance(factory, nnx.Module) or not callable(factory):
-        problem = "factory", factory, "a callable factory(rngs=rngs): each distribution needs a module of its own"
+        problem = "factory", factory, "a callable factory(rngs=rngs): each distribution needs a separate module"
     elif not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
         problem = "batch", batch, "(x, y) or (x, y, sample_weight)"
     elif not isinstance(distributions, Sequence) or not all(isinstance(d, Distribution) for d in distributions):

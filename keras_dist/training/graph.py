@@ -1,4 +1,4 @@
-"""An NNX module as pure functions of its arrays: taken apart once, put together inside each traced step."""
+"""An NNX module as pure functions of its arrays: split once, merged inside each traced step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from keras_dist.layers.other_frameworks import check_is_ours
 _RAW = "raw array"
 
 Trainable = Any
-"""Which variables are trained: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
+"""A filter of trained variables: an NNX filter, or a regular expression for whole paths of `nnx.Param`s."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,43 +43,26 @@ class ModuleGraph:
     """The part of an NNX module that is not arrays, with the names of its arrays.
 
     Arrays travel as two nested dicts keyed by attribute names, `trainable` and `rest`, so that optax masks and labels
-    can be written against them.
-
-    Attributes:
-        graphdef: Flax's static description of the module.
-        treedef: structure of the module's NNX state.
-        specs: the variables, in flattening order of that state.
-        parts: for each the names that lead to it.
-        trained: for each whether it is trained.
-        regularizers: for each the function of its value that is added to the loss, or None.
-        constraints: for each the function that is applied to its value after an update, or None.
-        module_paths: paths of all submodules.
-        attribute_order: for each submodule the names of its attributes in the order of assignment.
-        kinds: of each variable the name of its class; `raw array` of an array that is no `nnx.Variable`.
-        is_foreign: whether the module is none of layers.
-        untrained: paths of raw floating arrays of foreign modules, where nobody has said what is trained.
+    can be written against them. Tuples have an entry for each variable, in flattening order of the module's state.
     """
 
     graphdef: nnx.GraphDef
-    treedef: PyTreeDef
+    treedef: PyTreeDef  # of the module's state
     specs: tuple[VariableSpec, ...]
-    parts: tuple[tree_paths.Parts, ...]
+    parts: tuple[tree_paths.Parts, ...]  # names that lead to the variable
     trained: tuple[bool, ...]
-    regularizers: tuple[Callable[[Any], jax.Array] | None, ...]
-    constraints: tuple[Callable[[Any], jax.Array] | None, ...]
-    module_paths: tuple[str, ...]
-    attribute_order: Mapping[tuple[Any, ...], list[str]]
-    kinds: tuple[str, ...]
-    is_foreign: bool
-    untrained: tuple[str, ...]
+    regularizers: tuple[Callable[[Any], jax.Array] | None, ...]  # of its value, added to the loss
+    constraints: tuple[Callable[[Any], jax.Array] | None, ...]  # applied to its value after an update
+    module_paths: tuple[str, ...]  # of all submodules
+    attribute_order: Mapping[tuple[Any, ...], list[str]]  # for each submodule, in the order of assignment
+    kinds: tuple[str, ...]  # name of the variable's class, or `raw array`
+    is_foreign: bool  # the module does not consist of layers
+    untrained: tuple[str, ...]  # paths of raw floating arrays of foreign modules, without a `trainable` argument
 
     def check_trains(self) -> None:
-        """Check that there is a variable that is trained; a model of layers may have none, which it is warned of.
-
-        Layers that have some are frozen on purpose.
-        """
+        """Raise unless a variable is trained; for layers without weights, which are legitimate, only warn."""
         if any(self.trained) or (not self.is_foreign and any(spec.role == "parameter" for spec in self.specs)):
-            return
+            return  # layers with weights are frozen on purpose
         fix = "make the weights nnx.Param(array), or choose with from_nnx(..., trainable=) what is trained"
         summary = "nothing is trainable: the loss would stay as it is"
         given = f"variables {self.described_kinds()}" if self.specs else "a model without variables"
@@ -89,7 +72,7 @@ class ModuleGraph:
         warnings.warn(str(error), stacklevel=lint.frames_inside())
 
     def warn_of_untrained(self) -> None:
-        """Warn of raw arrays, which may have been meant as weights, beside variables that are trained."""
+        """Warn of raw arrays, which may be meant as weights, beside trained variables."""
         if self.untrained and any(self.trained):
             warnings.warn(
                 f"raw floating arrays are not trained: {', '.join(map(repr, self.untrained[:6]))}\n"
@@ -100,29 +83,29 @@ class ModuleGraph:
             )
 
     def described_kinds(self) -> str:
-        """The paths of variables by the names of their classes."""
+        """Describe the paths of variables by the names of their classes."""
         by_kind: dict[str, list[str]] = {}
         for kind, spec in zip(self.kinds, self.specs, strict=True):
             by_kind.setdefault(kind, []).append(spec.path)
         return "; ".join(f"{kind}: {', '.join(map(repr, paths[:6]))}" for kind, paths in by_kind.items())
 
     def nest(self, leaves: Sequence[PyTree]) -> tuple[PyTree, PyTree]:
-        """A value for each variable, as the nested dicts `(trainable, rest)`."""
+        """Return a value for each variable as the nested dicts `(trainable, rest)`."""
         by_kind: tuple[dict[tree_paths.Parts, Any], dict[tree_paths.Parts, Any]] = ({}, {})
         for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
             by_kind[not trained][parts] = leaf
         return traverse_util.unflatten_dict(by_kind[0]), traverse_util.unflatten_dict(by_kind[1])
 
     def flatten(self, trainable: PyTree, rest: PyTree) -> list[Any]:
-        """The inverse of `nest`."""
+        """Invert `nest`."""
         flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(rest)}
         return [flat[parts] for parts in self.parts]
 
     def edited(self, change: Callable[[nnx.Module], None], trained: Sequence[bool]) -> ModuleGraph:
-        """The graph after static attributes of the module have changed, and with other variables trained."""
+        """Return the graph after a change of static attributes, with other variables trained."""
 
         def edit() -> None:
-            module = self._merged(_empty(self.specs))
+            module = self._merged([jax.lax.empty(spec.shape, spec.dtype) for spec in self.specs])
             change(module)
             edited.append(nnx.split(module)[0])
 
@@ -131,12 +114,12 @@ class ModuleGraph:
         return dataclasses.replace(self, graphdef=edited[0], trained=tuple(trained))
 
     def described(self) -> PyTree:
-        """The module with shapes in the place of arrays."""
+        """Return the module with shapes instead of arrays."""
         shapes = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in self.specs]
         return self._merged(shapes)
 
     def constrained(self, trainable: PyTree) -> PyTree:
-        """The trained variables, each after its constraint."""
+        """Apply the constraints to the trained variables."""
         by_parts = {parts: rule for parts, rule in zip(self.parts, self.constraints, strict=True) if rule is not None}
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict(
@@ -144,7 +127,7 @@ class ModuleGraph:
         )
 
     def merge(self, trainable: PyTree, rest: PyTree) -> Any:
-        """The module with these values. Free to be changed: it shares nothing with another."""
+        """Return a module with these values, which shares nothing with another and may be changed."""
         return self._merged(self.flatten(trainable, rest))
 
     def _merged(self, leaves: Sequence[Any]) -> Any:
@@ -154,7 +137,7 @@ class ModuleGraph:
         return module
 
     def split(self, module: nnx.Module) -> tuple[PyTree, PyTree]:
-        """The values in `module`, as `(trainable, rest)`. What it has sown (`nnx.Intermediate`) is left out."""
+        """Return the values in `module` as `(trainable, rest)`, without sown `nnx.Intermediate`s."""
         state = nnx.state(module)
         found, known = dict(zip(leaf_parts(state), jax.tree.leaves(state), strict=True)), set(self.parts)
         lost = [tree_paths.join(parts) for parts in self.parts if parts not in found]
@@ -177,10 +160,7 @@ class ModuleGraph:
 def trace_factory(
     factory: Callable[..., object], trainable: Trainable
 ) -> tuple[ModuleGraph, Callable[[ArrayLike], PyTree]]:
-    """Return the graph of the module that `factory(rngs=rngs)` makes, and the function from a uint32 seed to its state.
-
-    Nothing is allocated, and one program serves all seeds.
-    """
+    """Trace `factory(rngs=rngs)`; return the graph of its module, and the function from a uint32 seed to its state."""
     by_keyword = as_factory(factory)
     if by_keyword is None:
         summary = "from_nnx: the factory cannot be called as factory(rngs=rngs) or factory(rngs)"
@@ -203,7 +183,7 @@ def trace_factory(
 
 
 def split_module(module: nnx.Module, trainable: Trainable, *, needs_values: bool = True) -> tuple[ModuleGraph, PyTree]:
-    """The graph of a ready module, and its state, of which only planners do not need the values."""
+    """Return the graph of an existing module, and its state; only planners do not need the values."""
     graphdef, state = nnx.split(module)
     if needs_values and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state)):
         given = f"an abstract {type(module).__name__}, as nnx.eval_shape makes it"
@@ -213,7 +193,7 @@ def split_module(module: nnx.Module, trainable: Trainable, *, needs_values: bool
 
 
 def compile_rule(rule: str, argument: str) -> Pattern:
-    """`rule` as a regular expression for whole paths."""
+    """Compile a regular expression for whole paths."""
     try:
         return pattern(rule)
     except re.error as error:
@@ -232,8 +212,8 @@ def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainab
         tuple(specs),
         tuple(parts),
         _trained(specs, parts, owners, trainable),
-        tuple(_noted(owner, "regularizer") for owner in owners),
-        tuple(_noted(owner, "constraint") for owner in owners),
+        tuple(metadata_of(owner).get("regularizer") for owner in owners),
+        tuple(metadata_of(owner).get("constraint") for owner in owners),
         tuple(tree_paths.join(tree_paths.visible(path)) for path in order),
         order,
         tuple(type(owner).__name__ if is_variable(owner) else _RAW for owner in owners),
@@ -245,7 +225,7 @@ def _graph_of(module: nnx.Module, graphdef: nnx.GraphDef, state: PyTree, trainab
 def _raw_floats(
     module: nnx.Module, specs: Sequence[VariableSpec], parts: Sequence[tree_paths.Parts], owners: Sequence[Any]
 ) -> Iterator[str]:
-    """The paths of raw floating arrays of modules that are no layers."""
+    """Yield the paths of raw floating arrays in modules that are not layers."""
     raw = [
         (spec.path, names)
         for spec, names, owner in zip(specs, parts, owners, strict=True)
@@ -254,22 +234,12 @@ def _raw_floats(
     is_layer: dict[tree_paths.Parts, bool] = {}
     for path, node in nnx.iter_graph(module) if raw else ():
         if isinstance(node, nnx.Module) and not isinstance(node, nnx.Dict | nnx.List):
-            place = tree_paths.visible(path)  # that of a module in an `NNXLayer` is the layer's, too
+            place = tree_paths.visible(path)  # a module in an `NNXLayer` has the path of the layer
             is_layer[place] = isinstance(node, Layer) and is_layer.get(place, True)
     for path, names in raw:
         around = max((length for length in range(len(names)) if names[:length] in is_layer), default=0)
         if not is_layer.get(names[:around], False):
             yield path
-
-
-def _empty(specs: Sequence[VariableSpec]) -> list[Any]:
-    """An array for each spec, to be made in a trace."""
-    return [jax.lax.empty(spec.shape, spec.dtype) for spec in specs]
-
-
-def _noted(owner: Any, name: str) -> Any:
-    """What a layer has noted about a variable; None for raw arrays and other people's variables."""
-    return metadata_of(owner).get(name)
 
 
 def _trained(
@@ -303,11 +273,7 @@ def _predicate(trainable: Trainable) -> Callable[[Any, Any], bool]:
 
 
 def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a callable as one that takes `rngs` by keyword: a function of one argument may call it as it likes.
-
-    Returns:
-        None for a callable that takes neither; so do classes whose one argument has another name.
-    """
+    """Return a callable that takes `rngs` by keyword, or a function of one argument; None for any other callable."""
     if takes(given, rngs=None):
         return given
     if inspect.isclass(given) or takes(given) or not takes(given, None) or takes(given, None, None):
@@ -317,7 +283,7 @@ def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
         try:
             return given(rngs)
         except Exception as error:
-            error.add_note(f"{shorten(given)} was called with flax.nnx.Rngs, as a factory of a module is")
+            error.add_note(f"{shorten(given)} was called with flax.nnx.Rngs, as a factory of a module")
             raise
 
     return by_keyword

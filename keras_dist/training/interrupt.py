@@ -1,4 +1,4 @@
-"""Ctrl-C, and the end that a scheduler asks for: between two steps, never in the middle of one."""
+"""Ctrl-C and SIGTERM of a scheduler end a training between two steps, never within a step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import Any
 from keras_dist.distribution.jobs import job
 
 Leave = Callable[[int], None]
-"""Called between two steps with the number of the signal that came; it may raise."""
+"""Called between two steps with the number of the signal; it may raise."""
 
 
 class _Notes:
-    """The handler of SIGINT, and of SIGTERM with `leave`, while steps run; `shields` delay what it raises.
+    """The handler of SIGINT, and of SIGTERM with `leave`, while steps run; `shields` delay its exceptions."""
 
-    No signal is forgotten. What a handler raises in a `__del__`, or in a callback of the garbage collector, Python
-    swallows; then the next `check` raises again.
-    """
+    # Python swallows exceptions of a handler in `__del__` and in callbacks of the garbage collector; `check` repeats
 
     def __init__(self) -> None:
         self._presses = 0
@@ -33,7 +31,7 @@ class _Notes:
         self.is_shared = False
 
     def __call__(self, signum: int, frame: object) -> None:
-        """A signal came: the second one ends the training at once."""
+        """Note a signal; the second signal ends the training at once."""
         self._presses += 1
         self._signal = signal.Signals(signum)
         if self._presses > 1 and not self.shields:
@@ -43,18 +41,15 @@ class _Notes:
             self._raise()
 
     def __enter__(self) -> None:
-        """Only note what comes from now on."""
+        """Note signals without raising."""
         self.shields += 1
 
     def __exit__(self, *exception: object) -> None:
-        """No longer."""
+        """Raise again."""
         self.shields -= 1
 
     def check(self) -> None:
-        """End the training between two steps, if a signal came.
-
-        All processes of a job do so after the same step, whichever got the signal.
-        """
+        """End the training between two steps after a signal; all processes of a job end after the same step."""
         if self.leave is not None and not self._is_leaving():
             if job.process_count() > 1 and not (self.is_shared and self._is_time_for_all()):
                 return
@@ -64,19 +59,19 @@ class _Notes:
         self._raise()
 
     def _is_time_for_all(self) -> bool:
-        """Whether the processes of the job have agreed to end here; Ctrl-C in one of them asks the others to."""
+        """Whether the processes of the job have agreed to end here; Ctrl-C in one process asks the others."""
         if self._presses and not self._is_told:
             self._is_told = True
-            os.kill(os.getpid(), signal.SIGTERM)  # JAX has the handler, which tells all processes
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX's handler informs all processes
         if not job.reached_preemption_point():
             return False
         if not self._presses:
             self._presses, self._signal = 1, signal.SIGTERM
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX hears the first one alone; the second is not to wait
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX handles the first; the second must not wait
         return True
 
     def _raise(self) -> None:
-        """Raise, if a signal came, and is not on its way out already: whoever presses on does not disturb that."""
+        """Raise after a signal, unless its exception is being handled already."""
         if self._presses and not self._is_leaving():
             raise KeyboardInterrupt if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
 
@@ -90,18 +85,15 @@ _running: _Notes | None = None
 
 @contextlib.contextmanager
 def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = False) -> Iterator[Callable[[], None]]:
-    """Note the first Ctrl-C instead of raising; the function it gives raises for it, between steps.
+    """Note the first Ctrl-C; yield the function that raises for it between steps.
 
-    A second Ctrl-C is raised at once, unless in a `shield`: out of a long compilation, or a callback that hangs. Inside
-    of another one, in a callback, the function is that of the other. Nothing is done outside of the main thread, where
-    Python delivers no signals, and where the user has a handler.
+    A second Ctrl-C is raised at once, except in a `shield`. Nested contexts share the outer function. Nothing is done
+    outside of the main thread, where Python delivers no signals, and where the user has a handler.
 
     Args:
         leave: called before the function raises. With it SIGTERM is treated like Ctrl-C, and a second SIGTERM ends the
-            process at once. In a job of several processes all call it after the same step; a second SIGTERM counts
-            from then on.
-        is_shared: whether all processes of a job run these steps. Then a signal to one ends all after the same step,
-            also without `leave`, since JAX has the handler of SIGTERM.
+            process at once. In a job all processes call it after the same step.
+        is_shared: whether all processes of a job run these steps: a signal to one then ends all after the same step.
     """
     global _running
     if not _is_main_thread():
@@ -109,7 +101,7 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
         return
     if job.process_count() > 1:
         if not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
-            leave, is_shared = None, False  # the others cannot be told, and one process alone cannot leave well
+            leave, is_shared = None, False  # one process cannot leave without the others
         elif is_shared and leave is None and (_running is None or _running.leave is None):
             leave = _leave_as_others
     if _running is not None:
@@ -130,9 +122,9 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
         with _leaving(notes, leave, is_shared):
             notes.shields -= 1
             yield notes.check
-            notes.check()  # it came after the last step
+            notes.check()  # for a signal after the last step
     finally:
-        notes.shields += 1  # `signal.signal` calls handlers before it sets one
+        notes.shields += 1  # `signal.signal` first calls pending handlers
         _running = None
         if is_ours:
             signal.signal(signal.SIGINT, outer)
@@ -140,12 +132,12 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
 
 
 def _leave_as_others(signum: int) -> None:
-    """End by the signal alone."""
+    """Do nothing but end."""
 
 
 @contextlib.contextmanager
 def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[None]:
-    """Call `leave` before a signal ends the training, and take SIGTERM for one; unless the user has a handler."""
+    """Call `leave` before a signal ends the training, and handle SIGTERM, unless the user has a handler."""
     before, outer = (notes.leave, notes.is_shared), signal.getsignal(signal.SIGTERM)
     notes.leave, notes.is_shared = leave or notes.leave, is_shared or leave is not None
     is_ours = leave is not None and _has_default(signal.SIGTERM) and job.process_count() == 1  # else JAX has one
@@ -160,7 +152,7 @@ def _leaving(notes: _Notes, leave: Leave | None, is_shared: bool) -> Iterator[No
 
 
 def shield() -> contextlib.AbstractContextManager[Any]:
-    """A context, for any number of uses, in which signals are only noted, however often they come.
+    """Return a reusable context in which signals are only noted.
 
     A `KeyboardInterrupt` between the dispatch of a donated step and the storing of its result would lose the state.
     """
@@ -169,7 +161,6 @@ def shield() -> contextlib.AbstractContextManager[Any]:
 
 
 def _has_default(signum: int) -> bool:
-    """Whether Python knows no handler of this signal."""
     return signal.getsignal(signum) is signal.SIG_DFL
 
 

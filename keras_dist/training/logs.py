@@ -1,4 +1,4 @@
-"""`LazyLogs` and `LazyOutputs`: what callbacks get, fetched from the device when it is read."""
+"""`LazyLogs` and `LazyOutputs`: logs for callbacks, fetched from the device when they are read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from keras_dist.training.accumulators import Accumulator, RateAccumulator
 
 
 class LazyLogs(MutableMapping[str, Any]):
-    """Loss and metrics by name: floats, or arrays where a metric has several values.
+    """Loss and metrics by name; the first read waits for the step and fetches all. Callbacks may write values.
 
-    Reading the first one waits for the step and fetches all of them. What callbacks write stays for later callbacks.
-    Numbers become rates by `seconds()`, the duration of the batches.
+    Counts become rates by `seconds()`, the duration of the batches.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class LazyLogs(MutableMapping[str, Any]):
         return self._values() | dict(other) if isinstance(other, Mapping) else NotImplemented
 
     def copy(self) -> dict[str, Any]:
-        """The values as a dict of their own."""
+        """Return the values as a dict."""
         return dict(self._values())
 
     def _values(self) -> dict[str, Any]:
@@ -77,14 +76,10 @@ class LazyLogs(MutableMapping[str, Any]):
 
 
 class LazyOutputs(Mapping[str, Any]):
-    """What callbacks get of a prediction: the `outputs` for the batches of a group. Reading them waits for its steps.
-
-    Args:
-        results: of each batch how many rows are real, and the outputs on the device.
-    """
+    """The `outputs` of a prediction for a group of batches; reading them waits for its steps."""
 
     def __init__(self, results: list[tuple[int, PyTree]]) -> None:
-        self._results = results
+        self._results = results  # real rows, and outputs on the device, of each batch
 
     def __getitem__(self, name: str) -> Any:
         if name != "outputs":
@@ -107,19 +102,19 @@ class PerBatch:
 
 
 def is_per_batch(node: Any) -> bool:
-    """Whether it is a `PerBatch`."""
+    """Whether `node` is a `PerBatch`."""
     return isinstance(node, PerBatch)
 
 
 def joined(outputs: list[PyTree]) -> PyTree:
-    """Join the outputs of batches: rows one after the other, and outputs without rows stacked (batches, ...)."""
+    """Join the outputs of batches: rows are concatenated, outputs without rows are stacked (batches, ...)."""
     return jax.tree_util.tree_map_with_path(_joined, *outputs, is_leaf=is_per_batch)
 
 
 def _joined(path: Any, *parts: Any) -> np.ndarray:
     if not any(map(is_per_batch, parts)):
         return np.concatenate(parts)
-    # an output with rows has them in every batch: a table as long as one of the batches has none
+    # an output with rows has them in every batch: a table may be as long as one of the batches
     values = [part.value if is_per_batch(part) else part for part in parts]
     if len({value.shape for value in values}) > 1:
         name = jax.tree_util.keystr(path) or "of the model"
@@ -131,12 +126,12 @@ def _joined(path: Any, *parts: Any) -> np.ndarray:
 
 
 def of_one_batch(outputs: PyTree) -> PyTree:
-    """Return the outputs of a batch as the model returned them."""
+    """Unwrap the outputs of a batch."""
     return jax.tree.map(lambda one: one.value if is_per_batch(one) else one, outputs, is_leaf=is_per_batch)
 
 
 def real_outputs(rows: int, outputs: PyTree) -> PyTree:
-    """Return the outputs for the first `rows` rows, on the host; with several processes, the rows of this one."""
+    """Return the outputs for the first `rows` rows on the host; of sharded outputs, the rows of this process."""
 
     def real(output: Any) -> Any:
         if is_per_batch(output):

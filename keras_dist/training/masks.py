@@ -1,4 +1,4 @@
-"""The masks of outputs between the call of a model and its loss, in steps that users write."""
+"""Masks of outputs between the call of a model and its loss, in steps that users write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.Conte
 
 @contextlib.contextmanager
 def noting_masks() -> Iterator[None]:
-    """Let `note_masks` note inside of it."""
+    """Let `note_masks` note masks inside."""
     token = _masks.set([])
     try:
         yield
@@ -25,7 +25,7 @@ def noting_masks() -> Iterator[None]:
 
 
 def note_masks(outputs: PyTree, masks: PyTree) -> None:
-    """Note the masks of outputs, for a loss that is computed in the same step."""
+    """Note the masks of outputs for a loss in the same step."""
     noted = _masks.get()
     if noted is not None and jax.tree.leaves(masks):
         flat = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
@@ -33,7 +33,7 @@ def note_masks(outputs: PyTree, masks: PyTree) -> None:
 
 
 def mask_noted(outputs: PyTree) -> PyTree:
-    """The masks that were noted of these outputs; None without any."""
+    """Return the noted masks of these outputs; None without any."""
     noted = _masks.get() or []
     masks = jax.tree.map(lambda one: next((mask for output, mask in noted if output is one), None), outputs)
     return masks if jax.tree.leaves(masks) else None

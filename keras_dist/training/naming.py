@@ -1,4 +1,4 @@
-"""The layers that a module holds, and their names: numbered where two would be the same."""
+"""The layers in a module, and their names, which are numbered if two are the same."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from keras_dist.layers.weights import children_of
 
 
 def name_members(layers: Sequence[Layer]) -> dict[str, Layer]:
-    """The layers of a model by names that differ, as `number_names` gives them; the layers know theirs from now on.
-
-    A layer that lives in another model keeps the name that it has there for itself.
-    """
+    """Give the layers of a model distinct names by `number_names`; layers of other models keep their attribute."""
     given: dict[str, Layer] = {}
     for layer in layers:
         if layer._base_name is None and given.setdefault(layer.name, layer) is not layer:
@@ -58,12 +55,12 @@ def _may_be_renamed(layer: Layer) -> bool:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """`name`, or the first of `name_1`, `name_2`, ... that is not taken."""
+    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
     return next(candidate for candidate in numbered(name) if candidate not in taken)
 
 
 def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
-    """All layers of a model with their paths, itself included, each once and before its sublayers."""
+    """Return all layers of a model, itself included, with their paths; each once and before its sublayers."""
     found: dict[int, tuple[str, Layer]] = {}
 
     def visit(node: Any, path: str) -> None:
@@ -79,25 +76,25 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
 
 
 _DEEP = 30
-"""Python's stack is deep enough for this many layers inside of each other."""
+"""Nesting of layers for which Python's stack is certainly deep enough."""
 
 
 @contextlib.contextmanager
 def depth_checked(model: Layer) -> Iterator[None]:
-    """Raise an error that names the depth of a model, if its layers are nested too deeply for Python's stack."""
+    """Replace a RecursionError by an error with the depth of the model, if its layers are nested too deeply."""
     try:
         yield
     except RecursionError:
         depth = _depth_of(model)
         if depth < _DEEP:
-            raise  # a function of the user's
+            raise  # by a function of the user
         given = f"{depth} models and layers; sys.getrecursionlimit() is {sys.getrecursionlimit()}"
         fix = "put the layers into one Sequential or functional model, one after the other"
         raise ModelError(f"the layers of model {model.name!r} are nested too deeply", given=given, fix=fix) from None
 
 
 def _depth_of(root: nnx.Module) -> int:
-    """Return how many layers are inside of each other, without recursion."""
+    """Return the depth of nested layers, without recursion."""
     depths: dict[int, int] = {}
     waiting: list[tuple[Any, int]] = [(root, 0)]
     while waiting:
@@ -110,12 +107,12 @@ def _depth_of(root: nnx.Module) -> int:
 
 
 def is_below(path: str, prefix: str) -> bool:
-    """Whether a path is `prefix`, or begins with its parts."""
+    """Whether a path is `prefix` or below it."""
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
 
 
 def prefixes(path: str) -> Iterator[str]:
-    """Yield the paths that a path is below, the empty one first and itself last."""
+    """Yield the prefixes of a path, from the empty path to itself."""
     yield ""
     yield from itertools.accumulate(filter(None, path.split("/")), lambda above, name: f"{above}/{name}")
 
@@ -150,7 +147,7 @@ def _with_keras_path(spec: VariableSpec, paths: Mapping[str, str]) -> VariableSp
 
 
 def path_of_keras(optimizer: str, path: str) -> str:
-    """The path of an array of an optimizer as Keras calls it, if that has it: the count of its steps, and its rate."""
+    """Return Keras's path of an array of an optimizer: it differs for the step count and the learning rate."""
     *above, name = path.split("/")
     if not {*above} <= {"optimizer", "inner"} or name not in ("iterations", "learning_rate"):
         return path

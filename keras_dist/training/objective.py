@@ -1,4 +1,4 @@
-"""`Objective`: what is minimised, and what is measured beside it, for one output or several."""
+"""`Objective`: losses and metrics of the outputs of a model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
 from keras_dist.training.accumulators import Observation
-from keras_dist.training.loss_structure import Part, is_structured, parts_of
-from keras_dist.training.outputs import Outputs
+from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
 
 
 @dataclasses.dataclass(frozen=True)
 class _Output:
-    """One output, or several together, with what is given for it."""
+    """One output, or several together, with targets, weights and mask."""
 
     y_true: PyTree
     y_pred: PyTree
@@ -32,13 +31,13 @@ class _Output:
     mask: jax.Array | None
 
     def observation(self, metric: Metric, sample_weight: ArrayLike | None) -> Observation:
-        """What a metric sees."""
+        """Return the arguments of a metric."""
         return Observation(metric, self.y_true, self.y_pred, sample_weight, self.mask)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Term:
-    """A loss, with the output that it is of."""
+    """A loss with its output."""
 
     name: str
     output: _Output
@@ -46,7 +45,7 @@ class _Term:
     loss_weight: float | None
 
     def measure(self) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss, a scalar, and the scalars that it reports, by name."""
+        """Return the loss, a scalar, and the scalars that it reports, by name."""
         loss, of = self.loss, self.output
         value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
@@ -56,41 +55,31 @@ class _Term:
         return value, reported
 
     def divisor(self) -> ArrayLike:
-        """What the loss was divided by, a scalar."""
+        """Return the divisor of the loss, a scalar."""
         of = self.output
         return self.loss.divisor(of.y_true, of.y_pred, sample_weight=of.sample_weight, mask=of.mask)
 
     def count(self) -> ArrayLike | None:
-        """The number of values that count; None for a loss that is a scalar."""
+        """Return the number of values with a weight; None for a scalar loss."""
         of = self.output
         return self.loss.count(of.y_true, of.y_pred, of.sample_weight, of.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """What is minimised, and what is measured beside it. Made by `resolve_objective`.
+    """Losses and metrics of the outputs of a model, as `resolve_objective` makes them."""
 
-    Attributes:
-        loss: one for every output, or a list or dict of them, by the names of the outputs.
-        loss_weights: factors of the losses in their sum, given in the same way; None for 1.
-        metrics: lists by output, or a list: of one output all its metrics, of several an entry for each.
-        weighted_metrics: given in the same way; these see the weights of examples.
-        output_names: names for outputs that are lists, tuples or lone arrays.
-        structured: loss and weights, nested as they were given, where `parts_of` tells which output each is of.
-        layer_names: of the layers that compute the outputs; None where it is not known.
-    """
-
-    loss: PyTree
-    loss_weights: PyTree
-    metrics: PyTree
-    weighted_metrics: PyTree
-    output_names: Sequence[str] | None
-    structured: tuple[PyTree, PyTree] | None = None
-    layer_names: Sequence[str] | None = None
+    loss: PyTree  # one for all outputs, or a list or dict by output
+    loss_weights: PyTree  # in the same form; None for 1
+    metrics: PyTree  # lists by output, or a list: the metrics of one output, or an entry for each output
+    weighted_metrics: PyTree  # in the same form
+    output_names: Sequence[str] | None  # for outputs that are lists, tuples or one array
+    structured: tuple[PyTree, PyTree] | None = None  # loss and weights, nested as they were given, for `parts_of`
+    layer_names: Sequence[str] | None = None  # of the layers that compute the outputs, if they are known
 
     @property
     def needs_targets(self) -> bool:
-        """Whether there is nothing to measure without `y`."""
+        """Whether losses or metrics need `y`."""
         return any(measure.needs_targets for measure in [*jax.tree.leaves(self.loss), *self.all_metrics])
 
     @property
@@ -105,7 +94,7 @@ class Objective:
         """
         terms = self._terms(batch, y_pred, mask)
         if not terms:
-            return {}  # what the layers add is all there is
+            return {}  # all losses are added by layers
         values, reported = zip(*(term.measure() for term in terms), strict=True)
         weighted = [
             value if term.loss_weight is None else value * term.loss_weight
@@ -124,16 +113,16 @@ class Objective:
         return found
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """How much a batch counts among others that make one large batch: what its loss was divided by.
+        """Return the weight of a batch in a gradient that is accumulated over several: the divisor of its loss.
 
-        Of several losses the mean of what they were divided by, which is exact where one is a multiple of another in
-        all batches. Where nothing but layers adds to the loss, the rows. Arguments are those of `losses`.
+        The mean over several losses is exact if their divisors are proportional. Without a loss it is the number of
+        rows.
         """
         divisors = [term.divisor() for term in self._terms(batch, y_pred, mask)]
         return sum(divisors) / len(divisors) if divisors else float(len(jax.tree.leaves(batch[0])[0]))
 
     def tokens(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """Count the tokens in a batch: values of the loss with a weight other than 0 that no mask leaves out."""
+        """Count the tokens in a batch: values of the loss with a weight other than 0 that are not masked."""
         counts = [term.count() for term in self._terms(batch, y_pred, mask)]
         counts = [count for count in counts if count is not None]
         if len(counts) == 1:
@@ -144,7 +133,7 @@ class Objective:
         raise ModelError(summary, given=given, fix=fix)
 
     def measured(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> PyTree:
-        """The arrays in `y_pred` that have a loss or a metric. Arguments are those of `losses`."""
+        """Return the arrays in `y_pred` that have a loss or a metric."""
         measured = self._measured(self._outputs(y_pred), batch, y_pred, mask)
         outputs = [term.output for term in self._terms(batch, y_pred, mask)] + [output for _, output, *_ in measured]
         return [output.y_pred for output in outputs]
@@ -152,7 +141,7 @@ class Objective:
     def logs(
         self, losses: Mapping[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None
     ) -> dict[str, Any]:
-        """The losses and what the metrics see of a batch, by the names they are logged as."""
+        """Return the losses and the observations of metrics by the names they are logged under."""
         outputs = self._outputs(y_pred)
         order = self.loss if isinstance(self.loss, Mapping) and isinstance(y_pred, Mapping) else outputs.names
         names = dict.fromkeys(["loss", *(f"{name}_loss" for name in order), *losses])
@@ -175,19 +164,19 @@ class Objective:
 
     def _outputs(self, y_pred: PyTree) -> Outputs:
         names, count = self.output_names, len(jax.tree.leaves(y_pred))
-        if names is not None and len(names) != count:  # `compute_loss` of a subclass made others of the outputs
-            taken: dict[str, Any] = {}  # as in Keras: outputs without names are known by their losses
+        if names is not None and len(names) != count:  # `compute_loss` of a subclass changed the outputs
+            taken: dict[str, Any] = {}  # as in Keras: outputs without names get the names of their losses
             for loss in self.loss if isinstance(self.loss, list) and None not in self.loss else ():
                 taken[_free(taken, loss.name)] = loss
             names = list(taken) if len(taken) == count else None
         return Outputs(y_pred, names)
 
     def _takes_apart(self, outputs: Outputs, y: PyTree) -> bool:
-        """Whether the loss is a callable of the user's that takes targets and outputs apart itself."""
+        """Whether the loss is a callable of the user that splits targets and outputs itself."""
         return isinstance(self.loss, Loss) and not self.loss.needs_targets and not outputs.fits(y)
 
     def _parts(self, outputs: Outputs) -> list[Part]:
-        """The losses with the names of their outputs."""
+        """Return the losses with the names of their outputs."""
         if self.structured is not None:
             labels = self.layer_names if len(self.layer_names or ()) == len(outputs.names) else outputs.names
             places = jax.tree.unflatten(outputs.structure, outputs.names)
@@ -211,7 +200,7 @@ class Objective:
     def _measured(
         self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
     ) -> list[tuple[str, _Output, list[Metric], list[Metric]]]:
-        """What begins the names of the metrics of an output, it, its metrics and its weighted metrics."""
+        """Return, per output: name prefix, output, metrics, weighted metrics."""
         _, y, sample_weight = batch
         if self._takes_apart(outputs, y):
             everything = _Output(y, y_pred, sample_weight, mask)
@@ -222,7 +211,7 @@ class Objective:
             return []
         try:
             parts = self._parts(outputs)
-        except ModelError:  # the losses fit what `compute_loss` of a subclass makes of the outputs
+        except ModelError:  # the losses fit outputs that `compute_loss` of a subclass has changed
             parts = []
         of = self._given(outputs, batch, mask, parts)
         are_several = len(outputs.names) > 1
@@ -234,7 +223,7 @@ class Objective:
     def _given(
         self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], mask: PyTree, parts: Sequence[Part]
     ) -> Callable[[PyTree], _Output]:
-        """What is given for an output, by its name, or for several, by their names in a structure."""
+        """Return the function from the name of an output, or a structure of names, to its `_Output`."""
         _, y, sample_weight = batch
         needed = {name for part in parts for name in jax.tree.leaves(part.outputs)}
         for argument in ("metrics", "weighted_metrics"):
@@ -267,17 +256,7 @@ def resolve_objective(
     output_names: Sequence[str] | None = None,
     layer_names: Sequence[str] | None = None,
 ) -> Objective:
-    """What `compile` was given, with names resolved.
-
-    Args:
-        loss: what `as_loss` takes, or a list or dict by output of that, nested as the outputs are; None in there for
-            outputs without a loss. None alone for models whose layers add all the losses.
-        loss_weights: a number, or a list or dict of them.
-        metrics: what `as_metric` takes, a list of that, or for several outputs a list of lists or a dict by output.
-        weighted_metrics: the same for metrics that see the weights of examples.
-        output_names: names for outputs that are lists, tuples or lone arrays.
-        layer_names: of the layers that compute the outputs, in the order in which they are flattened.
-    """
+    """Resolve the arguments of `compile`; see `Objective` for the names."""
     for argument, given in (("loss", loss), ("metrics", metrics), ("weighted_metrics", weighted_metrics)):
         _check_no_layers(argument, given)
     losses, factors = _resolved(as_loss, loss), _resolved(_number, loss_weights)
@@ -309,19 +288,16 @@ def _check_weights(loss: PyTree, loss_weights: PyTree, output_names: Sequence[st
 
 
 def _check_no_layers(argument: str, given: PyTree) -> None:
-    """Check that there is no layer, which could be called with two arguments like a function of targets."""
-    layers = [leaf for leaf in jax.tree.leaves(given, is_leaf=_is_layer) if _is_layer(leaf)]
+    """Raise for a layer, which could be called with two arguments like a function of targets."""
+    leaves = jax.tree.leaves(given, is_leaf=lambda node: isinstance(node, Layer))
+    layers = [leaf for leaf in leaves if isinstance(leaf, Layer)]
     if layers:
         fix = "a name, or a function that may call the layer: lambda y_true, y_pred: ..."
         raise ModelError(f"`{argument}` holds a layer", given=with_type(layers[0]), fix=fix)
 
 
-def _is_layer(node: Any) -> bool:
-    return isinstance(node, Layer)
-
-
 def _resolved(resolve: Callable[[Any], Any], given: PyTree) -> PyTree:
-    """What is given for the outputs, resolved, in the structure in which it is given."""
+    """Resolve an argument by output and keep its structure."""
     if isinstance(given, list | tuple):
         items = [_resolved(resolve, item) for item in given]
         return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
@@ -331,7 +307,7 @@ def _resolved(resolve: Callable[[Any], Any], given: PyTree) -> PyTree:
 
 
 def _flat(resolved: PyTree) -> PyTree:
-    """Lists in lists as one list, dicts in dicts as one of paths."""
+    """Flatten nested lists to one list, and nested dicts to one dict by path."""
     found = dict(_items(None, resolved))
     if isinstance(resolved, list | tuple):
         return list(found.values())
@@ -351,7 +327,7 @@ def _is_by_output(given: PyTree) -> bool:
 
 
 def _number(weight: Any) -> float:
-    return check_number("loss_weights", weight, wrong="holds something that is no number", example=[1.0, 0.5])
+    return check_number("loss_weights", weight, wrong="contains a value that is not a number", example=[1.0, 0.5])
 
 
 def _resolved_metrics(given: PyTree) -> PyTree:
@@ -363,14 +339,14 @@ def _resolved_metrics(given: PyTree) -> PyTree:
 
 
 def _listed(given: PyTree) -> list[Metric]:
-    """Metrics of one output: a list of them, also of lists, or a single one."""
+    """Return the metrics of one output as a list."""
     if isinstance(given, Mapping):
         given = list(given.values())
     return [metric for item in given for metric in _listed(item)] if isinstance(given, list) else [given]
 
 
 def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
-    """Check that the values that a loss, or `report`, adds to the logs have names of their own."""
+    """Check that the names of values that a loss or `report` adds to the logs are not taken."""
     for name in reported:
         if name in taken:
             given = f"a loss that returns a value of this name, or `report`, beside {', '.join(map(repr, taken))}"
@@ -379,6 +355,6 @@ def check_free(taken: Mapping[str, Any], reported: Mapping[str, Any]) -> None:
 
 
 def _free(taken: Mapping[str, Any], name: str) -> str:
-    """`name`, or the first of `name_1`, `name_2` and so on that is not taken."""
+    """Return `name`, or the first of `name_1`, `name_2`, ... that is not taken."""
     numbered = (f"{name}_{number}" for number in range(1, len(taken) + 1))
     return next(free for free in (name, *numbered) if free not in taken)

@@ -1,4 +1,4 @@
-"""Several named optimizers, each with the variables it updates."""
+"""The optimizers of a model by name, each with its variables."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ class Optimizer:
     parts: frozenset[tree_paths.Parts]
 
     def select(self, trainable: PyTree) -> PyTree:
-        """The variables it updates, as nested dicts."""
+        """Return the variables that it updates, as nested dicts."""
         flat = traverse_util.flatten_dict(trainable)
         return traverse_util.unflatten_dict({parts: leaf for parts, leaf in flat.items() if parts in self.parts})
 
     def put(self, trainable: PyTree, part: PyTree) -> PyTree:
-        """`trainable` with the variables in `part`, as `select` gives them, exchanged."""
-        return traverse_util.unflatten_dict(
-            {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
-        )
+        """Return `trainable` with the variables in `part` replaced."""
+        flat = {**traverse_util.flatten_dict(trainable), **traverse_util.flatten_dict(part)}
+        return traverse_util.unflatten_dict(flat)
 
 
 def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.OptaxOptimizer:
-    """What `compile` was given as an optimizer, with the variables of one."""
+    """Return the argument `optimizer` of `compile` as an optimizer with variables."""
     if isinstance(given, optimizers.OptaxOptimizer):
         return given
     found = optimizers.get(given)
@@ -53,14 +52,7 @@ def as_optimizer(given: Any, name: str) -> optimizers.Optimizer | optimizers.Opt
 
 
 def resolve_optimizers(given: Any, trainable: PyTree) -> dict[str, Optimizer]:
-    """The optimizers of `compile(optimizer=...)` by name.
-
-    Args:
-        given: one optimizer for everything; or a dict from names to optimizers. In a dict each entry updates the
-            variables below the attribute of its name, or, given as `(optimizer, rule)`, those whose whole path the
-            regular expression `rule` matches.
-        trainable: the trained variables, as nested dicts.
-    """
+    """Resolve `compile(optimizer=...)` to optimizers by name, with their part of the trained variables."""
     parts = [tuple(key) for key in traverse_util.flatten_dict(trainable)]
     if not isinstance(given, Mapping) or optimizers.is_config(given):
         return {DEFAULT: Optimizer(as_optimizer(given, DEFAULT), frozenset(parts))}
@@ -82,13 +74,13 @@ def apply_gradients(
     value_fn: Callable[[PyTree], jax.Array] | None = None,
     batch_weight: ArrayLike | None = None,
 ) -> TrainState:
-    """Return `state` after one update by the optimizer `name`, or by all of them.
+    """Return `state` after one update by the optimizer `name`, or by all.
 
-    `value` and `value_fn` are the loss before, and as a function of all trained variables, for line searches (lbfgs).
-    `batch_weight` is the weight of the gradients among those that are accumulated.
+    `value` is the loss, and `value_fn` the loss as a function of all trained variables, for line searches (lbfgs).
+    `batch_weight` is the weight of the gradients if they are accumulated.
     """
     if name is not None and name not in named:
-        raise unknown_name_error("there is no optimizer", name, named, error=ModelError)
+        raise unknown_name_error("unknown optimizer", name, named, error=ModelError)
     trainable, slots = state.trainable, dict(state.slots)
     for key in [name] if name is not None else list(named):
         optimizer = named[key]
@@ -109,17 +101,17 @@ def apply_gradients(
 
 
 def scale_loss(named: Mapping[str, Optimizer], loss: jax.Array, slots: Mapping[str, PyTree]) -> Any:
-    """The loss that gradients are to be taken of, so that they do not vanish in half precision."""
+    """Scale the loss before differentiation, so that gradients do not vanish in half precision."""
     name, optimizer = next(iter(named.items()))
     scaling = optimizer.transformation
     return scaling.scale_loss(loss, slots[name]) if isinstance(scaling, optimizers.Optimizer) else loss
 
 
 def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
-    """Check that one loss is scaled once, for all optimizers alike."""
+    """Check that all optimizers scale the loss alike."""
     dynamic = [name for name, one in named.items() if isinstance(one.transformation, optimizers.LossScaleOptimizer)]
     if dynamic and len(named) > 1:
-        summary = f"optimizer {dynamic[0]!r} scales the loss, which is that of other optimizers, too"
+        summary = f"optimizer {dynamic[0]!r} scales the loss, which it shares with other optimizers"
         fix = "give all of them the same loss_scale_factor instead, and compile(..., auto_scale_loss=False)"
         raise ModelError(summary, given=f"a LossScaleOptimizer among {list(named)}", fix=fix)
     scales = {name: getattr(optimizer.transformation, "loss_scale_factor", None) for name, optimizer in named.items()}
@@ -131,7 +123,7 @@ def check_loss_scales(named: Mapping[str, Optimizer]) -> None:
 
 @contextlib.contextmanager
 def scaling_checked(given: Iterable[Any]) -> Generator[None]:
-    """Check that gradients, which some optimizers scale back, are taken inside of a loss that they have scaled."""
+    """Check that optimizers which unscale gradients have scaled the loss inside."""
     scaling = [one for one in given if getattr(one, "scales_loss", False)]
     for optimizer in scaling:
         optimizer._has_scaled = False
@@ -148,7 +140,7 @@ def scaling_checked(given: Iterable[Any]) -> Generator[None]:
 
 
 def accumulates(named: Mapping[str, Optimizer]) -> bool:
-    """Whether one of the optimizers makes an update of several steps' gradients."""
+    """Whether an optimizer accumulates gradients."""
     return any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in named.values())
 
 
@@ -158,7 +150,7 @@ def has_final_values(named: Mapping[str, Optimizer]) -> bool:
 
 
 def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
-    """The trained variables that training ends with: their averages, where an optimizer keeps them."""
+    """Return the trained variables at the end of a training: their averages, if an optimizer keeps them."""
     trainable = state.trainable
     for name, optimizer in named.items():
         if isinstance(optimizer.transformation, optimizers.Optimizer):
@@ -168,7 +160,7 @@ def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
 
 
 def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
-    """The gradients of the variables that the optimizer updates."""
+    """Return the gradients of the variables that the optimizer updates."""
     flat_grads = traverse_util.flatten_dict(grads)
     missing = [tree_paths.join(parts) for parts in optimizer.parts if parts not in flat_grads]
     if missing:
@@ -179,7 +171,7 @@ def _gradients_of(optimizer: Optimizer, grads: PyTree) -> PyTree:
 
 
 def _check_pairs(named: Mapping[str, Optimizer]) -> None:
-    """Check that no two optimizers are one object, or update the same variable."""
+    """Check that optimizers are distinct objects and update distinct variables."""
     for (one, first), (other, second) in itertools.combinations(named.items(), 2):
         if first.transformation is second.transformation:
             summary = f"optimizers {one!r} and {other!r} are one object"
@@ -187,8 +179,8 @@ def _check_pairs(named: Mapping[str, Optimizer]) -> None:
             raise ModelError(summary, given=f"{first.transformation!r} twice", fix=fix)
         if both := first.parts & second.parts:
             summary = f"optimizers {one!r} and {other!r} both update {min(map(tree_paths.join, both))!r}"
-            given = f"rules that meet in {len(both)} variable(s)"
-            raise ModelError(summary, given=given, fix=f"narrow the rule of {one!r} or of {other!r}")
+            given = f"rules that share {len(both)} variable(s)"
+            raise ModelError(summary, given=given, fix=f"make the rule of {one!r} or of {other!r} more specific")
 
 
 def _named(name: str, entry: Any, parts: list[tree_paths.Parts]) -> Optimizer:
@@ -202,10 +194,7 @@ def _named(name: str, entry: Any, parts: list[tree_paths.Parts]) -> Optimizer:
     if not chosen:
         paths = [tree_paths.join(p) for p in parts]
         near = nearest(rule, paths)
-        raise ModelError(
-            f"optimizer {name!r} updates no variable",
-            given=f"variables {rule!r}",
-            fix=f"optimizer={{{name!r}: (optimizer, rule)}} with a rule for some of {paths[:6]}"
-            + (f"; near is {near!r}" if near else ""),
-        )
+        fix = f"optimizer={{{name!r}: (optimizer, rule)}} with a rule for some of {paths[:6]}"
+        fix += f"; the nearest path is {near!r}" if near else ""
+        raise ModelError(f"optimizer {name!r} updates no variable", given=f"variables {rule!r}", fix=fix)
     return Optimizer(transformation, frozenset(chosen))

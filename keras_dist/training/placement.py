@@ -1,4 +1,4 @@
-"""`Placement`: where the rows of data go, and how they come there."""
+"""`Placement`: the assignment of rows to devices, and their transfer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _CALLS: dict[Mode, str] = {"train": "fit", "test": "evaluate", "predict": "predi
 
 WORTH_COMPILING = 1000
 MOST_LENGTHS = 8
-"""A data set of another length than the first one is kept on the devices for so many batches, and up to so many lengths
-are: each compiles programs of its own, which takes about as long as a thousand dispatches."""
+"""A dataset of another length than the first one is resident for so many batches, and up to so many lengths are: each
+compiles programs, which takes about as long as a thousand dispatches."""
 
 
 class Placement:
@@ -60,7 +60,7 @@ class Placement:
             return self.stream(mode, examples, stack or 1)
         source, batch_size = examples.source, examples.batch_size
         sizes = source.length, batch_size
-        # programs that gather rows know how many there are: further lengths must be worth another compilation
+        # programs that gather rows are compiled for their number: further lengths must be worth a compilation
         known = self._resident_sizes.setdefault(mode, {sizes})
         if sizes in known or (len(known) < MOST_LENGTHS and epochs * source.length >= WORTH_COMPILING * batch_size):
             known.add(sizes)
@@ -71,14 +71,14 @@ class Placement:
         return self.stream(mode, examples, stack or stack_of(source, batch_size, epochs))
 
     def stream(self, mode: Mode, examples: Examples, stack: int = 1) -> StreamFeed:
-        """Return what brings this many batches at a time from the host."""
+        """Return the feed that transfers this many batches at a time from the host."""
         source = examples.source
         ahead, share = max(0, self._options.prefetch - MAX_IN_FLIGHT), self._share(source)
         same = self._same(f"{source.name}data of {'fit' if source.name else _CALLS[mode]}", share)
         return StreamFeed(examples, self._multiple(source), self._distribution, stack, ahead, share, same)
 
     def compare_call(self, call: str, source: ArraySource) -> None:
-        """Compare the batch of one of several calls in all processes that are meant to give the same."""
+        """Compare the batches of a call in all processes that must pass the same."""
         if call not in self._compared:
             self._compared[call] = self._same(f"batches of {call}", self._share(source))
         same = self._compared[call]
@@ -86,32 +86,30 @@ class Placement:
             compare_call(same, source)
 
     def _same(self, about: str, share: HostSlice | None) -> SameRows | None:
-        """Return what compares the rows of processes; None where there is nothing to compare."""
         if share is None or not is_shared(self._distribution.device_mesh):
             return None
         return SameRows.where_meant(about, share.groups)
 
     def whole(self, source: RowSource) -> Batch:
-        """All rows as one batch; of several processes, on the devices."""
+        """Return all rows as one batch, in a job on the devices."""
         return self._global(source.whole(self._multiple(source), self._share(source)))
 
     def example(self, examples: Examples) -> Batch:
-        """A batch like those of the examples; of several processes, on the devices."""
+        """Return a batch of the examples for tracing, in a job on the devices."""
         return self._global(examples.example(self._multiple(examples.source), self._share(examples.source)))
 
     def _multiple(self, source: Source) -> int:
-        """The number that batches are padded to a multiple of; rules for activations and inputs are checked first."""
+        """Return the multiple to which batches are padded; check rules for activations and inputs first."""
         if not self._is_checked:
             check_tensor_rules(self._graph.specs, self._graph.module_paths, source.x, self._distribution)
             self._is_checked = True
         return rows_multiple(source.x, self._distribution)
 
     def _share(self, source: Source) -> HostSlice | None:
-        """What this process gathers of each batch; None where all devices of the mesh are its own."""
+        """Return the part of batches that this process gathers; None in a mesh of one process."""
         if not self._distribution.device_mesh.is_multi_process:
             return None
         return share_of(source.like, self._multiple(source), self._distribution)
 
     def _global(self, batch: Batch) -> Batch:
-        """The global batch, of which several processes have each a portion."""
         return batch if is_put_by_dispatch(batch) else placed(SingleStep(batch), self._distribution).batch

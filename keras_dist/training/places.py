@@ -1,4 +1,4 @@
-"""`Place`: the position of one array in a module: a variable, an attribute, or a leaf of a pytree in one of them."""
+"""`Place`: the position of an array in a module: a variable, an attribute, or a leaf of a pytree in one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_dist._unstable.flax_internals import is_variable
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """The position of one array in a module: a variable, or an attribute of a module, and the index in it."""
+    """The position of an array in a module: a variable, or an attribute of a module, and the index in it."""
 
     holder: Any
     attribute: str | None = None

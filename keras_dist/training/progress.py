@@ -1,4 +1,4 @@
-"""`Progress`: how far a training has come, so that another process can go on; `Run`: the one that is running."""
+"""`Progress`: the position of a training, from which another process can resume; `Run`: a running training."""
 
 from __future__ import annotations
 
@@ -22,60 +22,50 @@ from keras_dist.training.loop import MAX_IN_FLIGHT, Hooks
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Progress:
-    """How far a training has come, between two batches.
+    """The position of a training between two batches."""
 
-    Attributes:
-        cursor: the epoch, how many of its batches and rows are done, and where the iterator of a data set is.
-        first_epoch: the epoch at which the training began.
-        shuffle_key: with the number of an epoch fixes the order of rows; None for their own.
-        form: of the examples: rows, batch size, steps of an epoch, as far as they are known.
-        is_stopping: whether it ends before the next epoch.
-        metric_states: the states of loss and metrics after the last batch; none at the begin of an epoch.
-        callbacks: what each of them needs to go on; see `CallbackList.get_state`.
-    """
-
-    cursor: Cursor
+    cursor: Cursor  # epoch, finished batches and rows in it, and the position of a dataset's iterator
     first_epoch: int
-    shuffle_key: tuple[int, ...] | None
-    form: Mapping[str, int | None]
-    is_stopping: bool = False
-    metric_states: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)
-    callbacks: PyTree = None
+    shuffle_key: tuple[int, ...] | None  # fixes, with the number of an epoch, the order of rows
+    form: Mapping[str, int | None]  # rows, batch size and steps of an epoch, if they are known
+    is_stopping: bool = False  # the training ends before the next epoch
+    metric_states: Mapping[str, PyTree] = dataclasses.field(default_factory=dict)  # empty at the begin of an epoch
+    callbacks: PyTree = None  # see `CallbackList.get_state`
 
     @classmethod
     def from_json(cls, state: Any) -> Progress:
-        """The progress whose fields were written down, with arrays in them."""
+        """Read the fields from a file, with arrays in them."""
         names = ("cursor", *_IS_FIELD)
         if (
             not isinstance(state, Mapping)
             or set(state) != set(names)
             or not all(_IS_FIELD[name](value) for name, value in state.items() if name != "cursor")
         ):
-            fix = f"pass what a snapshot had noted: a dict of {', '.join(names)}"
-            raise DataError("this is not how far a training has come", given=shorten(state), fix=fix)
+            fix = f"pass the entry of a snapshot: a dict of {', '.join(names)}"
+            raise DataError("the progress of a training cannot be read", given=shorten(state), fix=fix)
         cursor, key = Cursor.from_json(state["cursor"]), state["shuffle_key"]
         fields = {**state, "cursor": cursor, "shuffle_key": None if key is None else tuple(key)}
         return cls(metric_states=fields.pop("tallies"), **fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by their names in files, where `metric_states` are `tallies`, with arrays in them."""
+        """Return the fields for a file, with arrays in them; files call `metric_states` `tallies`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"tallies": fields.pop("metric_states"), **fields, "cursor": self.cursor.to_json()}
 
     @classmethod
     def begun(cls, examples: Batching | Streaming, epochs: range, shuffle_key: tuple[int, ...] | None) -> Progress:
-        """That of a training before its first batch."""
+        """Return the progress before the first batch."""
         form = {"steps_per_epoch": examples.steps}
         if isinstance(examples, Batching):
             form |= {"rows": examples.source.length, "batch_size": examples.batch_size}
         return cls(Cursor(epochs.start), epochs.start, shuffle_key, form)
 
     def at_epoch(self, epoch: int) -> Progress:
-        """Before the first batch of an epoch."""
+        """Return the progress before the first batch of an epoch."""
         return dataclasses.replace(self, cursor=Cursor(epoch), metric_states={})
 
     def epochs(self, stop: int) -> range:
-        """All epochs of the training, if it ends before `stop`."""
+        """Return all epochs of the training, which ends before `stop`."""
         return range(self.first_epoch, stop)
 
     def after(self, steps: int, rows: int, metric_states: Mapping[str, PyTree]) -> Progress:
@@ -85,15 +75,9 @@ class Progress:
         return dataclasses.replace(self, cursor=cursor, metric_states=metric_states)
 
     def check_continues(self, other: Progress, zeros: Mapping[str, PyTree]) -> None:
-        """Check that the examples, loss and metrics of this training are those of another one that it is to go on with.
+        """Check that this training can resume at `other`: with equal batches, loss and metrics.
 
-        Args:
-            other: how far that one has come.
-            zeros: the states of loss and metrics before the first batch, as they are here.
-
-        Raises:
-            ModelError: batches would be others; a training between two epochs may go on with others, if each epoch
-                has all of them. Or loss and metrics are others here.
+        Between two epochs batches may differ if each epoch has all of them. `zeros` are the initial metric states.
         """
         if other.metric_states:
             _check_metric_states(other.metric_states, zeros)
@@ -101,10 +85,10 @@ class Progress:
             return
         if not other.cursor.batch and self.form["steps_per_epoch"] is None and other.form["steps_per_epoch"] is None:
             return
-        summary = "fit cannot go on in the middle of an epoch: the batches are not those of the interrupted training"
+        summary = "fit cannot resume within an epoch: the batches differ from the interrupted training"
         given = ", ".join(f"{name}={value}" for name, value in self.form.items())
         expected = ", ".join(f"{name}={value}" for name, value in other.form.items())
-        fix = "call fit with the same examples, batch_size and steps_per_epoch; or begin anew in another directory"
+        fix = "call fit with the same examples, batch_size and steps_per_epoch; or start again in another directory"
         raise ModelError(summary, given=given, expected=expected, fix=fix)
 
 
@@ -133,22 +117,18 @@ _IS_FIELD: dict[str, Callable[[Any], bool]] = {
         and all(isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in value)
     ),
 }
-"""What the fields of a progress that was written down look like."""
+"""Checks of the fields in a file."""
 
 
 def restored(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """States of metrics that another process has had, on the devices of this one."""
+    """Place the states of metrics of another process on the devices of this one."""
     leaves, treedef = jax.tree.flatten({name: like[name] for name in metric_states})
     values = jax.tree.leaves(dict(metric_states))
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
 class Run:
-    """One call of `fit`: its examples and callbacks, and how far it has come.
-
-    `zeros` are the states of loss and metrics before the first batch. A callback may replace `progress` to continue
-    an earlier training.
-    """
+    """One call of `fit`: its examples, callbacks and progress; `zeros` are the initial metric states."""
 
     def __init__(
         self,
@@ -164,7 +144,7 @@ class Run:
         self._has_begun = False
 
     def begin(self) -> Progress:
-        """Where the training begins: before its first batch, or where a callback has said."""
+        """Return the start of the training: before its first batch, or the progress that a callback has set."""
         self._has_begun = True
         if self.progress.callbacks is not None:
             metric_states = restored(self.progress.metric_states, self._zeros) if self.progress.metric_states else {}
@@ -173,54 +153,44 @@ class Run:
         return self.progress
 
     def noted(self, is_stopping: bool) -> Progress:
-        """How far the training has come, with what callbacks need to go on.
-
-        Raises:
-            ModelError: it runs in another thread: its callbacks may not have seen yet what its arrays have.
-        """
-        if self._thread is not threading.current_thread():
+        """Return the current progress with the state of callbacks."""
+        if self._thread is not threading.current_thread():  # its callbacks may be behind its arrays
             summary = "the state of a training cannot be taken from another thread: fit is running"
             given = f"a snapshot in thread {threading.current_thread().name!r}, of a fit in {self._thread.name!r}"
             fix = "pass BackupAndRestore to fit, or save in a callback; model.save(path) works in any thread"
             raise ModelError(summary, given=given, fix=fix)
         cursor = self.progress.cursor
         if isinstance(self._examples, Streaming) and self._options.steps_per_execution in (None, 1) and cursor.batch:
-            # batches that are made before they are trained on are ahead; and each process has an iterator of its own
+            # the iterator is ahead of the training if batches are prefetched, and each process has its own
             is_exact = self._options.prefetch <= MAX_IN_FLIGHT and job.process_count() == 1
             cursor = dataclasses.replace(cursor, source=self._examples.state() if is_exact else None)
         callbacks = self._hooks.get_state()
         return dataclasses.replace(self.progress, cursor=cursor, is_stopping=is_stopping, callbacks=callbacks)
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that this training, which has not begun, can go on with another one.
-
-        Raises:
-            ModelError: it has begun, or has other batches, loss or metrics.
-        """
+        """Check that this training has not begun, and can resume at `progress`."""
         if self._has_begun:
             raise nothing_to_continue()
         self.progress.check_continues(progress, self._zeros)
 
 
 def nothing_to_continue() -> ModelError:
-    """Return the error for `continue_from` when no training is about to begin."""
+    """Return the error of `continue_from` when no training is about to begin."""
     fix = "restore the model alone, or pass BackupAndRestore to fit"
-    return ModelError("there is no training to be continued", given="continue_from outside of on_train_begin", fix=fix)
+    return ModelError("no training can be resumed here", given="continue_from outside of on_train_begin", fix=fix)
 
 
 def _check_metric_states(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) -> None:
-    """Check that the states are those of the loss and metrics that are here."""
     given, wanted = _forms(metric_states), _forms(like)
     if given != wanted:
         raise ModelError(
-            "fit cannot go on in the middle of an epoch: loss and metrics are not those of the interrupted training",
+            "fit cannot resume within an epoch: loss and metrics differ from the interrupted training",
             given=f"loss and metrics with states {wanted}",
             expected=f"{given}",
-            fix="compile the model with the same loss and metrics; or begin anew in another directory",
+            fix="compile the model with the same loss and metrics; or start again in another directory",
         )
 
 
 def _forms(metric_states: Mapping[str, PyTree]) -> dict[str, list[str]]:
-    """Types and shapes, by name."""
     leaves = {name: jax.tree.leaves(metric_states[name]) for name in sorted(metric_states)}
     return {name: [f"{leaf.dtype}{list(leaf.shape)}" for leaf in found] for name, found in leaves.items()}

@@ -31,35 +31,21 @@ from keras_dist.variables.variable import Variable, checked_value
 
 
 class StateCell(Keeper):
-    """The training state of a model.
+    """The training state of a model, given its graph, its plan, and the positions of its arrays in the module.
 
     The variables of the layers hold the arrays. A training run borrows them, donates them to each step and returns the
     results of the last step. Optimizer slots and the step count are held here.
-
-    Args:
-        graph: the module without its arrays.
-        plan: where the variables live.
-        places: positions of the arrays in the module, in the order of the plan.
-        owner: name of the model in errors.
-
-    Attributes:
-        graph: the module without its arrays.
-        plan: where the variables live.
-        state_plan: where everything in the state lives.
-        owner: name of the model in errors.
-        is_shown: whether the user holds the module, so that arrays in foreign variables may be shared.
-        lock: held from reading the state until what uses it is dispatched, or until there is a new state, so that no
-            thread dispatches on buffers that another has just donated.
     """
 
     def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
-        self.is_shown = not graph.is_foreign
+        self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
+        # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
         self.lock = threading.RLock()
         self._training = threading.RLock()
         self._trainings = 0
         self._is_borrowing = False
-        self._shown: dict[int, Any] = {}  # what variables that are none of ours have while it borrows
+        self._shown: dict[int, Any] = {}  # arrays in foreign variables while their current arrays are borrowed
         self._beside: weakref.WeakSet[StateCell] = weakref.WeakSet()
         self._views: dict[str, Variable] = {}
         self._slots: dict[int, Variable] = {}
@@ -125,7 +111,7 @@ class StateCell(Keeper):
 
     @property
     def state(self) -> TrainState:
-        """The current arrays. Consumed by the next train step: never hand it out."""
+        """The current arrays; the next train step consumes them."""
         return jax.tree.unflatten(self._treedef, self.arrays)
 
     @state.setter
@@ -136,7 +122,7 @@ class StateCell(Keeper):
 
     @property
     def arrays(self) -> list[jax.Array]:
-        """The current arrays as a flat list, which is what the steps take and give: trees cost them time."""
+        """The current arrays as a flat list, the form in which steps take and return them."""
         if not self._is_borrowing:
             others_train = any(cell._is_borrowing for cell in self._beside)
             if self._looked_at != Changes.last or others_train or (self.is_shown and self._foreign):
@@ -163,8 +149,6 @@ class StateCell(Keeper):
                     place.keep(arrays[index])
                 else:  # another model that has the variable is training
                     borrower.set_to_copy(place.lendable, arrays[index])
-
-    # Borrowing
 
     def _look(self) -> None:
         """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
@@ -349,12 +333,12 @@ class StateCell(Keeper):
 
     @property
     def is_training(self) -> bool:
-        """Whether some thread is inside of `training`."""
+        """Whether a thread is inside `training`."""
         return self._trainings > 0
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train, alone of all threads, and let Ctrl-C wait; a callback may train again in the same thread."""
+        """Train exclusively and delay Ctrl-C; a callback may train again in the same thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
                 raise ModelError(
@@ -372,15 +356,15 @@ class StateCell(Keeper):
                 self._training.release()
 
     def row(self, path: str) -> Row:
-        """The plan's row of a variable."""
+        """Return the row of a variable in the plan."""
         return self.plan.row(path)
 
     def index(self, path: str) -> int:
-        """The place of a variable in flattening order."""
+        """Return the index of a variable in flattening order."""
         return self._indices[self.plan.row(path).path]
 
     def place(self, path: str) -> int:
-        """The place of a variable in `arrays`."""
+        """Return the index of a variable in `arrays`."""
         return self._places[self.index(path)]
 
     def place_of(self, variable: Any) -> Any:
@@ -398,7 +382,7 @@ class StateCell(Keeper):
         return self._variables[self.index(path)].variable
 
     def variable(self, path: str) -> Any:
-        """Return the variable at a path; for an array in a foreign module the one view of it."""
+        """Return the variable at a path; for an array in a foreign module, its only view."""
         index = self.index(path)
         own = self._variables[index].lendable
         if own is not None:
@@ -422,24 +406,24 @@ class StateCell(Keeper):
         return self._slots.get(place)
 
     def hold_slot(self, place: int, variable: Variable) -> None:
-        """Let a variable stand for an optimizer's array in `arrays`."""
+        """Use a variable for an optimizer's array in `arrays`."""
         self._slots[place] = variable
         self._slot_of[id(variable)] = place
         variable.lend_for_good(self)
 
     def release_slots(self) -> None:
-        """Return the arrays of optimizers to their variables, which the model no longer updates."""
+        """Return the arrays of optimizers to their variables."""
         for place, variable in self._slots.items():
             variable.lend_to(None)
             variable.keep(self._arrays[place])
         self._slots, self._slot_of = {}, {}
 
     def is_trained(self, path: str) -> bool:
-        """Whether the variable is trained."""
+        """Whether a variable is trained."""
         return self.graph.trained[self.index(path)]
 
     def read(self, path: str) -> jax.Array:
-        """The array of a variable; it lives until the next step."""
+        """Return the array of a variable; it is valid until the next step."""
         return self.leaves()[self.index(path)]
 
     def leaves(self) -> list[jax.Array]:
@@ -448,24 +432,21 @@ class StateCell(Keeper):
         return [arrays[place] for place in self._places]
 
     def write(self, index: int, value: ArrayLike) -> None:
-        """Put a copy of `value` in the place of the variable of this index."""
+        """Replace the array of the variable with this index by a copy of a value."""
         self.write_all({index: value})
 
     def write_all(self, values: Mapping[int, ArrayLike]) -> None:
-        """Put copies in the places of several variables, by index."""
+        """Replace the arrays of variables, by index, by copies of these values."""
         shardings = jax.tree.leaves(self.plan.shardings)
         with self.lock:
-            self.put(
-                {
-                    self._places[index]: place_copy(
-                        value, shardings[index], f"variable {self.graph.specs[index].path!r}"
-                    )
-                    for index, value in values.items()
-                }
-            )
+            copies = {}
+            for index, value in values.items():
+                name = f"variable {self.graph.specs[index].path!r}"
+                copies[self._places[index]] = place_copy(value, shardings[index], name)
+            self.put(copies)
 
     def use(self, graph: ModuleGraph) -> None:
-        """Exchange the graph for one of the same variables; where it trains others of them, slots are dropped."""
+        """Replace the graph by another of the same variables; drop the slots if it trains others."""
         if graph.trained == self.graph.trained:
             self.graph = graph
             return
@@ -475,7 +456,7 @@ class StateCell(Keeper):
         self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place]) -> None:
-        """Replace the variables by the variables of another graph, placed by its plan; drop the slots."""
+        """Replace the variables by the variables of another graph; drop the slots."""
         with self.lock:
             step = self.state.step
             self.leave()
@@ -485,7 +466,7 @@ class StateCell(Keeper):
             self._begin(step)
 
     def add_slots(self, optimizers: dict[str, Optimizer]) -> None:
-        """Create the slots of these optimizers, in place of the previous ones, and count steps from 0."""
+        """Create the slots of these optimizers, and reset the step count."""
         plans, slots = {}, {}
         self.release_slots()
         for name, optimizer in optimizers.items():
@@ -504,17 +485,12 @@ class StateCell(Keeper):
         return plan.arrange(optimizer.select(paths))
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
-        """Bring everything to the layouts of another distribution.
-
-        Raises:
-            LayoutError: its rules cannot be applied; nothing has moved then.
-        """
+        """Reshard everything to the layouts of another distribution, unless its rules cannot be applied."""
         others = self.shared_with()
         if others:
             raise ModelError(
                 f"{self.owner} cannot move: {others[0].owner} has some of its layers",
                 given=f"another distribution, {distribution}",
-                expected="one mesh for all models of a layer",
                 fix="move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights",
             )
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
@@ -531,12 +507,12 @@ class StateCell(Keeper):
             variable.lend_for_good(self)
 
     def copy_of_state(self) -> TrainState:
-        """A copy of the state, which later steps do not consume."""
+        """Return a copy of the state, which later steps do not consume."""
         with self.lock:
             return self.state_plan.place(self.state)
 
     def module(self) -> Any:
-        """The NNX module with copies of the current values."""
+        """Return an NNX module with copies of the current values."""
         with self.lock:
             copies = self.plan.place(self.graph.treedef.unflatten(self.leaves()))
         trainable, rest = self.graph.nest(jax.tree.leaves(copies))

@@ -1,11 +1,11 @@
-"""The three steps as pure functions: train, test, predict. Here is the arithmetic of training, and no device."""
+"""The train, test and predict steps as pure functions, and how their logs are accumulated."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,18 @@ from keras_dist.layers import Layer
 from keras_dist.layers.module_precision import cast_floats, compute_under
 from keras_dist.losses.reduction import split_reported
 from keras_dist.mixed_precision import DTypePolicy
-from keras_dist.training.accumulators import Count, Latest, Observation, UpdatesTotal, flat_logs
+from keras_dist.training.accumulators import (
+    Accumulator,
+    Count,
+    Latest,
+    Observation,
+    UpdatesTotal,
+    accumulator_of,
+    add,
+    flat_logs,
+)
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
+from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective, check_free
@@ -57,62 +67,47 @@ ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The position of the random numbers of a batch outside of training.
+    """The position of the random numbers of a batch outside of training."""
 
-    Attributes:
-        words: `[seed, run, batch]`, uint32 (3,): which evaluation or prediction, and which of its batches.
-    """
-
-    words: Any
+    words: Any  # [seed, number of the evaluation or prediction, batch], uint32 (3,)
 
     @classmethod
     def begun(cls, seed: int, run: int) -> Draw:
-        """The position of the first batch."""
+        """Return the position of the first batch."""
         return cls(np.array([seed, run, 0], np.uint32))
 
     def after(self, batches: int) -> Draw:
-        """The position so many batches later."""
+        """Return the position so many batches later."""
         return Draw(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
-        """The key of the batch (traced), distinct from all keys of training steps."""
+        """Return the key of the batch (traced), distinct from all keys of training steps."""
         key = jax.random.fold_in(jax.random.key(self.words[0]), _OUTSIDE_OF_TRAINING)
         return jax.random.fold_in(jax.random.fold_in(key, self.words[1]), self.words[2])
 
 
 _OUTSIDE_OF_TRAINING = 2**32 - 1
-"""The number of no training step."""
+"""No training step has this number."""
 
 
 @dataclasses.dataclass(eq=False)
 class Forward:
-    """The module, how it is called, and where its activations live.
-
-    Attributes:
-        graph: the module without its arrays.
-        call: `call(module, x, training, rngs) -> y_pred`; None for `module(x)`, which draws from its own streams.
-        distribution: gives the layouts of inputs and activations.
-        seed: fixes the `rngs` of every step; programs that were traced with another one keep that.
-        compute_loss: `compute_loss(module, batch, y_pred, training) -> scalar or (scalar, {"name": scalar})`, which may
-            call the `compiled_loss` of the call context; None for the objective's loss alone.
-        remat: what the backward pass computes again in training; None for nothing.
-        plan: where variables live; None where XLA shall choose when they are gathered.
-        pads: whether the module is called with rows that the mesh divides, and padding is cut off its outputs.
-        precision: a mixed policy that a foreign module computes under; None as it is, and where layers see to it.
-    """
+    """The call of a module, with the layouts of its inputs and activations."""
 
     graph: ModuleGraph
-    call: ModuleCall | None
+    call: ModuleCall | None  # None for `module(x)`, which draws from its own streams
     distribution: Distribution
-    seed: int
+    seed: int  # of the `rngs` of every step, a constant of traced programs
+    # compute_loss(module, batch, y_pred, training) -> scalar or (scalar, {"name": scalar}); it may call the
+    # `compiled_loss` of the call context. None for the loss of the objective
     compute_loss: Callable[[Any, Batch, Any, bool], jax.Array] | None = None
     remat: Remat | None = None
-    plan: LayoutPlan | None = None
-    precision: DTypePolicy | None = None
-    pads: bool = False
+    plan: LayoutPlan | None = None  # None: XLA chooses when variables are gathered
+    precision: DTypePolicy | None = None  # a mixed policy for a foreign module; layers cast themselves
+    pads: bool = False  # the module is called with padded rows, which are cut off its outputs
 
     def __call__(self, trainable: Any, rest: Any, at: ArrayLike | Draw, x: Any, training: bool) -> tuple[Any, Any]:
-        """The output for `x`, and `rest` afterwards; see `rngs` for `at`."""
+        """Return the output for `x`, and `rest` afterwards; see `rngs` for `at`."""
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[PyTree, PyTree]:
             module = self.module(trainable, rest)
@@ -125,7 +120,7 @@ class Forward:
     def measure(
         self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, draw: Draw | None = None
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
-        """The losses of a batch, the output, its mask, and `rest` afterwards; outside of training with a `draw`."""
+        """Return losses, output, its mask, and `rest` afterwards, for a batch; outside of training with a `draw`."""
         training, at = draw is None, state.step if draw is None else draw
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
@@ -147,7 +142,7 @@ class Forward:
                     if has_rows is not None:
                         check_have_rows(y_pred, has_rows, objective.measured(batch, y_pred, mask))
                     compiled_loss(batch, y_pred)
-                else:  # of a subclass it may take outputs apart, or need none of the losses
+                else:  # a subclass may split outputs, or need none of the losses
                     context.compiled_loss = compiled_loss
                     loss, beside = split_reported(self.compute_loss(module, batch, y_pred, training))
                     losses["loss"] = check_scalar(loss)
@@ -158,14 +153,14 @@ class Forward:
         return self.gathering(call, trainable, state.rest, batch)
 
     def gathering(self, call: Callable[[Any, Any], Any], trainable: PyTree, rest: PyTree, batch: PyTree) -> Any:
-        """What `call` returns for values of the variables, which are gathered where they are used (traced)."""
+        """Call `call(trainable, rest)` with variables gathered where they are used (traced)."""
         if self.plan is None or not any(map(is_traced, jax.tree.leaves(batch))):
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
     def scattered(self, grads: PyTree) -> PyTree:
-        """Gradients of some of the trained variables, which lie as the slots that they update (traced)."""
+        """Constrain gradients to the layouts of the slots that they update (traced)."""
         if self.plan is None:
             return grads
         paths = dict(zip(self.graph.parts, (spec.path for spec in self.graph.specs), strict=True))
@@ -183,16 +178,13 @@ class Forward:
         return traverse_util.unflatten_dict(flat)
 
     def module(self, trainable: PyTree, rest: PyTree) -> Any:
-        """The module with these values; its submodules constrain what they return, as the layout rules say."""
+        """Return the module with these values; its submodules constrain their outputs by the layout rules."""
         module = self.graph.merge(trainable, rest)
         constrain_outputs(module, self.distribution)
         return module
 
     def outputs(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> tuple[PyTree, PyTree | None]:
-        """The outputs of the module for the rows of `x`, with inputs laid out as rules say.
-
-        Where modules get padded rows, also which outputs have rows; else None.
-        """
+        """Return the outputs of the module for `x`; if the module gets padded rows, also which outputs have rows."""
 
         def call(module: Any, x: PyTree) -> PyTree:
             return self.run(module, at, constrain_inputs(x, self.distribution), training)
@@ -216,7 +208,7 @@ class Forward:
         return over_padded_rows(call, arguments, rows_multiple(x, self.distribution), self.distribution, call_copy)[0]
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
-        """The outputs of the module for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
+        """Return the outputs for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
         if self.precision is None:
             return self._run(module, at, x, training)
         inputs = cast_floats(x, self.precision.compute_dtype)
@@ -235,14 +227,14 @@ class Forward:
         return module(x)
 
     def rngs(self, at: ArrayLike | Draw) -> nnx.Rngs:
-        """Random streams of a batch: outside of training, or of a step by its number; the seed is a constant then."""
+        """Return the random streams of a batch: of a `Draw` outside of training, or of a step by its number."""
         return nnx.Rngs(at.key() if isinstance(at, Draw) else jax.random.fold_in(jax.random.key(self.seed), at))
 
 
 def make_train_step(
     forward: Forward, objective: Objective, optimizers: Mapping[str, Optimizer], report: Collection[str] = ()
 ) -> Step:
-    """One step of gradient descent on the mean loss of a batch, which logs what is in `report`, too."""
+    """Make the step of gradient descent on the mean loss of a batch; it also logs the values in `report`."""
     check_loss_scales(optimizers)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
@@ -262,8 +254,7 @@ def make_train_step(
             value_fn=lambda trainable: loss_of(trainable)[1][0]["loss"],
             batch_weight=batch_weight,
         )
-        states, outputs = (state, new), (y_pred, mask)
-        extra = reported(report, objective, optimizers, states, grads, batch, outputs, batch_weight)
+        extra = reported(report, objective, optimizers, (state, new), grads, batch, (y_pred, mask), batch_weight)
         new = new.replace(trainable=forward.graph.constrained(new.trainable), rest=rest)
         logs = objective.logs(losses, batch, y_pred, mask)
         check_free(logs, extra)
@@ -273,7 +264,7 @@ def make_train_step(
 
 
 def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
-    """The train step that a user wrote, with the random streams of each step."""
+    """Make the train step of a user; each step gets its random streams."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         with scaling_checked(one.transformation for one in optimizers.values()):
@@ -285,7 +276,7 @@ def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[
 def make_test_step(
     forward: Forward, objective: Objective
 ) -> Callable[[TrainState, Batch, Draw], tuple[TrainState, dict[str, Any]]]:
-    """Loss and metrics of a batch, and the state afterwards."""
+    """Make the step that returns the state afterwards, loss and metrics of a batch."""
 
     def test_step(state: TrainState, batch: Batch, draw: Draw) -> tuple[TrainState, dict[str, Any]]:
         losses, y_pred, mask, rest = forward.measure(objective, state, state.trainable, batch, draw)
@@ -295,7 +286,7 @@ def make_test_step(
 
 
 def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree, Draw], tuple[TrainState, PyTree]]:
-    """The output for a batch of inputs, and the state afterwards."""
+    """Make the step that returns the state afterwards, and the outputs for a batch of inputs."""
 
     def predict_step(state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
         outputs, rest = forward(state.trainable, state.rest, draw, x, False)
@@ -305,7 +296,7 @@ def make_predict_step(forward: Forward) -> Callable[[TrainState, PyTree, Draw], 
 
 
 def check_scalar(loss: Any) -> jax.Array:
-    """What `compute_loss` returned, if it is a scalar."""
+    """Return the result of `compute_loss`; raise unless it is a scalar."""
     if not isinstance(loss, jax.Array | float | int) or jnp.shape(loss) != ():
         fix = 'for example jnp.mean(loss), or (loss, {"name": scalar})'
         raise ModelError("compute_loss did not return a scalar", given=with_type(loss), fix=fix)
@@ -313,7 +304,7 @@ def check_scalar(loss: Any) -> jax.Array:
 
 
 def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Mapping[str, Any]]:
-    """What a train step returned, if it is `(state, logs)` with the state it was given, but for the values."""
+    """Return the result of a train step; raise unless it is `(state, logs)` with a state like `before`."""
     after, logs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not isinstance(after, TrainState) or not isinstance(logs, Mapping):
         given = f"{returned!r:.200} of type {type(returned).__name__}"
@@ -337,7 +328,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def check_state(step: str, before: TrainState, after: TrainState) -> None:
-    """Check that the state after a step is that before it, but for the values."""
+    """Check that a step changed only values of the state."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         summary = f"{step} returned a state of another structure"
         expected = f"{jax.tree.structure(before)}"
@@ -349,7 +340,64 @@ def check_state(step: str, before: TrainState, after: TrainState) -> None:
             raise ModelError(
                 f"{step} changed the shape or dtype of {tree_paths.join(tree_paths.parts_of(path))!r}",
                 given=f"{jnp.shape(new)} {jnp.result_type(new)}, before {jnp.shape(old)} {jnp.result_type(old)}",
-                fix="cast the new value to the dtype of the old one"
-                if jnp.shape(old) == jnp.shape(new)
-                else "return a new value of the shape that the old one has, and each list in its order",
+                fix="return a value of the same shape and dtype, and each list in its order",
             )
+
+
+Logs = dict[str, Any]
+"""The states of accumulators by name, on the device."""
+
+
+class LoggingStep(Protocol):
+    """A train or test step that accumulates its logs; `changed` are the indices of arrays that a test step changes."""
+
+    changed: Sequence[int]
+    may_read_values: bool
+
+    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
+        """Return the accumulators of the logs (traced)."""
+        ...
+
+    def advance(
+        self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
+    ) -> tuple[TrainState, Logs]:
+        """Return state and logs after a batch of `rows` real rows (traced); `draw` seeds a test step."""
+        ...
+
+    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
+        """Load these logs into the metric objects of the model."""
+
+
+class PureStep:
+    """A pure function `step(state, batch) -> (state, logs)`, or for a test `step(state, batch, draw)`, as a step."""
+
+    changed: Sequence[int] = ()
+    may_read_values = False
+
+    def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:
+        self._step, self._trains = step, trains
+
+    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
+        """Return the accumulators in the order of the logs (traced); JAX would sort the names."""
+        _, found = self._run(state, batch, Draw.begun(0, 0))
+        return {name: accumulator_of(name, value) for name, value in found.items()}
+
+    def advance(
+        self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
+    ) -> tuple[TrainState, Logs]:
+        """Return state and logs after a batch of `rows` real rows (traced)."""
+        after, found = self._run(state, batch, draw)
+        if set(found) != set(logs):
+            summary = "train_step logs other names than before"
+            fix = "return the same names from every step"
+            raise ModelError(summary, given=f"{sorted(found)}", expected=f"{sorted(logs)}", fix=fix)
+        return after, {name: add(value, found[name], rows) for name, value in logs.items()}
+
+    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
+        """Load these logs into the metric objects of the model."""
+        metrics.hold(accumulators, logs)
+
+    def _run(self, state: TrainState, batch: Batch, draw: Draw | None) -> tuple[TrainState, Mapping[str, Any]]:
+        if self._trains:
+            return check_train_step(state, self._step(state, batch))
+        return self._step(state, batch, draw)

@@ -1,4 +1,4 @@
-"""Keras's steps on JAX: methods of a model on lists of arrays, as steps of the compiled programs."""
+"""Steps in the form of Keras on JAX: methods of a model on lists of arrays."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from keras_dist.training.step import Batch, Draw, check_state
 from keras_dist.training.train_state import TrainState
 
 VARIABLES = ""
-"""Among the logs, what holds the variables of metrics: no value is logged under an empty name."""
+"""Key of the variables of metrics in the logs: no value is logged under an empty name."""
 
-_PARTS: dict[Mode, tuple[str, ...]] = {
+PARTS: dict[Mode, tuple[str, ...]] = {
     "train": ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables"),
     "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
     "predict": ("trainable_variables", "non_trainable_variables"),
@@ -47,16 +47,13 @@ class StepProtocol:
     prepare: Callable[[TrainState, Batch], None]
 
     def metrics_variables(self) -> list[Any]:
-        """The variables of all metrics."""
+        """Return the variables of all metrics."""
         return [variable for metric in self.metrics() for variable in metric.variables]
 
 
 @dataclasses.dataclass(frozen=True)
 class VariablesAccumulator:
-    """The variables of metrics, which the steps themselves update.
-
-    They are looked for once: that goes through the whole model, and callbacks may look at each batch.
-    """
+    """The variables of metrics, which the steps update; they are collected once, since callbacks may read often."""
 
     protocol: StepProtocol
     variables: Sequence[Any]
@@ -64,27 +61,24 @@ class VariablesAccumulator:
     is_reset_by_users: ClassVar[bool] = True
 
     def start(self) -> list[np.ndarray]:
-        """The values when they are reset."""
+        """Return the values after a reset."""
         with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
             self.protocol.reset()
             return [np.asarray(variable.value) for variable in self.variables]
 
     def read(self, state: Sequence[Any]) -> dict[str, Any]:
-        """Nothing: the step logs what is to be seen."""
+        """Return nothing: the step returns its logs."""
         del state
         return {}
 
     def hold(self, state: Sequence[jax.Array]) -> None:
-        """Let the metrics tell what is in this state."""
+        """Load this state into the metrics."""
         for variable, value in zip(self.variables, state, strict=True):
             variable.lend_to(MetricState(value))
 
 
 class ProtocolStep:
-    """One step of a model in the form of Keras, on a `TrainState` and logs.
-
-    `changed` are the places of the arrays that the step exchanges for others, known once `accumulators` has traced it.
-    """
+    """A step of a model in the form of Keras, on a `TrainState` and logs; `accumulators` finds `changed`."""
 
     may_read_values = True
 
@@ -97,7 +91,7 @@ class ProtocolStep:
         self._optimizers = [(name, optimizers[name].transformation) for name in sorted(optimizers)]
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Any]:
-        """How to accumulate what it logs (traced)."""
+        """Return the accumulators of the logs (traced)."""
         self._protocol.prepare(state, batch)
         held = VariablesAccumulator(self._protocol, self._protocol.metrics_variables())
         logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
@@ -109,7 +103,7 @@ class ProtocolStep:
     def advance(
         self, state: TrainState, batch: Batch, logs: Mapping[str, Any], rows: int, draw: Draw | None
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state and the logs after a batch (traced), which has all that it draws from."""
+        """Return state and logs after a batch (traced); random generators are part of the state."""
         del rows, draw
         found, after, metrics = self._run(state, batch, list(logs[VARIABLES]))
         if set(found) != set(logs) - {VARIABLES}:
@@ -128,22 +122,21 @@ class ProtocolStep:
         accumulators[VARIABLES].hold(logs[VARIABLES])
 
     def predict(self, state: TrainState, x: PyTree, draw: Draw) -> tuple[TrainState, PyTree]:
-        """The outputs for a batch of inputs, and the state afterwards (traced), which has all that it draws from."""
+        """Return the state afterwards, and the outputs for a batch of inputs (traced)."""
         del draw
-        places, slots, leaves, tree = self._places(state)
+        places, _, leaves, tree = self._places(state)
         trained, others = ([leaves[place] for place in part] for part in places)
         with StatelessScope(), noting_masks():
             returned = self._protocol.steps["predict"]((trained, others), pack_x_y_sample_weight(x))
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], list | tuple):
             raise self._wrong_return(returned, "(outputs, non_trainable_variables)")
-        del slots
         self._put(leaves, places[1], returned[1], "non_trainable_variables")
         return tree.unflatten(leaves), values_in(returned[0])
 
     def _run(
         self, state: TrainState, batch: Batch, metrics: list[Any]
     ) -> tuple[dict[str, Any], TrainState, list[jax.Array]]:
-        """What the step logs, the state and the variables of metrics afterwards."""
+        """Return the logs, and the state and the variables of metrics afterwards."""
         places, slots, leaves, tree = self._places(state)
         indices = [*places, slots] if self._mode == "train" else [*places]
         given = [[leaves[place] for place in part] for part in indices]
@@ -160,7 +153,7 @@ class ProtocolStep:
             returned = self._protocol.steps[self._mode]((*given, metrics), pack_x_y_sample_weight(*batch))
         logs, after = self._checked(returned)
         *changed, metrics_after = after
-        for part, values, name in zip(indices, changed, _PARTS[self._mode], strict=False):
+        for part, values, name in zip(indices, changed, PARTS[self._mode], strict=False):
             self._put(leaves, part, values, name)
         self._check_length(metrics_after, len(metrics), "metrics_variables")
         metrics_after = [
@@ -172,7 +165,7 @@ class ProtocolStep:
         return {name: self._logged(name, value) for name, value in logs.items()}, new, metrics_after
 
     def _places(self, state: TrainState) -> tuple[tuple[list[int], list[int]], list[int], list[Any], Any]:
-        """The places of trained and other variables and of slots among the leaves of a state; these, and their tree."""
+        """Return indices of trained variables, other variables and slots in the leaves of a state, leaves and tree."""
         leaves, tree = jax.tree.flatten(state)
         numbered = tree.unflatten(range(len(leaves)))
         trained, others = ([self._cell.place_of(one) for one in part] for part in self._protocol.variables())
@@ -185,7 +178,6 @@ class ProtocolStep:
         return (trained, others), [place for part in slots for place in part], leaves, tree
 
     def _put(self, leaves: list[Any], places: Sequence[int], values: Any, name: str) -> None:
-        """Exchange the leaves in these places."""
         self._check_length(values, len(places), name)
         for place, value in zip(places, values, strict=True):
             leaves[place] = jnp.asarray(value_of(value)) if not hasattr(value, "dtype") else value_of(value)
@@ -193,23 +185,20 @@ class ProtocolStep:
     def _check_length(self, values: Any, count: int, name: str) -> None:
         if not isinstance(values, list | tuple) or len(values) != count:
             given = f"{len(values)}" if isinstance(values, list | tuple) else shorten(values)
-            fix = "return each list of the state with its new values, in the order in which it came"
+            fix = "return each list of the state with its new values, in the same order"
             raise ModelError(f"{self._mode}_step must return a list of {count} {name}", given=given, fix=fix)
 
     def _checked(self, returned: Any) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
-        """Logs and state, if they are that."""
-        parts = _PARTS[self._mode]
+        """Return logs and state; raise unless the step returned both."""
+        parts = PARTS[self._mode]
         expected = f"(logs, ({', '.join(parts)})) with a dict of numbers as logs"
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            raise self._wrong_return(returned, expected)
-        logs, after = returned
+        logs, after = returned if isinstance(returned, tuple) and len(returned) == 2 else (None, None)
         if not isinstance(logs, Mapping) or not isinstance(after, tuple | list) or len(after) != len(parts):
             raise self._wrong_return(returned, expected)
         in_order = {name: logs[name] for name in sorted(logs, key=str)}  # in which Keras lists them
         return flat_logs(f"{self._mode}_step", in_order), tuple(after)
 
     def _logged(self, name: Any, value: Any) -> jax.Array:
-        """What is logged under a name, as an array."""
         try:
             if isinstance(name, str):
                 return jnp.asarray(value_of(value))
@@ -226,7 +215,7 @@ class ProtocolStep:
 
 
 def _like(value: Any, before: Any, name: str) -> jax.Array:
-    """The new value of a metric's variable, in the dtype of before."""
+    """Return the new value of a metric's variable in its dtype."""
     array = jnp.asarray(value_of(value), before.dtype)
     if array.shape != before.shape:
         given = f"shape {array.shape}, before {before.shape}"

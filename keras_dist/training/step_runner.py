@@ -25,14 +25,13 @@ from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.compiled import CompiledSteps, Expected, zero_logs
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.interrupt import interrupt_between_steps, shield
-from keras_dist.training.logging_steps import LoggingStep, Logs, PureStep
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
 from keras_dist.training.optimization import finalize, has_final_values
 from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Draw, Forward, ModuleCall
+from keras_dist.training.step import Draw, Forward, LoggingStep, Logs, ModuleCall, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.throughput import StepTimer, Timing
 
@@ -42,29 +41,25 @@ _VALIDATIONS = 2**31
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LoggedStep:
-    """A step, its accumulators by logged name, and their states before the first batch, which no step consumes."""
+    """A step, its accumulators by logged name, and their initial states, which no step consumes."""
 
     step: LoggingStep
     accumulators: dict[str, Accumulator]
     zeros: Logs
 
     def resumed(self, states: Logs) -> Logs:
-        """The states that another process had; rates begin anew, for its seconds are not known here."""
+        """Return the states of another process; rates start again, since its duration is not known."""
         rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
-        """The states at the begin of an epoch or evaluation: `reset_state` of users is called."""
+        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
         own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
 class StepRunner:
-    """The compiled steps of one model on one distribution, and the loop over them.
-
-    Before `compile` (`choices` is None) only prediction works. `stops` are the modes whose run ends after the current
-    step; a mode is removed from it when its run begins.
-    """
+    """The compiled steps of one model on one distribution, and the loop over them."""
 
     def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
@@ -75,7 +70,7 @@ class StepRunner:
         self._logged_steps: dict[Mode, LoggedStep] = {}
         self._predict_steps: dict[ModuleCall | None, Callable[..., PyTree]] = {}
         self._run: Run | None = None
-        self.stops: set[Mode] = set()
+        self.stops: set[Mode] = set()  # modes whose run ends after the current step
 
     def fit(
         self,
@@ -86,12 +81,9 @@ class StepRunner:
         hooks: Hooks,
         facts: Fingerprint | None = None,
     ) -> Timing:
-        """Train for the epochs, and return how fast it was.
-
-        `facts` are further values that must be equal in all processes of a job.
-        """
+        """Train for the epochs; `facts` are further values that must be equal in all processes of a job."""
         self._check_targets(examples.source)
-        order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else each has rows of its own
+        order = shuffle_key if self._forward.distribution.auto_shard_dataset else None  # else processes have other rows
         further = {"epochs": epochs, "order of the rows": order, **(facts or {}), **hooks.facts()}
         self._check_agreement("fit", examples, {**further, **_facts_of_validation(validation)})
         self._compiled.forget_shapes("train")
@@ -131,7 +123,8 @@ class StepRunner:
                     batch=run.progress.cursor.batch,
                     group=self._options.steps_per_execution,
                 )
-                states = dict(run.progress.metric_states) if states is None else states  # no step was left
+                if states is None:  # the resumed epoch was complete
+                    states = dict(run.progress.metric_states)
                 self._cell.show()
                 self._hold(program, states)
                 seconds = timer.clock.seconds
@@ -147,25 +140,24 @@ class StepRunner:
 
     @property
     def progress(self) -> Progress | None:
-        """How far the training has come that is running now; None if there is none."""
+        """The progress of the running training; None without one."""
         return None if self._run is None else self._run.noted(is_stopping="train" in self.stops)
 
     def use_seed(self, seed: int) -> None:
-        """Draw the random numbers of steps from another seed."""
+        """Use another seed for the random numbers of steps."""
         self._forward.seed = seed
         self._predict_steps.clear()
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that `continue_from` may be called."""
+        """Check that the training that is about to begin can resume there."""
         self._awaited_run(progress)
 
     def continue_from(self, progress: Progress) -> None:
-        """Go on with a training that was interrupted, instead of from the begin; asked for in `on_train_begin`."""
+        """Resume an interrupted training; to be called in `on_train_begin`."""
         self._awaited_run(progress).progress = progress
 
     def _awaited_run(self, progress: Progress) -> Run:
-        """The run that is about to begin, and can go on from there."""
         if self._run is None:
             raise nothing_to_continue()
         self._run.check_continues(progress)
@@ -173,7 +165,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _running(self, run: Run, hooks: Hooks) -> Iterator[None]:
-        """Let others see the run, and tell the callbacks how it ended; a callback may have a run of its own."""
+        """Publish the run, and call `on_train_exit` at its end; a callback may start another run."""
         outer, self._run = self._run, run
         try:
             with heartbeat.current().steps("fit", is_shared=is_shared(self._cell.mesh)):
@@ -187,7 +179,7 @@ class StepRunner:
             self._run = outer
 
     def evaluate(self, examples: Examples, hooks: Hooks, draw: Draw) -> dict[str, float]:
-        """Loss and metrics over the examples, the first batch of which draws there."""
+        """Return loss and metrics over the examples; `draw` is the position of random numbers."""
         self._check_agreement("evaluate", examples, _facts_of_draw(draw))
         shared = is_shared(self._cell.mesh)
         with (
@@ -199,7 +191,7 @@ class StepRunner:
     def _validation(
         self, validation: Validation | None, hooks: Hooks, epochs: range
     ) -> Callable[[int, Callable[[], None]], dict[str, float]]:
-        """What evaluates after an epoch, and gives logs for it; nothing where none are due."""
+        """Return the function that evaluates after an epoch and returns its logs."""
         if validation is None:
             return lambda epoch, check_interrupt: {}
         evaluate = self._evaluation(validation.examples, hooks, validation.times(epochs))
@@ -207,7 +199,7 @@ class StepRunner:
         def validate(epoch: int, check_interrupt: Callable[[], None]) -> dict[str, float]:
             if not validation.is_due(epoch):
                 return {}
-            # by the steps before, so that a training that is resumed draws the same
+            # the position follows from the step count, so that a resumed training draws the same
             draw = Draw.begun(self._forward.seed, _VALIDATIONS + int(self._cell.state.step))
             return {f"val_{name}": value for name, value in evaluate(check_interrupt, draw).items()}
 
@@ -216,7 +208,7 @@ class StepRunner:
     def _evaluation(
         self, examples: Examples, hooks: Hooks, epochs: int = 1
     ) -> Callable[[Callable[[], None], Draw], LazyLogs]:
-        """What evaluates these examples once an epoch: its data is put in place once."""
+        """Return the function that evaluates these examples; their data is placed once."""
         self._check_measurable(examples.source)
         self._compiled.forget_shapes("test")
         feed = self._placement.feed("test", examples, epochs, one_by_one=hooks.sees_every_batch("test"))
@@ -248,7 +240,7 @@ class StepRunner:
     def predict(
         self, examples: Examples, hooks: Hooks, draw: Draw, call: ModuleCall | None = None, local: bool = False
     ) -> PyTree:
-        """Return the outputs for the examples, in order, on the host; with `local` for rows of this process alone."""
+        """Return the outputs for the examples, in order, on the host; with `local` only for rows of this process."""
         outputs: list[PyTree] = []
         self._check_agreement("predict", examples, {"local": local, **_facts_of_draw(draw)})
         self._compiled.forget_shapes("predict")
@@ -278,7 +270,7 @@ class StepRunner:
         return joined(outputs)
 
     def train_batch(self, source: ArraySource) -> dict[str, float]:
-        """One step on all rows of `source`; its logs."""
+        """Take one step on all rows of `source`; return its logs."""
         self._check_targets(source)
         self._placement.compare_call("train_on_batch", source)
         batch = self._placement.whole(source)
@@ -292,7 +284,7 @@ class StepRunner:
             return dict(self._watched(program, [(batch.rows, states)], timer))
 
     def test_batch(self, source: ArraySource, draw: Draw) -> dict[str, float]:
-        """Loss and metrics of all rows of `source` as one batch."""
+        """Return loss and metrics of all rows of `source` as one batch."""
         self._check_measurable(source)
         self._placement.compare_call("test_on_batch", source)
         batch = self._placement.whole(source)
@@ -302,7 +294,7 @@ class StepRunner:
             return dict(self._watched(program, [(batch.rows, states)]))
 
     def predict_batch(self, source: ArraySource, draw: Draw, local: bool = False) -> PyTree:
-        """The outputs for all rows of `source` as one batch, on the host; see `predict`."""
+        """Return the outputs for all rows of `source` as one batch, on the host; see `predict`."""
         self._placement.compare_call("predict_on_batch", source)
         batch = self._placement.whole(source)
         with heartbeat.current().waiting():
@@ -310,14 +302,14 @@ class StepRunner:
             return of_one_batch(real_outputs(batch.rows, outputs))
 
     def lower_train(self, source: ArraySource | ShapeSource) -> PyTree:
-        """The train program for all rows of `source` as one batch, lowered: `.compile()` tells what XLA made of it."""
+        """Lower the train program for all rows of `source` as one batch."""
         self._check_targets(source)
         batch = self._placement.whole(source)
         program = self._logged_step("train", lambda: batch)
         return self._compiled.lower_train(program.step, self._cell.arrays, program.zeros, batch)
 
     def _check_agreement(self, about: str, examples: Examples, further: Fingerprint | None = None) -> None:
-        """Check that all processes of the job run the same steps on data of the same form."""
+        """Check that all processes of the job run the same steps on data of the same shapes."""
 
         def facts() -> Fingerprint:
             return {**self._choices.facts(), **_facts_of_data(examples), **(further or {})}
@@ -335,11 +327,11 @@ class StepRunner:
             source.check_targets()
 
     def _logged_step(self, mode: Mode, some_batch: Callable[[], Batch]) -> LoggedStep:
-        """The train or test step. It is traced once, which gives metrics their shapes; ours logs what the test does."""
+        """Return the train or test step; trace it once for the shapes of its logs."""
         if mode not in self._logged_steps:
             step = self._steps[mode]
             is_own = self._choices.is_own("train") or self._choices.is_own("test")
-            if mode == "train" and not is_own and not self._choices.report:
+            if mode == "train" and not is_own and not self._choices.report:  # both log the same
                 logged = dataclasses.replace(self._logged_step("test", some_batch), step=step)
             else:
                 accumulators = self._compiled.accumulators(step, self._cell.state, some_batch())
@@ -357,14 +349,14 @@ class StepRunner:
         return self._predict_steps[call]
 
     def _stopper(self, mode: Mode) -> Callable[[], bool]:
-        """What tells whether the run that begins now is to end after the current step."""
+        """Return a predicate that is true once this run should stop."""
         self.stops.discard(mode)
         return lambda: mode in self.stops
 
     def _train_dispatch(
         self, program: LoggedStep, run: Run | None = None, expected: Expected = list
     ) -> Callable[[Execution], tuple[Logs, int]]:
-        """What runs an execution, and notes it in the run; what is `expected` is compiled with it."""
+        """Return the function that dispatches an execution and updates the progress of the run."""
         is_resumed = run is not None and bool(run.progress.metric_states)
         logs = dict(run.progress.metric_states) if run is not None and is_resumed else program.reset(self._cell.mesh)
         shielded = shield()
@@ -413,7 +405,7 @@ class StepRunner:
         return dispatch
 
     def _finalize(self) -> None:
-        """Put what the optimizers end with in the place of the trained variables."""
+        """Replace the trained variables by the final values of the optimizers."""
         optimizers = self._choices.optimizers
         if has_final_values(optimizers):
             program = jax.jit(
@@ -425,19 +417,19 @@ class StepRunner:
     def _watched(
         self, program: LoggedStep, results: Sequence[tuple[int, Logs]], timer: StepTimer | None = None
     ) -> LazyLogs:
-        """What callbacks get to see between batches; the metric objects of the model tell the same."""
+        """Return the logs for callbacks between batches; load them into the metric objects of the model."""
         _, states = results[-1]
         self._cell.show()
         self._hold(program, states)
         return LazyLogs(states, program.accumulators, None, (timer or StepTimer()).clock.seconds)
 
     def _hold(self, program: LoggedStep, states: Logs) -> None:
-        """Let the metric objects of the model tell what is in these states."""
+        """Load these states into the metric objects of the model."""
         program.step.hold(self._choices.metrics, program.accumulators, states)
 
 
 def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mode, Any]:
-    """The train and test steps, as far as `compile` chose them, and the predict step, if it is the user's own."""
+    """Return the steps of `compile` by mode; a predict step only if the user wrote it."""
     found: dict[Mode, Any] = {}
     if choices.objective is not None:
         found["test"] = PureStep(steps.make_test_step(forward, choices.objective), trains=False)
@@ -455,7 +447,7 @@ def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mo
 
 
 def _facts_of_data(examples: Examples, name: str = "") -> Fingerprint:
-    """What must be equal in the data of all processes."""
+    """Return the facts about data that must be equal in all processes."""
     parts = zip(("x", "y", "sample_weight"), examples.source.like, strict=True)
     facts: dict[str, object] = {f"{name}{size}": count for size, count in examples.sizes.items()}
     for part, arrays in parts:
@@ -464,7 +456,6 @@ def _facts_of_data(examples: Examples, name: str = "") -> Fingerprint:
 
 
 def _facts_of_draw(draw: Draw) -> Fingerprint:
-    """Fingerprint that must be equal in all processes, so that they draw the same random numbers."""
     seed, run, _ = draw.words.tolist()
     return {"seed": seed, "number of evaluations and predictions before": run}
 
@@ -477,6 +468,6 @@ def _facts_of_validation(validation: Validation | None) -> Fingerprint:
 
 
 def _only(epochs: Iterator[tuple[int, Iterable[Execution]]]) -> Iterator[Execution]:
-    """The executions of the only epoch, which is over when they are."""
+    """Yield the executions of the only epoch; it ends after them."""
     for _, executions in epochs:
         yield from executions

@@ -1,4 +1,4 @@
-"""How fast steps go, and how many of them to run at once: few enough to be interrupted, enough to be cheap."""
+"""Timing of steps, and the number of steps of an execution: cheap to dispatch, and soon done after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ import numpy as np
 from keras_dist._support.types import Device, PyTree
 
 GOAL_SECONDS = 0.1
-"""An execution should take about as long: hundreds of times its dispatch, and not long to wait for after Ctrl-C."""
+"""Duration of an execution: hundreds of times its dispatch, and a short wait after Ctrl-C."""
 
 GROWTH = 8
-"""From one measurement to the next executions grow by no more than this factor: the first measurements are rough."""
+"""Largest growth of executions between two measurements: the first ones are rough."""
 
 
 class FixedSteps:
-    """A fixed number of steps per execution, as the user says; the rest of an epoch one by one.
-
-    Example:
-        >>> tuner = FixedSteps(4)
-        >>> tuner.steps(left=9), tuner.steps(left=3)
-        (4, 1)
-    """
+    """A fixed number of steps per execution; the rest of an epoch runs one by one."""
 
     is_fixed = True
 
@@ -36,23 +30,11 @@ class FixedSteps:
         return self._steps if self._steps <= left else 1
 
     def measured(self, seconds: float, steps: int) -> None:
-        """Learn nothing from the duration of an execution."""
+        """Ignore the duration of an execution."""
 
 
 class StepsTuner:
-    """Learns from finished executions how many steps the next ones should take.
-
-    Example:
-        >>> tuner = StepsTuner()
-        >>> tuner.steps(left=99)
-        1
-        >>> tuner.measured(seconds=0.01, steps=1)
-        >>> tuner.steps(left=99)
-        8
-        >>> tuner.measured(seconds=0.08, steps=8)
-        >>> tuner.steps(left=99), tuner.steps(left=3)
-        (10, 3)
-    """
+    """A number of steps per execution that follows from the duration of finished executions."""
 
     is_fixed = False
 
@@ -71,19 +53,18 @@ class StepsTuner:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """How fast a training went. Validation and callbacks of epochs are not in it.
+    """Timing of a training, without validation and callbacks of epochs.
 
     Attributes:
-        steps: how many steps ran.
-        compilations: how many programs were compiled.
-        compile_seconds: what tracing and compiling them took.
-        wall_seconds: from the first dispatch of each epoch until its last step was done, without compiling.
-        median_step_seconds: of a step; those of one execution count alike. NaN without steps.
-        p95_step_seconds: 95 of 100 steps took no longer.
-        samples_per_second: rows by `wall_seconds`.
-        overhead: the share of `wall_seconds` in which no step was in flight, at most: the end of a step is noticed
-            only when the loop looks.
-        peak_bytes: the most memory that was in use, by device, where the backend tells (CPUs do not).
+        steps: number of steps.
+        compilations: number of compiled programs.
+        compile_seconds: duration of tracing and compilation.
+        wall_seconds: time from the first dispatch of each epoch until its last step was done, without compilation.
+        median_step_seconds: median duration of a step; steps of one execution have equal durations. NaN without steps.
+        p95_step_seconds: 95th percentile of the durations of steps.
+        samples_per_second: rows divided by `wall_seconds`.
+        overhead: upper bound of the share of `wall_seconds` in which no step was in flight.
+        peak_bytes: largest memory in use by device, if the backend reports it (CPUs do not).
     """
 
     steps: int
@@ -98,7 +79,7 @@ class Timing:
 
 
 class EpochClock:
-    """Measures the wall time of an epoch without compilation, from when it is made until `stop`."""
+    """The wall time of an epoch without compilation, from its construction until `stop`."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -106,21 +87,21 @@ class EpochClock:
         self._compiling = 0.0
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count the duration of a compilation."""
+        """Subtract the duration of a compilation."""
         self._compiling += seconds
 
     def stop(self) -> None:
-        """Measure no further."""
+        """Stop the clock."""
         self._ended = time.perf_counter()
 
     def seconds(self) -> float:
-        """The wall time so far [s], more than 0."""
+        """Return the wall time so far [s], more than 0."""
         until = time.perf_counter() if self._ended is None else self._ended
         return max(until - self._began - self._compiling, 1e-9)
 
 
 class StepTimer:
-    """Measures the loop: told of every dispatch, of every wait, and of the end."""
+    """Measurement of the loop from its dispatches and waits."""
 
     def __init__(self, tuner: StepsTuner | FixedSteps | None = None) -> None:
         self._tuner = tuner
@@ -132,7 +113,7 @@ class StepTimer:
         self.clock = EpochClock()
 
     def begin(self) -> None:
-        """The first batch is about to be made."""
+        """Note the begin of an epoch."""
         self._began = self._busy_until = self._finished = time.perf_counter()
         self._newest = None
         self.clock = EpochClock()
@@ -158,7 +139,7 @@ class StepTimer:
         return self._busy_until
 
     def finished(self, started: float, steps: int) -> None:
-        """The oldest execution in flight was waited for."""
+        """Note that the oldest execution in flight is done."""
         now = time.perf_counter()
         seconds = now - max(started, self._finished)
         self._finished = self._busy_until = now
@@ -167,12 +148,12 @@ class StepTimer:
             self._tuner.measured(seconds, steps)
 
     def end(self) -> None:
-        """All executions were waited for."""
+        """Note the end of an epoch."""
         self._wall += time.perf_counter() - self._began
         self.clock.stop()
 
     def timing(self, devices: Iterable[Device]) -> Timing:
-        """What was measured since the timer was made."""
+        """Return the measurements since construction."""
         times, counts = np.array(self._step_seconds or [(np.nan, 1)]).T
         median, p95 = np.quantile(np.repeat(times, counts.astype(int)), (0.5, 0.95))
         wall = self._wall - self._compiling

@@ -1,4 +1,4 @@
-"""`TrainState`: everything a training run carries from step to step."""
+"""`TrainState`: the state that a training carries from step to step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything a training run carries from step to step: plain pytrees of arrays, placed as planned.
+    """The state that a training carries from step to step: pytrees of arrays, laid out as planned.
 
     Attributes:
-        trainable: the trained variables, as nested dicts of attribute names.
-        rest: all others: frozen parameters, statistics, RNG streams, buffers.
-        slots: the state of each optimizer by name.
+        trainable: trained variables, as nested dicts of attribute names.
+        rest: all other variables: frozen parameters, statistics, RNG streams, buffers.
+        slots: state of each optimizer by name.
         step: number of steps taken, a scalar.
     """
 
@@ -26,5 +26,5 @@ class TrainState:
     step: Any
 
     def replace(self, **changes: Any) -> TrainState:
-        """A copy with some attributes exchanged."""
+        """Return a copy with other values of some attributes."""
         return dataclasses.replace(self, **changes)

@@ -1,4 +1,4 @@
-"""`TrainableFlags`: what the layers of a model say about training, at any time."""
+"""`TrainableFlags`: the variables that are trained according to `trainable` of the layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from keras_dist.variables.variable import Owners, say_trainable
 
 
 class TrainableFlags:
-    """What the layers of a model say about training. Steps follow from the next `compile` on, all else at once.
-
-    Attributes:
-        layers: the layers by their paths, the model itself included.
-    """
+    """The current `trainable` of the layers of a model; steps follow it from the next `compile`."""
 
     def __init__(self, model: Layer, specs: Sequence[VariableSpec]) -> None:
         self._model = model
-        self.layers = dict(layers_below(model))
+        self.layers = dict(layers_below(model))  # by path, the model included
         self._order = {path: number for number, path in enumerate(self.layers)}
         self._owners: dict[str, Owners] = {
             spec.path: self._around(spec)
@@ -33,33 +29,33 @@ class TrainableFlags:
         self._paths = [spec.path for spec in specs]
 
     def of(self, specs: Sequence[VariableSpec]) -> TrainableFlags:
-        """What the same layers say about other variables."""
+        """Return the flags of the same layers for other variables."""
         return TrainableFlags(self._model, specs)
 
     def is_trainable(self, path: str) -> bool:
-        """Whether a variable is trained, as far as the layers in the model have a say."""
+        """Whether a variable is trained according to its layers."""
         return path in self._owners and say_trainable(self._owners[path])
 
     def flags(self) -> tuple[bool, ...]:
-        """For each variable whether a step is to train it: none, if the model itself is not trained."""
+        """Return whether a step trains each variable; none, if the model itself is not trainable."""
         return tuple(self._model._trainable and self.is_trainable(path) for path in self._paths)
 
     def stated(self) -> tuple[bool, ...]:
-        """What each layer says of itself."""
+        """Return `trainable` of each layer."""
         return tuple(layer._trainable for layer in self.layers.values())
 
     def facts(self) -> Fingerprint:
-        """What must be equal in the model in all processes of a job."""
+        """Return the config of the model, which must be equal in all processes of a job."""
         return facts_of_config("model", self._model)
 
     def tell(self, module: nnx.Module) -> None:
-        """Let the layers of the model's module say the same."""
+        """Copy `trainable` to the layers of the model's module."""
         for path, layer in layers_below(module):
             if path in self.layers:
                 said = self.layers[path]
                 layer._trainable, layer._trainable_was_set = said._trainable, said._trainable_was_set
 
     def _around(self, spec: VariableSpec) -> Owners:
-        """The layers around a variable, the innermost first."""
+        """Return the layers around a variable, the innermost first."""
         around = {path for name in (spec.path, *spec.aliases) for path in prefixes(name) if path in self.layers}
         return tuple(self.layers[path] for path in sorted(around, key=self._order.__getitem__, reverse=True))

@@ -1,4 +1,4 @@
-"""Batches whose rows the mesh does not divide: what they are padded to, and where their real rows are."""
+"""Batches whose rows the mesh does not divide: padding, and removal of the padding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_dist.variables import call_context
 
 
 def rows_multiple(x: PyTree, distribution: Distribution) -> int:
-    """The number that the rows of a batch of inputs like `x` must be a multiple of to be placed evenly."""
+    """Return the number that must divide the rows of a batch of inputs like `x`, so that they are placed evenly."""
     mesh = distribution.device_mesh
     named = zip(input_names(x), jax.tree.leaves(x), strict=True)
     layouts = [input_layout(name, leaf.shape, distribution) for name, leaf in named]
@@ -28,13 +28,10 @@ def rows_multiple(x: PyTree, distribution: Distribution) -> int:
 
 
 def real_rows(arrays: PyTree, rows: int, distribution: Distribution) -> PyTree:
-    """The first rows of each array, without the padding (traced).
-
-    Where the batch is split over some axes of the mesh and repeated over others, rows that do not divide evenly are
-    put on every device: XLA's partitioner counts padding in scatters of such arrays, as in the gradient of an
-    embedding.
-    """
+    """Return the first rows of each array, without the padding (traced)."""
     mesh = distribution.device_mesh
+    # XLA's partitioner counts padding in scatters, as in the gradient of an embedding, of arrays that are sharded over
+    # some axes and replicated over others
     repeated = batch_shards(distribution) != mesh.size
 
     def cut(array: Any) -> Any:
@@ -56,8 +53,8 @@ def over_padded_rows(
 ) -> tuple[PyTree, PyTree]:
     """Return the outputs of `call` for padded rows of `inputs`, and which outputs have rows (traced).
 
-    Added rows repeat the last one. They are cut off the outputs, so that neither losses nor metrics see them. Outputs
-    of the same shape for another number of rows, as `call_copy` shows, have no rows, and stay as they are.
+    Added rows repeat the last row. They are cut off the outputs, so that neither losses nor metrics see them. Outputs
+    whose shape does not depend on the number of rows, as `call_copy` shows, have no rows, and are returned unchanged.
     """
     rows = next((len(leaf) for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)), 0)
     added = -rows % multiple
@@ -94,7 +91,7 @@ def over_padded_rows(
 
 
 def check_have_rows(outputs: PyTree, has_rows: PyTree, measured: PyTree) -> None:
-    """Check that outputs with a loss or a metric have rows, of which padding can be cut off."""
+    """Check that outputs with a loss or a metric have rows."""
     needed = {id(leaf) for leaf in jax.tree.leaves(measured)}
     for (path, output), has in zip(
         jax.tree_util.tree_leaves_with_path(outputs), jax.tree.leaves(has_rows), strict=True
@@ -107,7 +104,7 @@ def check_have_rows(outputs: PyTree, has_rows: PyTree, measured: PyTree) -> None
 
 
 def _with_masks(change: Callable[[Any], Any], tensors: PyTree) -> PyTree:
-    """Change tensors, and in the same way the masks that the current call has of them."""
+    """Change tensors, and in the same way their masks in the current call."""
     changed, context = jax.tree.map(change, tensors), call_context.current()
     if context is not None:
         masks = context.mask_of(tensors)

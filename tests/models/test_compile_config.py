@@ -87,6 +87,6 @@ def test_what_is_not_registered_is_refused(arguments):
     model = kd.Sequential([layers.Dense(1)])
     model.compile(**{"optimizer": "sgd", "loss": "mse"} | arguments)
     name = next(iter(arguments))
-    with pytest.raises(ConfigError, match=f"get_compile_config: `{name}` cannot be written down") as caught:
+    with pytest.raises(ConfigError, match=f"get_compile_config: `{name}` cannot be serialized") as caught:
         model.get_compile_config()
     assert "register_keras_serializable" in caught.value.fix

@@ -99,7 +99,7 @@ def problems_of(action, folder, document, tmp_path):
             if not any(one in said for one in (f"{document}.json", "format", "does not fit", "holds a", "holds the")):
                 found.append((value, said))
         except ModelError as error:
-            if "those of the interrupted training" not in str(error):
+            if "the interrupted training" not in str(error):
                 found.append((value, repr(error)))
         except Exception as error:
             found.append((value, f"{type(error).__name__}: {error}"))

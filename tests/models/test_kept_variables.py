@@ -310,7 +310,7 @@ def test_a_variable_with_a_structure_of_arrays_is_refused() -> None:
             pair = self.pair.get_value()
             return x * pair["a"] + pair["b"]
 
-    with pytest.raises(ModelError, match="variable 'pair/pair' of a layer holds a structure of arrays"):
+    with pytest.raises(ModelError, match="variable 'pair/pair' of a layer must contain one array"):
         kd.Sequential([kd.Input((4,)), Pair(), layers.Dense(4)])
 
 

@@ -259,7 +259,7 @@ def test_other_metrics_are_refused_before_any_array_is_changed(tmp_path):
     restore = Doing(begin=lambda: again.restore(stored, continue_training=True))
     for metrics in (["mae"], ["mae", "mape"], None):
         again.compile("sgd", loss="mse", metrics=metrics)
-        with pytest.raises(ModelError, match="loss and metrics are not those of the interrupted training") as raised:
+        with pytest.raises(ModelError, match="loss and metrics differ from the interrupted training") as raised:
             again.fit(X, Y, batch_size=4, verbose=0, callbacks=restore)
         assert raised.value.given != raised.value.expected
         assert same(values_of(again), before)

@@ -240,7 +240,7 @@ def test_errors_name_the_way_out(keras, monkeypatch):
     theirs.compile("sgd", lambda y, p: p)
     with pytest.raises(ModelError, match="is not known here"):
         ours.compile()
-    with pytest.raises(ModelError, match="was not made of a model of Keras"):
+    with pytest.raises(ModelError, match="was not made by from_keras"):
         kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)]).to_keras()
     with monkeypatch.context() as patch:
         patch.setattr(keras.config, "backend", lambda: "torch")

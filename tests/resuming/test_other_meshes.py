@@ -365,7 +365,7 @@ class TestWhatDoesNotFit:
     def test_other_batches(self, data, named, interrupted, network):
         model = network("one device")
         before = model.get_weights()
-        with pytest.raises(ModelError, match="batches are not those of the interrupted") as error:
+        with pytest.raises(ModelError, match="batches differ from the interrupted") as error:
             life(model, interrupted, data)
         assert named in error.value.expected
         for mine, theirs in zip(model.get_weights(), before, strict=True):

@@ -231,7 +231,7 @@ def test_the_form_of_other_backends_is_refused_and_that_of_jax_shown(name: str) 
         (lambda self, state, data: ({}, state[:3]), "did not return what Keras expects"),
         (lambda self, state, data: ({}, ([], *state[1:])), r"must return a list of \d+ trainable_variables"),
         (lambda self, state, data: ({}, (*state[:3], [])), r"must return a list of \d+ metrics_variables"),
-        (lambda self, state, data: ({}, ([v[:1] for v in state[0]], *state[1:])), "of the shape that the old one has"),
+        (lambda self, state, data: ({}, ([v[:1] for v in state[0]], *state[1:])), "the same shape and dtype"),
         (lambda self, state, data: ({"a": None}, state), r"must log numbers or arrays[^$]*logs\['a'\] = None"),
         (lambda self, state, data: ({1: 2.0}, state), r"must log numbers or arrays[^$]*logs\[1\] = 2.0"),
         (lambda self, state, data: ({"a": 1.0, "b": {"a": 2.0}}, state), "train_step logs a name twice[^$]*'a'"),

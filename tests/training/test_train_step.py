@@ -182,7 +182,7 @@ class TestOwnStep:
 
         model = built()
         model.compile({"d1": "sgd", "d2": "sgd"}, train_step=with_optimizer("d3"))
-        with pytest.raises(kd.errors.ModelError, match="there is no optimizer 'd3'"):
+        with pytest.raises(kd.errors.ModelError, match="unknown optimizer 'd3'"):
             model.train_on_batch(X)
         model.compile(
             {"d1": "sgd", "d2": "sgd"},
