@@ -57,7 +57,7 @@ def main() -> None:
         m.result("import, model, first epoch", samples["ours"].wall, samples["keras"].wall, "s", aim=AIM),
         m.result("the same from the compilation cache", samples["second"].wall, samples["keras"].wall, "s"),
     ]
-    m.report("start", "a cold start / that of Keras 3 on JAX", results, quick)
+    m.report("start", "a cold start / a cold start of Keras 3 on JAX", results, quick)
 
 
 if __name__ == "__main__":
