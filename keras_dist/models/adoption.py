@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -126,12 +127,32 @@ def add_weights(session: BuiltModel, prefix: str, layer: Layer, change: Callable
     seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
     runtime: Any = layer._runtime
     membership, runtime.membership = runtime.membership, None  # a layer of a model may not change its attributes
+    with _undone_on_error(layer):
+        try:
+            with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
+                change()
+        finally:
+            runtime.membership = membership
+        graph, _ = split_module(model, None)
+        names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
+        specs = with_keras_paths(graph.specs, names)
+        graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
+        plan = session.distribution.plan_variables(graph.specs, graph.treedef)
+    session.extend(graph, plan)
+
+
+@contextlib.contextmanager
+def _undone_on_error(layer: Layer) -> Iterator[None]:
+    """Restore the attributes and weights of a layer if an error is raised inside."""
+    attributes = dict(vars(layer))
+    kinds = [(value, type(value), dict(value.get_metadata())) for value in layer.weights if isinstance(value, Lendable)]
     try:
-        with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
-            change()
-    finally:
-        runtime.membership = membership
-    graph, _ = split_module(model, None)
-    names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
-    graph = dataclasses.replace(graph, specs=with_keras_paths(graph.specs, names), module_paths=cell.graph.module_paths)
-    session.extend(graph, session.distribution.plan_variables(graph.specs, graph.treedef))
+        yield
+    except BaseException:
+        vars(layer).clear()
+        vars(layer).update(attributes)
+        for variable, kind, metadata in kinds:
+            object.__setattr__(variable, "__class__", kind)
+            variable._var_metadata.clear()
+            variable._var_metadata.update(metadata)
+        raise

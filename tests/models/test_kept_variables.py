@@ -437,3 +437,19 @@ def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
     assert not weights[0].keepers
     assert [weight.layout for weight in weights] == [kernel, bias]
     assert kernel == kd.TensorLayout((None, "model"), mesh)
+
+
+@pytest.mark.filterwarnings("ignore:.*matched nothing")
+def test_factors_of_lora_that_no_layout_fits_leave_the_layer_as_it_was():
+    rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
+    rules["d1/lora_kernel_a"] = (None, "model")
+    with kd.ModelParallel(layout_map=rules, batch_dim_name="data").scope():
+        model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(16, name="d1")])
+        model.compile("adam", "mse")
+        weights, layer = model.weights, model.layers[0]
+        with pytest.raises(kd.errors.LayoutError, match="cannot shard dim 1 of 'd1/lora_kernel_a'"):
+            layer.enable_lora(3)
+        assert model.weights == weights
+        assert layer.lora_rank is None and model.trainable_weights == weights
+        layer.enable_lora(4)
+        assert len(model.trainable_weights) == 3
