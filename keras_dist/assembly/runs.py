@@ -64,7 +64,7 @@ class Run:
         """Return loss and metrics by name, over the test data.
 
         Raises:
-            ConfigError: there are no test data.
+            ConfigError: the config has no test data.
         """
         if self.held_out is None:
             fix = "return (x, y), (x_test, y_test) from the function that [data] names"

@@ -79,7 +79,7 @@ def auto(
         Literal["step_time", "memory"] | None, typer.Option(help="quantity to minimize; by default the step time")
     ] = None,
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="memory of a device; by default that of the target")
+        int | None, typer.Option(min=1, metavar="BYTES", help="memory of a device; by default from the target")
     ] = None,
     compile_it: Compile = True,
     json: AsJson = False,
@@ -131,7 +131,7 @@ def check(
 
 
 def _memory_here(target: str | None) -> int | None:
-    """Return the memory of a device of this machine, if there is no target and the backend reports it."""
+    """Return the memory of a device of this machine, if the backend reports it; None for a target."""
     import jax
 
     stats = (jax.local_devices()[0].memory_stats() if target is None else None) or {}

@@ -219,7 +219,7 @@ class DistributionConfig(Table):
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """Return the options of all strategies, those of this strategy first."""
+        """Return the options of all strategies; options of this strategy come first."""
         kinds = (cls, *DistributionConfig.by_name.values())
         return list(dict.fromkeys(name for kind in kinds for name in kind.model_fields))
 
@@ -327,7 +327,7 @@ class AutoConfig(FoundConfig):
     Args:
         objective: the quantity to minimize.
         target: the machine to optimize for, such as `"v5e:2x4"`; None for no machine in particular.
-        memory_limit: memory of a device [bytes]; None for that of the target.
+        memory_limit: memory of a device [bytes]; None for the memory of the target.
     """
 
     strategy: Literal["auto"] = "auto"

@@ -46,7 +46,7 @@ def load(
 
     Args:
         path: the file; its suffix is the format.
-        overrides: settings that replace those of the files, each a key path and a value in TOML, or else text:
+        overrides: settings with precedence over the files, each a key path and a value in TOML, or else text:
             `"mesh.shape.data=4"`, `"optimizer=adam"`. They can change a size in a shape that is text, and add arguments
             to an object that is given by name: `"optimizer.learning_rate=1e-3"`.
         environ: environment variables, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` replaces

@@ -121,7 +121,7 @@ def is_interactive_logging_enabled() -> bool:
 
 
 def enable_traceback_filtering() -> None:
-    """Let `is_traceback_filtering_enabled` return True; there is no other effect.
+    """Let `is_traceback_filtering_enabled` return True, without other effects.
 
     Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
 
@@ -131,7 +131,7 @@ def enable_traceback_filtering() -> None:
 
 
 def disable_traceback_filtering() -> None:
-    """Let `is_traceback_filtering_enabled` return False; there is no other effect.
+    """Let `is_traceback_filtering_enabled` return False, without other effects.
 
     Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
 
