@@ -1,4 +1,4 @@
-"""Layouts that many models are trained under, as functions that return a distribution."""
+"""Common layouts, as functions that return a distribution."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["data_parallel", "fully_sharded", "hybrid", "sequence_parallel", "spa
 
 _TENSOR_PARALLEL = ("heads", "mlp", "vocab", "channels")
 _OTHER = ("data", "batch")
-"""Names for an axis that a mesh lacks: the second where the first is taken."""
+"""Names for an axis that the error suggests."""
 
 
 def data_parallel(mesh: DeviceMesh) -> Distribution:
-    """Every device holds the whole model and a part of the batch.
+    """Replicate the model, and shard the batch over all devices.
 
     Args:
-        mesh: the devices; the batch is split over all of its axes.
+        mesh: the mesh; the batch is sharded over all axes.
 
     Raises:
-        DistributionError: `mesh` is no mesh.
+        DistributionError: `mesh` is not a mesh.
 
     Example:
         >>> import keras_dist as kd
@@ -44,13 +44,13 @@ def data_parallel(mesh: DeviceMesh) -> Distribution:
 
 
 def zero1(mesh: DeviceMesh) -> DataParallel:
-    """As `data_parallel`, with the slots of the optimizer sharded (ZeRO-1).
+    """Replicate the model, and shard the batch and the slots of the optimizer over all devices (ZeRO-1).
 
     Args:
-        mesh: the devices, on one axis.
+        mesh: a mesh of one axis.
 
     Raises:
-        DistributionError: `mesh` is no mesh, or has several axes.
+        DistributionError: `mesh` is not a mesh, or has several axes.
 
     Example:
         >>> import keras_dist as kd
@@ -67,13 +67,13 @@ def zero1(mesh: DeviceMesh) -> DataParallel:
 
 
 def fully_sharded(mesh: DeviceMesh) -> FullySharded:
-    """Every weight and slot sharded over all devices, and so is the batch (FSDP, ZeRO-3).
+    """Shard weights, slots and the batch over all devices (FSDP, ZeRO-3).
 
     Args:
-        mesh: the devices.
+        mesh: the mesh.
 
     Raises:
-        DistributionError: `mesh` is no mesh.
+        DistributionError: `mesh` is not a mesh.
 
     Example:
         >>> import keras_dist as kd
@@ -83,8 +83,7 @@ def fully_sharded(mesh: DeviceMesh) -> FullySharded:
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
     mesh = check_mesh(mesh, DistributionError)
-    names = tuple(mesh.axis_names)
-    return FullySharded(mesh, names)
+    return FullySharded(mesh, tuple(mesh.axis_names))
 
 
 def tensor_parallel(
@@ -96,25 +95,24 @@ def tensor_parallel(
     optimizer: Any = None,
     loss: Any = None,
 ) -> ModelParallel:
-    """Heads, hidden dims of MLPs, vocabularies and channels sharded, the batch over the other axes (Megatron-LM).
+    """Shard heads, hidden dims of MLPs, vocabularies and channels over one axis, the batch over others (Megatron-LM).
 
-    The dims are found in the train step, by `kd.planner.dim_classes`: it does not matter what layers and weights are
-    called.
+    `kd.planner.dim_classes` finds the dims in the train step, so names of layers and weights do not matter.
 
     Args:
         model_or_factory: as for `kd.plan`.
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-        mesh: the devices.
-        axis: the axis for these dims; by default the last.
-        optimizer: in place of that of `compile`.
-        loss: in place of that of `compile`.
+        mesh: the mesh.
+        axis: the axis for these dims. By default the last.
+        optimizer: replaces the optimizer of `compile`.
+        loss: replaces the loss of `compile`.
 
     Raises:
-        DistributionError: the mesh has no other axis for the batch, or none of that name.
+        DistributionError: the mesh has no such axis, or no other axis for the batch.
         LayoutError: the model has no such dims.
 
     Warns:
-        LayoutWarning: the axis does not divide a dim, as few heads of keys and values, which stays whole.
+        LayoutWarning: the axis does not divide a dim, such as a few heads of keys and values; the dim stays unsharded.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -145,19 +143,19 @@ def hybrid(
     optimizer: Any = None,
     loss: Any = None,
 ) -> FullySharded:
-    """As `tensor_parallel` over one axis, with weights and slots fully sharded over the others.
+    """Combine `tensor_parallel` over one axis with weights and slots that are fully sharded over the others.
 
     Args:
         model_or_factory: as for `kd.plan`.
         batch: as for `tensor_parallel`.
-        mesh: the devices.
-        fsdp: the axis, or axes, for the batch, over which weights are fully sharded; by default all but `tensor`.
-        tensor: the axis for heads, MLPs, vocabularies and channels; by default the last.
-        optimizer: in place of that of `compile`.
-        loss: in place of that of `compile`.
+        mesh: the mesh.
+        fsdp: the axis, or axes, for the batch and for full sharding. By default all but `tensor`.
+        tensor: the axis for heads, MLPs, vocabularies and channels. By default the last.
+        optimizer: replaces the optimizer of `compile`.
+        loss: replaces the loss of `compile`.
 
     Raises:
-        DistributionError: the mesh has one axis, or none of these names; or `tensor` is one of `fsdp`.
+        DistributionError: the mesh has no such axes, or a single axis; or `tensor` is one of `fsdp`.
         LayoutError: the model has no such dims.
 
     Warns:
@@ -196,22 +194,22 @@ def sequence_parallel(
     optimizer: Any = None,
     loss: Any = None,
 ) -> ModelParallel:
-    """The positions of a sequence split over an axis, the batch over the others, and every weight whole.
+    """Shard the positions of sequences over one axis and the batch over the others, and replicate weights.
 
     Args:
         model_or_factory: as for `kd.plan`.
         batch: as for `tensor_parallel`.
-        mesh: the devices.
-        axis: the axis for positions; by default the last.
-        optimizer: in place of that of `compile`.
-        loss: in place of that of `compile`.
+        mesh: the mesh.
+        axis: the axis for positions. By default the last.
+        optimizer: replaces the optimizer of `compile`.
+        loss: replaces the loss of `compile`.
 
     Raises:
-        DistributionError: the mesh has one axis, or none of that name.
+        DistributionError: the mesh has no such axis, or a single axis.
         LayoutError: the inputs have no positions.
 
     Warns:
-        LayoutWarning: the axis does not divide the positions, which stay whole.
+        LayoutWarning: the axis does not divide the number of positions; they stay unsharded.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -235,22 +233,22 @@ def spatial(
     optimizer: Any = None,
     loss: Any = None,
 ) -> ModelParallel:
-    """The first spatial dim of images split over an axis, the batch over the others, and every weight whole.
+    """Shard the first spatial dim of images over one axis and the batch over the others, and replicate weights.
 
     Args:
         model_or_factory: as for `kd.plan`.
         batch: as for `tensor_parallel`.
-        mesh: the devices.
-        axis: the axis for rows of pixels; by default the last.
-        optimizer: in place of that of `compile`.
-        loss: in place of that of `compile`.
+        mesh: the mesh.
+        axis: the axis for rows of pixels. By default the last.
+        optimizer: replaces the optimizer of `compile`.
+        loss: replaces the loss of `compile`.
 
     Raises:
-        DistributionError: the mesh has one axis, or none of that name.
-        LayoutError: no convolution moves along a dim of the inputs.
+        DistributionError: the mesh has no such axis, or a single axis.
+        LayoutError: the inputs have no dim of a convolution's window.
 
     Warns:
-        LayoutWarning: the axis does not divide the dim, which stays whole.
+        LayoutWarning: the axis does not divide the dim; the dim stays unsharded.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -263,7 +261,7 @@ def spatial(
 
 
 def _split(classes: DimClasses, mesh: DeviceMesh, axis: str | None, name: str) -> ModelParallel:
-    """The distribution with one class of dims of the inputs over an axis."""
+    """Return the distribution that shards one class of dims of the inputs over an axis."""
     mesh = check_mesh(mesh, DistributionError)
     axis, others = _axis_and_others(mesh, axis)
     rules, layout_map = _applied(classes, mesh, {classes[name].name: axis}, others)
@@ -271,7 +269,7 @@ def _split(classes: DimClasses, mesh: DeviceMesh, axis: str | None, name: str) -
 
 
 def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
-    """The axis for the model, by default the last, and the others, for the batch."""
+    """Return the axis for the model, by default the last, and the other axes, for the batch."""
     names = list(mesh.axis_names)
     axis = names[-1] if axis is None else str(resolve_axes("axis", axis, mesh))
     others = tuple(name for name in names if name != axis)
@@ -283,7 +281,7 @@ def _axis_and_others(mesh: DeviceMesh, axis: str | None) -> tuple[str, Axis]:
 
 
 def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str, Axis]:
-    """The classes that Megatron shards over an axis, where it divides any; of two that meet in a weight the first."""
+    """Return the classes to shard over an axis that divides them; of two classes in one weight the first."""
     chosen: list[str] = []
     taken: set[str] = set()
     for each in classes:
@@ -302,7 +300,7 @@ def _tensor_rules(classes: DimClasses, mesh: DeviceMesh, axis: str) -> dict[str,
 def _applied(
     classes: DimClasses, mesh: DeviceMesh, rules: dict[str, Axis], batch_axes: Axis
 ) -> tuple[dict[str, Axis], LayoutMap]:
-    """The rules with that of the batch, and what follows from them by path; warns of what stays whole."""
+    """Return the rules with the rule of the batch, and the rules by path; warn of dims that stay unsharded."""
     rules = {BATCH: batch_axes, **rules}
     layouts, left = classes.layouts(rules, mesh.axis_sizes)
     warn_of_unsharded(left)

@@ -1,7 +1,4 @@
-"""From config to objects, and runs of them: the only room that knows both.
-
-What a config names by import path is imported here, and so run.
-"""
+"""Runs of configs: creates the objects that a config describes, and imports modules by path."""
 
 from keras_dist.assembly.components import imported
 from keras_dist.assembly.placing import PlanInputs, distribution_from_config, distribution_of, plan_inputs

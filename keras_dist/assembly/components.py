@@ -1,7 +1,4 @@
-"""The objects that a config names.
-
-What it names by import path is imported here, and so run.
-"""
+"""Objects that a config names. Modules of import paths are imported, and so run."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ Examples = tuple[Any, ...]
 
 @contextlib.contextmanager
 def told_of(place: str) -> Generator[None]:
-    """Make errors say which key or file they are about."""
+    """Add the key or file to the summary of errors."""
     try:
         yield
     except KerasDistError as error:
@@ -52,8 +49,10 @@ def told_of(place: str) -> Generator[None]:
 
 
 def compiled_model(run: RunConfig, remat: str | None) -> Model:
-    """The model, compiled, under the current distribution."""
-    with _under_policy(run.training.dtype_policy):
+    """Return the compiled model, under the current distribution."""
+    with contextlib.ExitStack() as stack:
+        with told_of("training.dtype_policy"):
+            stack.enter_context(mixed_precision.under_policy(run.training.dtype_policy))
         made = _model_or_factory(run)
         model = made if isinstance(made, Model) else Model.from_nnx(made)
         model.compile(
@@ -67,7 +66,7 @@ def compiled_model(run: RunConfig, remat: str | None) -> Model:
 
 
 def _model_or_factory(run: RunConfig) -> Any:
-    """The model; or a module of `flax.nnx`, or `factory(rngs=rngs)` that makes one."""
+    """Return the model, a module of `flax.nnx`, or `factory(rngs=rngs)` of a module."""
     component, key = needed(run.model, "model"), "model"
     arguments = component.arguments
     with told_of(key), custom_object_scope(_objects()):
@@ -76,63 +75,57 @@ def _model_or_factory(run: RunConfig) -> Any:
             described = {"class_name": component.name, "config": arguments}
             return deserialize_keras_object(described, module_objects=known)
         found = imported(component.name, key)
-        is_model = isinstance(found, type) and issubclass(found, Model)  # which takes any keyword
+        is_model = isinstance(found, type) and issubclass(found, Model)  # models take any keyword
         if callable(found) and not is_model and takes(found, **arguments, rngs=None):
             return functools.partial(found, **deserialize_keras_object(arguments))
         return _called(found, component, key)
 
 
 def data_of(run: RunConfig) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
-    """What is trained on and what is tested on, as arguments of `fit`."""
+    """Return the training data and the test data, as arguments of `fit`."""
     component, key = needed(run.data, "data"), "data"
     ours = {name: f"keras_dist.datasets.{name}:load_data" for name in datasets.__all__}
     found = component.name if _is_path(component) else _named(component.name, key, ours)
     parts = _called(imported(found, key) if isinstance(found, str) else found, component, key)
     if not isinstance(parts, tuple) or len(parts) != 2 or parts[0] is None or hasattr(parts[0], "shape"):
-        summary = f"{key}: {component.name} must return (x, y), (x_test, y_test), or a data set for each pair"
-        raise ConfigError(summary, given=with_type(parts), fix="return (x, y), None where there is nothing to test on")
+        summary = f"{key}: {component.name} must return (x, y), (x_test, y_test), or a dataset for each pair"
+        raise ConfigError(summary, given=with_type(parts), fix="return (x, y), None without test data")
     examples, held_out = (part if isinstance(part, tuple) else (part,) for part in parts)
     return examples, None if parts[1] is None else held_out
 
 
 def optimizer_of(run: RunConfig) -> Any:
-    """The optimizer, which may serve one model."""
+    """Return a new optimizer."""
     return _made(run.optimizer, "optimizer", optimizers.get, is_factory=True)
 
 
 def loss_of(run: RunConfig) -> Any:
-    """The loss; None where the model adds its own."""
+    """Return the loss, or None."""
     return None if run.training.loss is None else _made(run.training.loss, "training.loss", losses.get)
 
 
 def callback_of(component: Component, number: int) -> Callback:
-    """The callback at this place of the list."""
-    key = f"callbacks[{number}]"
-    known = {
-        name: kind for name, kind in vars(callbacks).items() if isinstance(kind, type) and issubclass(kind, Callback)
-    }
+    """Return the callback of this index."""
+    key, classes = f"callbacks[{number}]", vars(callbacks).items()
+    known = {name: kind for name, kind in classes if isinstance(kind, type) and issubclass(kind, Callback)}
     found = imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
     with told_of(key):
         made = _called(found, component, key)
     if isinstance(made, Callback):
         return made
     fix = "name a keras_dist.callbacks.Callback, or a function that returns one, for example EarlyStopping"
-    raise ConfigError(f"{key}: {component.name} is no callback", given=with_type(made), fix=fix)
+    raise ConfigError(f"{key}: {component.name} must be a callback", given=with_type(made), fix=fix)
 
 
 def check_run(run: Any) -> None:
-    """Check that `run` is a config that was read."""
+    """Check that `run` is a `RunConfig`."""
     if not isinstance(run, RunConfig):
         fix = 'kd.config.load("run.toml") reads a file; kd.config.RunConfig.model_validate(settings) takes a dict'
         raise ConfigError("`run` must be a RunConfig", given=with_type(run), fix=fix)
 
 
 def check_training(run: RunConfig) -> None:
-    """Find what `Run.train` would refuse beside the model and its data. Callbacks are made, nothing is written.
-
-    Raises:
-        ConfigError: a callback does not exist or does not take its arguments, or no folder can be made for states.
-    """
+    """Check callbacks and the checkpoint directory of a run. Callbacks are created, nothing is written."""
     for number, component in enumerate(run.callbacks):
         callback_of(component, number)
     if run.checkpoint is None:
@@ -141,13 +134,12 @@ def check_training(run: RunConfig) -> None:
         place = folder_path(run.checkpoint.directory)
     there = None if in_bucket(place) else next((one for one in (place, *place.parents) if one.exists()), None)
     if there is not None and not there.is_dir():
-        given = f"{run.checkpoint.directory!r}"
-        fix = "name another path, or move the file away"
+        given, fix = f"{run.checkpoint.directory!r}", "name another path, or move the file away"
         raise ConfigError(f"checkpoint.directory: {str(there)!r} must be a folder", given=given, fix=fix)
 
 
 def needed(component: Component | None, key: str) -> Component:
-    """The component, if the config has it."""
+    """Return a component that must be in the config."""
     if component is None:
         fix = f'for example {key} = "my_package.my_module:{"MyModel" if key == "model" else "load_data"}"'
         raise ConfigError(f"{key}: is missing", given=f"a config without [{key}]", fix=fix)
@@ -155,7 +147,7 @@ def needed(component: Component | None, key: str) -> Component:
 
 
 def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory: bool = False) -> Any:
-    """The object that `get` finds for a component; functions by import path are called if they are factories."""
+    """Return the object that `get` finds for a component; factories by import path are called."""
     with told_of(key):
         if not _is_path(component):
             described = {"class_name": component.name, "config": component.arguments}
@@ -171,21 +163,19 @@ def _is_path(component: Component) -> bool:
 
 
 def _named(name: str, key: str, known: dict[str, Any]) -> Any:
-    """The object that is registered under a name, or known by it."""
     found = get_registered_object(name, module_objects=known)
     if found is None:
-        given = f'name = "{name}"'
-        fix = 'a registered name, or an import path: "my_package.my_module:Thing"'
+        given, fix = f'name = "{name}"', 'a registered name, or an import path: "my_package.my_module:Thing"'
         raise unknown_name_error(f"{key}: unknown name", name, known, given=given, fix=fix, error=ConfigError)
     return found
 
 
 def imported(path: str, key: str) -> Any:
-    """Return the object at an import path, `"module:Thing"`. Its module is run.
+    """Return the object at an import path, `"module:Thing"`. The module is run.
 
     Args:
         path: the import path.
-        key: the setting or argument that holds the path, in error messages.
+        key: name of the setting in errors.
 
     Raises:
         ConfigError: the module does not exist, or has no such name.
@@ -197,9 +187,9 @@ def imported(path: str, key: str) -> Any:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not module_name.startswith(str(error.name)):
-            raise  # a module that this one imports
+            raise  # a module that is imported there
         fix = "correct it, install the package, or put its folder into PYTHONPATH"
-        raise ConfigError(f"{key}: there is no module {module_name!r}", given=f'"{path}"', fix=fix) from error
+        raise ConfigError(f"{key}: module {module_name!r} does not exist", given=f'"{path}"', fix=fix) from error
     for name in names.split("."):
         if not hasattr(found, name):
             summary = f"{key}: {path.partition(':')[0]} has no {names!r}{did_you_mean(name, vars(found))}"
@@ -225,17 +215,8 @@ def _called(found: Any, component: Component, key: str) -> Any:
 
 @functools.cache
 def _objects() -> dict[str, Any]:
-    """The classes that objects within arguments may be of, by name; those that two packages have are not among them."""
+    """Return the classes for objects within arguments, by name, without names that two packages have."""
     packages = (constraints, initializers, layers, losses, metrics, optimizers, regularizers, schedules)
     named = [(name, getattr(package, name)) for package in packages for name in package.__all__]
     counts = collections.Counter(name for name, found in set(named) if isinstance(found, type))
     return {name: found for name, found in named if counts[name] == 1}
-
-
-@contextlib.contextmanager
-def _under_policy(name: str | None) -> Generator[None]:
-    """Make layers under a dtype policy; None for the current one."""
-    with contextlib.ExitStack() as stack:
-        with told_of("training.dtype_policy"):
-            stack.enter_context(mixed_precision.under_policy(name))
-        yield

@@ -1,4 +1,4 @@
-"""Distributions of configs, and what plans need of them."""
+"""Distributions of configs, and the arguments of their plans."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class PlanInputs:
     """The arguments of `kd.plan` for a run: `kd.plan(**vars(plan_inputs(config)))`.
 
     Attributes:
-        model_or_factory: what makes the compiled model.
-        batch: the shapes of a batch.
-        distribution: where variables and data live.
+        model_or_factory: factory of the compiled model.
+        batch: shapes of a batch.
+        distribution: the distribution.
         optimizer: the optimizer.
-        loss: the loss; None where the model adds its own.
+        loss: the loss; None if the model adds losses itself.
     """
 
     model_or_factory: Callable[..., Any]
@@ -67,15 +67,16 @@ class PlanInputs:
 
 
 def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInputs:
-    """Return what `kd.plan` needs for a run. Nothing is allocated on devices; the data are looked at.
+    """Return the arguments of `kd.plan` for a run. The data are loaded; nothing is allocated on devices.
 
     Args:
         run: the config.
-        target: the machine that it is meant for, which need not be here. By default this one, with as many devices as
-            the mesh has: others than there are exist in the plan alone.
+        target: the machine to plan for, which need not exist here. By default this machine, with as many devices as the
+            mesh has.
 
     Raises:
-        ConfigError: as of `build` and `train`; or the target is none, or has another number of devices than the mesh.
+        ConfigError: as for `build` and `train`; or the target is not a machine, or has another number of devices than
+            the mesh.
     """
     check_run(run)
     check_training(run)
@@ -86,11 +87,11 @@ def plan_inputs(run: RunConfig, target: str | Target | None = None) -> PlanInput
 
 
 def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Distribution:
-    """Return the distribution that a config describes; `"auto"` and most presets look for it in the model's step.
+    """Return the distribution of a config. `"auto"` and most presets find it in the model's train step.
 
     Args:
         run: the config.
-        devices: the devices of the mesh, by default those of this machine.
+        devices: devices of the mesh. By default all devices of this machine.
 
     Raises:
         ConfigError: the mesh does not fit the devices, or the strategy does not fit the mesh.
@@ -102,7 +103,7 @@ def distribution_of(run: RunConfig, devices: Sequence[Any] | None = None) -> Dis
 def placed(
     run: RunConfig, examples: Examples | None, devices: Sequence[Any] | None = None
 ) -> tuple[Distribution, str | None]:
-    """Return the distribution that a config describes, and what is to be computed again under it (`remat`)."""
+    """Return the distribution of a config, and its `remat`."""
     chosen, mesh = run.distribution, _mesh(run.mesh, devices)
     if isinstance(chosen, Zero1Config):
         with told_of("distribution"):
@@ -121,7 +122,7 @@ def placed(
 
 
 def resolved(run: RunConfig, distribution: Distribution, remat: str | None) -> RunConfig:
-    """Return a config with what was inferred and found: sizes of the mesh, layouts, and what is computed again."""
+    """Return a config with the inferred sizes of the mesh, layouts and `remat`."""
     mesh = distribution.device_mesh
     changes: dict[str, Any] = {}
     spans = dict(zip(mesh.axis_names, mesh.dcn_shape or (), strict=False))
@@ -134,7 +135,6 @@ def resolved(run: RunConfig, distribution: Distribution, remat: str | None) -> R
 
 
 def _config_of(distribution: Distribution) -> DistributionConfig:
-    """The table of a distribution that was found."""
     options: dict[str, Any] = {"batch_axis": distribution.batch_dim_name or None}
     if isinstance(distribution, DataParallel):
         return DataParallelConfig(shard_optimizer=distribution.shard_optimizer)
@@ -146,16 +146,16 @@ def _config_of(distribution: Distribution) -> DistributionConfig:
 
 
 def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
-    """The distribution that a config file describes.
+    """Return the distribution of a config file.
 
     Args:
-        path: a TOML, YAML or JSON file with a table `mesh` and, if wanted, a table `distribution`. The environment
-            variable `KERAS_DIST_MESH="data=4,model=2"` overrides the mesh's shape. With a table `model`, `"auto"` finds
-            the layout of that; without, `fit` finds that of the model.
+        path: a TOML, YAML or JSON file with a table `mesh` and optionally a table `distribution`. The environment
+            variable `KERAS_DIST_MESH="data=4,model=2"` replaces the shape of the mesh. `"auto"` finds a layout for the
+            table `model`; without this table `fit` finds it.
 
     Raises:
-        ConfigError: the file cannot be read, says something that is not allowed, or describes a mesh that the devices
-            do not fill; names file and key, or the variable.
+        ConfigError: the file cannot be read, a setting is not allowed, or the mesh does not fit the devices. The error
+            names file and key, or the variable.
 
     Example: ``run.toml``::
 
@@ -175,7 +175,7 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
 
 
 def _planned_devices(mesh: MeshConfig, target: str | Target | None) -> list[str] | None:
-    """The names of the devices of a plan; None for those of this machine."""
+    """Return names of the devices of a plan; None for the devices of this machine."""
     if target is not None:
         return devices(target, _mesh(mesh, devices(target)).shape)
     sizes = (*mesh.shape.values(), *(mesh.dcn_shape or {}).values())
@@ -188,13 +188,13 @@ def _planned_devices(mesh: MeshConfig, target: str | Target | None) -> list[str]
 
 def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
     shape, spans = mesh.shape, mesh.dcn_shape
-    if devices is not None and spans and -1 not in (*shape.values(), *spans.values()):  # no slices are known of these
+    if devices is not None and spans and -1 not in (*shape.values(), *spans.values()):  # their slices are not known
         shape, spans = {axis: size * spans.get(axis, 1) for axis, size in shape.items()}, None
     try:
         return DeviceMesh(shape, devices=devices, dcn_shape=spans)
     except MeshError as error:
         variable, source = os.environ.get(MESH_VARIABLE, ""), "mesh.shape"
-        with contextlib.suppress(MeshError):  # something else may have replaced it
+        with contextlib.suppress(MeshError):  # an override may have replaced the variable
             if parse_mesh_shape(variable) == mesh.shape:
                 source = f"environment variable {MESH_VARIABLE}={variable!r}"
         fix = _fix_of_shape(mesh, devices) if devices is None or hasattr(devices, "__len__") else error.fix
@@ -202,7 +202,7 @@ def _mesh(mesh: MeshConfig, devices: Sequence[Any] | None) -> DeviceMesh:
 
 
 def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
-    """Shapes for these devices, and on CPUs how to have as many devices as the mesh has."""
+    """Suggest a shape for these devices, and on CPUs fake devices for the mesh."""
     here = list_devices() if devices is None else devices
     (first, _), *others = mesh.shape.items()
     inner = math.prod(size for _, size in others)
@@ -212,15 +212,12 @@ def _fix_of_shape(mesh: MeshConfig, devices: Sequence[Any] | None) -> str:
     ways = [f'--mesh {text}, or shape = "{text}" in the config' if mesh.dcn_shape is None else "change a size"]
     count = math.prod((*mesh.shape.values(), *(mesh.dcn_shape or {}).values()))
     if devices is None and count > 0 and here[0].startswith("cpu:"):
-        ways += [
-            f"make fake CPU devices: `keras-dist train --fake {count}`, JAX_NUM_CPU_DEVICES={count} in the "
-            f"environment, or kd.use_cpu_devices({count}) in a program"
-        ]
+        ways.append(f"make fake CPU devices: `keras-dist train --fake {count}`, or kd.use_cpu_devices({count})")
     return "; or ".join(ways)
 
 
 def _step(run: RunConfig, examples: Examples, remat: str | None) -> tuple[Callable[[], Any], Examples]:
-    """What makes the compiled model, and the shapes of a batch."""
+    """Return a factory of the compiled model, and the shapes of a batch."""
     needed(run.model, "model")
     random.set_random_seed(run.training.seed)
     size = {"batch_size": run.training.batch_size} if len(examples) > 1 else {}

@@ -1,4 +1,4 @@
-"""`Run`: what a config describes, built, and trained."""
+"""`Run`: the objects of a config, and its training."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RESOLVED_CONFIG = "run.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A compiled model on its distribution, with its data; `build` makes it.
+    """A compiled model with distribution and data, as `build` returns it.
 
     Attributes:
-        config: what it was made from, with what was inferred and found.
-        distribution: where variables and data live.
+        config: the config, with inferred sizes and layouts.
+        distribution: the distribution.
         model: the compiled model.
-        examples: what is trained on: the arguments `(x, y)` of `fit`, or `(x, y, sample_weight)`, or `(dataset,)`.
-        held_out: what is tested on, in the same form; None if there is nothing.
+        examples: training data as arguments of `fit`: `(x, y)`, `(x, y, sample_weight)` or `(dataset,)`.
+        held_out: test data in the same form, or None.
     """
 
     config: RunConfig
@@ -42,41 +42,33 @@ class Run:
     held_out: Examples | None
 
     def train(self) -> History:
-        """Train as the config says; with `[checkpoint]`, go on where an earlier run in the same directory was ended.
+        """Train the model; with `[checkpoint]`, resume an interrupted run of the same directory.
 
-        The resolved config is saved beside the states, as `run.json`: `config.load` reads it, and the same run can be
-        repeated with another `checkpoint.directory`.
+        The resolved config is saved as `run.json` in the directory. `config.load` reads it, to repeat the run with
+        another `checkpoint.directory`.
         """
-        told, chosen = self.config.training, [callback_of(one, n) for n, one in enumerate(self.config.callbacks)]
+        options, chosen = self.config.training, [callback_of(one, n) for n, one in enumerate(self.config.callbacks)]
         if self.config.checkpoint is not None:
-            options = self.config.checkpoint.model_dump(exclude={"directory", "delete"})
-            place, delete = self.config.checkpoint.directory, self.config.checkpoint.delete
-            chosen += [BackupAndRestore(place, delete_checkpoint=delete, **options), _SavedConfig(self.config)]
+            saving = self.config.checkpoint.model_dump(exclude={"directory", "delete"})
+            folder, delete = self.config.checkpoint.directory, self.config.checkpoint.delete
+            chosen += [BackupAndRestore(folder, delete_checkpoint=delete, **saving), _SavedConfig(self.config)]
         examples = dict(zip(("x", "y", "sample_weight"), self.examples, strict=False))
-        validated: Any = self.held_out if told.validation and not told.validation_split else None
+        validated: Any = self.held_out if options.validation and not options.validation_split else None
+        validated = validated if validated is None or len(validated) > 1 else validated[0]
+        names = ("batch_size", "epochs", "verbose", "validation_split", "shuffle", "steps_per_epoch", "validation_freq")
+        of_fit = {name: getattr(options, name) for name in names}
         with self.distribution.scope():
-            return self.model.fit(
-                **examples,
-                batch_size=told.batch_size,
-                epochs=told.epochs,
-                verbose=told.verbose,
-                callbacks=chosen,
-                validation_split=told.validation_split,
-                validation_data=validated if validated is None or len(validated) > 1 else validated[0],
-                shuffle=told.shuffle,
-                steps_per_epoch=told.steps_per_epoch,
-                validation_freq=told.validation_freq,
-            )
+            return self.model.fit(**examples, **of_fit, callbacks=chosen, validation_data=validated)
 
     def evaluate(self) -> dict[str, float]:
-        """Return loss and metrics by name over the examples that are held out.
+        """Return loss and metrics by name, over the test data.
 
         Raises:
-            ConfigError: the data hold none out.
+            ConfigError: the config has no test data.
         """
         if self.held_out is None:
             fix = "return (x, y), (x_test, y_test) from the function that [data] names"
-            raise ConfigError("data: there are no examples to test on", given="data without a second part", fix=fix)
+            raise ConfigError("data: the config has no test data", given="data without a second part", fix=fix)
         examples = dict(zip(("x", "y", "sample_weight"), self.held_out, strict=False))
         with self.distribution.scope():
             batch_size = self.config.training.batch_size
@@ -84,7 +76,7 @@ class Run:
 
 
 class _SavedConfig(Callback):
-    """Saves the resolved config beside the states, once `BackupAndRestore` has the directory for itself."""
+    """Saves the resolved config beside the states, after `BackupAndRestore` has locked the directory."""
 
     def __init__(self, run: RunConfig) -> None:
         super().__init__()
@@ -100,14 +92,17 @@ class _SavedConfig(Callback):
 
 
 def build(run: RunConfig) -> Run:
-    """Return the run that a config describes: a compiled model with its data, nothing trained.
+    """Create the objects of a config: the compiled model, and its data.
 
-    A process of `keras-dist launch`, or one of several workers in `TF_CONFIG`, joins its job first; with `[cluster]`
-    also one of a job that it describes, or that JAX detects.
+    A process of `keras-dist launch`, or one of several workers in `TF_CONFIG`, joins its job first. With `[cluster]` a
+    process also joins a job that the table describes, or that JAX detects.
+
+    Args:
+        run: the config.
 
     Raises:
-        ConfigError: something that the run needs is missing, a component does not exist or does not take its
-            arguments, or the mesh does not fit the devices; names the key.
+        ConfigError: a setting is missing, a component does not exist or does not take its arguments, or the mesh does
+            not fit the devices. The error names the key.
 
     Example:
         >>> import keras_dist as kd
@@ -131,18 +126,20 @@ def build(run: RunConfig) -> Run:
 
 
 def _join(cluster: ClusterConfig | None) -> None:
-    """Join the job of this process, if it is one of a job."""
-    told = cluster or ClusterConfig()
-    is_described = any(value is not None for value in (told.job_addresses, told.num_processes, told.process_id))
-    if is_described or has_job_to_join(detect=cluster is not None):
-        options = CommunicationOptions(told.communication)
-        initialize(**told.model_dump(exclude={"communication"}), communication_options=options)
+    job_config = cluster or ClusterConfig()
+    described = (job_config.job_addresses, job_config.num_processes, job_config.process_id)
+    if any(value is not None for value in described) or has_job_to_join(detect=cluster is not None):
+        options = CommunicationOptions(job_config.communication)
+        initialize(**job_config.model_dump(exclude={"communication"}), communication_options=options)
 
 
 def train(run: RunConfig) -> History:
-    """Train what a config describes, and return the `History`; see `build` and `Run.train`.
+    """Build and train the run of a config, and return the `History`; see `build` and `Run.train`.
 
     Unless `training.verbose` is 0, the resolved config is printed first.
+
+    Args:
+        run: the config.
     """
     built = build(run)
     if run.training.verbose != 0:

@@ -1,4 +1,4 @@
-"""`app`: all commands, with what they share: errors as lines, `--debug`, exit codes."""
+"""`app`: all commands, with `--debug`, short errors and exit codes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from keras_dist.cli.train import train
 from keras_dist.errors import KerasDistError
 
 USAGE, FAILURE = 2, 3
-_LARGEST_OWN = 3  # of the codes of commands; larger ones are of training that was ended by a signal
+_LARGEST_OWN = 3  # largest code of commands; larger codes come from training that a signal ended
 
 _EXIT_CODES = """\b
 Exit codes:
-  0    done, and what was asked is so
-  1    the answer is no: does not fit, the check found problems, a checkpoint
-       is damaged, a rule matches nothing, the demo's accuracy is too low
-  2    what was given is wrong, as the error says, or there is nothing to look at
-  3    another error: of the code that a config names, of the system
-  75   the training has saved its state after a signal: start it again
-  130  ended by Ctrl-C
-  launch has 0, 2, 75, 128 and the number of the signal that ended it, or the
-  code of the process that died
+  0    success
+  1    the check failed: the plan does not fit, a check found problems, a
+       checkpoint is damaged, a rule matches nothing, the demo's accuracy is low
+  2    wrong arguments or config, or nothing to examine
+  3    another error, of the system or of code that a config names
+  75   the training saved its state after a signal: start it again
+  130  Ctrl-C
+  launch returns 0, 2, 75, 128 plus the number of the signal that ended it, or
+  the code of the failed process
 
-A command without --debug says errors in a few lines; with it, it shows the traceback.
+Errors take a few lines; --debug shows the traceback.
 """
 
 _DEBUG = inspect.Parameter(
@@ -48,18 +48,18 @@ _DEBUG = inspect.Parameter(
 
 app = typer.Typer(
     name="keras-dist",
-    help="Know where every array lives, train there, and look after what was saved.",
+    help="Plan layouts of arrays, train, launch jobs, and check what was saved.",
     epilog=_EXIT_CODES,
     no_args_is_help=True,
-    rich_markup_mode=None,  # loads nothing, and keeps the lines of what is written above
+    rich_markup_mode=None,  # keeps the lines of the epilog, and does not load rich
     pretty_exceptions_enable=False,
 )
 
 
 def main() -> None:
-    """Run the command that the arguments of this process name; the exit code says how it went."""
+    """Run the command in the arguments of this process, and exit with its code."""
     if not sys.flags.safe_path:
-        sys.path.insert(0, "")  # as `python -m` does: configs name modules of the current folder
+        sys.path.insert(0, "")  # as `python -m`: configs name modules of the current folder
     app(prog_name="keras-dist")
 
 
@@ -79,7 +79,7 @@ def _app(
 
 
 def _add(act: Callable[..., int], **options: Any) -> None:
-    """Add a command, whose exit code `act` returns, with the option `--debug`."""
+    """Add a command with the option `--debug`; `act` returns its exit code."""
 
     @functools.wraps(act)
     def command(*, debug: bool, **given: Any) -> None:
@@ -95,10 +95,10 @@ def _add(act: Callable[..., int], **options: Any) -> None:
                 hint = "" if is_ours else "\n(--debug shows the traceback)"
                 sys.stderr.write(f"{type(error).__name__}: {error}{hint}\n")
             raise typer.Exit(USAGE if is_ours else FAILURE) from error
-        except SystemExit as ended:  # of the code that a config names, which knows nothing of our codes
+        except SystemExit as ended:  # of code that a config names, not one of the codes above
             if isinstance(ended.code, int) and ended.code > _LARGEST_OWN:
                 raise
-            sys.stderr.write(f"the program has called exit({'' if ended.code is None else repr(ended.code)})\n")
+            sys.stderr.write(f"the program called exit({'' if ended.code is None else repr(ended.code)})\n")
             raise typer.Exit(FAILURE) from ended
 
     signature = inspect.signature(act, eval_str=True)

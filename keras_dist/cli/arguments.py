@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments and helpers of several commands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 Config = Annotated[pathlib.Path, typer.Argument(metavar="RUN.TOML", help="the config of a run: TOML, YAML or JSON")]
 Mesh = Annotated[
     str | None,
-    typer.Option("--mesh", metavar="data=4,model=2", help="the shape of the mesh, in the place of that in the config"),
+    typer.Option("--mesh", metavar="data=4,model=2", help="mesh shape that replaces the shape in the config"),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="another value in the config: --set mesh.shape.data=4; repeatable"),
+    typer.Option("--set", metavar="KEY=VALUE", help="replaces a value of the config, as mesh.shape.data=4; repeatable"),
 ]
-Fake = Annotated[int | None, typer.Option("--fake", min=1, metavar="N", help="on so many fake CPU devices")]
+Fake = Annotated[int | None, typer.Option("--fake", min=1, metavar="N", help="number of fake CPU devices to use")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, and nothing else")]
 
 
 def to_stderr() -> contextlib.AbstractContextManager[Any]:
-    """Send to stderr what models and data print: stdout is for what the command reports."""
+    """Send output of models and data to stderr; stdout is for the report of the command."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -38,16 +38,16 @@ def show(report: Any, as_json: bool) -> None:
 
 
 def show_toml(found: Any, as_json: bool) -> None:
-    """Print a part of a config to stdout, and how it was found to stderr; or both as JSON."""
+    """Print a part of a config to stdout and its explanation to stderr, or both as JSON."""
     if as_json:
         return show(found, as_json)
-    with to_stderr():  # whose width its tables fit
+    with to_stderr():  # tables fit the width of stderr
         print(found)
     print(found.to_toml().rstrip())
 
 
 def load(path: pathlib.Path, mesh: str | None, settings: Sequence[str] | None) -> RunConfig:
-    """Return the config of a run with what the options change in it."""
+    """Return the config of a run, with the values of the options."""
     from keras_dist import config
 
     return config.load(path, [*([] if mesh is None else [f"mesh.shape={mesh}"]), *(settings or ())])

@@ -15,8 +15,7 @@ REQUIRED_ACCURACY = 0.95
 def demo(mesh: Mesh = None, settings: Settings = None) -> int:
     """Train on real handwritten digits.
 
-    On a 2x4 mesh of eight fake CPU devices, or on another one. The exit code is 1 if the test accuracy is below 95
-    percent.
+    The default mesh is 2x4, of eight fake CPU devices. The exit code is 1 if the test accuracy is below 95 percent.
     """
     config = load(CONFIG, mesh, settings)
     from keras_dist.cli import digits

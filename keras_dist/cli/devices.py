@@ -1,4 +1,4 @@
-"""`keras-dist devices`: the devices of this machine, and the meshes that they can form."""
+"""`keras-dist devices`: the devices of this machine, and meshes of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from keras_dist.cli.arguments import AsJson, Fake, show
 
 
 def devices(fake: Fake = None, json: AsJson = False) -> int:
-    """List devices, and the meshes of all of them.
-
-    It also tells which settings make fake ones.
-    """
+    """List devices, their meshes, and settings for fake devices."""
     from keras_dist.distribution.device_report import report_devices
     from keras_dist.distribution.devices import use_cpu_devices
 

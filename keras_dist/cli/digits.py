@@ -1,4 +1,4 @@
-"""The run of `keras-dist demo`: a classifier of handwritten digits. `demo.toml` says all of it but the model."""
+"""The model and the run of `keras-dist demo`; `demo.toml` has the other settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras_dist as kd
 
 
 class Classifier(nnx.Module):
-    """Two dense layers over the pixels of an 8x8 image, values 0..16."""
+    """Two dense layers on 8x8 images with values 0 to 16."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(64, width, rngs=rngs)
@@ -19,7 +19,7 @@ class Classifier(nnx.Module):
         self.logits = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Logits (batch, 10) of `images` (batch, 8, 8)."""
+        """Return logits, `(batch, 10)`, of images, `(batch, 8, 8)`."""
         pixels = images.reshape(len(images), -1) / 16.0
         return self.logits(self.dropout(nnx.relu(self.hidden(pixels))))
 

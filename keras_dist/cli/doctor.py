@@ -1,4 +1,4 @@
-"""`keras-dist doctor`: what is in a directory of checkpoints, and whether it is good."""
+"""`keras-dist doctor`: lists and checks a directory of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="a directory of checkpoints, or the folder of one")],
     mesh: Annotated[
         str | None,
-        typer.Option(
-            metavar="data=2,model=4",
-            help="also tell what restoring on this mesh would do, under the axes that were saved",
-        ),
+        typer.Option(metavar="data=2,model=4", help="also show the layouts after restoring on this mesh"),
     ] = None,
     json: AsJson = False,
 ) -> int:
     """Examine a directory of checkpoints.
 
-    The exit code is 0 if there is a state and none is damaged, 1 if one is damaged, 2 if there is nothing. What was
-    damaged and has been put aside is listed and does not count. No device is started, nothing is changed.
+    The exit code is 0 if there are states and none is damaged, 1 if one is damaged, 2 without states. Damaged states
+    that were moved aside are listed only. No device is started, nothing is changed.
     """
     from keras_dist.checkpoint import examine
 

@@ -1,4 +1,4 @@
-"""`keras-dist launch`: a script in several processes, which are started again when one dies."""
+"""`keras-dist launch`: runs a script in several processes, and restarts them when one dies."""
 
 from __future__ import annotations
 
@@ -12,46 +12,40 @@ from keras_dist.cli.nodes import Place
 from keras_dist.cli.process_tree import run_guarded
 from keras_dist.cli.supervision import Job, Supervisor
 
-_JOIN_S, _JOIN_NODES_S = 60, 600  # other nodes may have to be found first
+_JOIN_S, _JOIN_NODES_S = 60, 600  # other nodes may start later
 
 
 def _in_a_folder(path: pathlib.Path | None) -> pathlib.Path | None:
     if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(path.absolute().parent)!r}")
+        raise typer.BadParameter(f"folder {str(path.absolute().parent)!r} does not exist")
     return path and path.absolute()
 
 
 def launch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="a Python file, or -m and a module")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="...", help="its arguments")] = None,
-    processes: Annotated[int, typer.Option(min=1, metavar="N", help="how many on each node")] = 1,
+    processes: Annotated[int, typer.Option(min=1, metavar="N", help="processes on each node")] = 1,
     devices_per_process: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="fake CPU devices of each; by default what JAX finds")
+        int | None, typer.Option(min=1, metavar="N", help="fake CPU devices of each; by default JAX's devices")
     ] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, metavar="N", help="how often the job is started again")] = 3,
+    max_restarts: Annotated[int, typer.Option(min=0, metavar="N", help="largest number of restarts of the job")] = 3,
     hang_timeout: Annotated[
-        int, typer.Option(min=0, metavar="SECONDS", help="after which one without a step is taken for dead; 0: never")
+        int, typer.Option(min=0, metavar="SECONDS", help="time without a step after which a process ends; 0: never")
     ] = 600,
     join_timeout: Annotated[
-        int | None, typer.Option(min=1, metavar="SECONDS", help="to start in; by default 60, of several nodes 600")
+        int | None, typer.Option(min=1, metavar="SECONDS", help="time to start; by default 60, with several nodes 600")
     ] = None,
-    grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="to end in after a signal")] = 30,
+    grace: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="time to exit after a signal")] = 30,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(
-            dir_okay=False,
-            callback=_in_a_folder,
-            metavar="jobs.json",
-            help="where deaths and restarts are written to",
-        ),
+        typer.Option(dir_okay=False, callback=_in_a_folder, metavar="jobs.json", help="file for deaths and restarts"),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="how many; by default what the scheduler says, or 1")
+        int | None, typer.Option(min=1, metavar="N", help="number of nodes; by default from the scheduler, or 1")
     ] = None,
-    node_rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="which of them this is, from 0")] = None,
+    node_rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="index of this node, from 0")] = None,
     coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="an address of the first node, and a port that is free there"),
+        str | None, typer.Option(metavar="HOST:PORT", help="address of the first node, with a free port")
     ] = None,
 ) -> int:
     """Run a script in several processes.
@@ -60,17 +54,16 @@ def launch(
 
     keras-dist launch --processes 4 -- -m keras_dist train run.toml
 
-    Each process finds its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one dies or does
-    not answer, the others are ended, and all are started again on another port; with `BackupAndRestore` in the script
-    they go on where they were. The job is given up after --max-restarts, or after two restarts in a row without a new
-    save.
+    Each process gets its place in `KERAS_DISTRIBUTION_*`, which `keras_dist.initialize()` reads. When one dies or
+    hangs, the others are ended, and all are restarted on another port; with `BackupAndRestore` in the script they
+    resume. The launcher gives up after --max-restarts, or after two restarts in a row without a new save.
 
-    With --nodes, the same command runs once on each of them, and starts --processes there. srun, mpirun and indexed
-    jobs of Kubernetes tell which node it is; across nodes the port of the coordinator stays the same.
+    With --nodes, run the same command once on each node; it starts --processes there. srun, mpirun and indexed jobs of
+    Kubernetes provide the index of the node. Across nodes the port of the coordinator stays the same.
 
-    Ctrl-C and SIGTERM go to every process; the second one ends all at once. The exit code is 0 when all have ended
-    well, 75 when the job has saved its state after such a signal and can be started again, else that of the process
-    that died. However the launcher ends, on Linux it leaves no process behind.
+    Ctrl-C and SIGTERM are sent to every process; a second signal kills all. The exit code is 0 after success, 75 if the
+    job has saved its state after a signal and can be started again, else the code of the process that died. On Linux no
+    process outlives the launcher.
     """
     place = Place.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():

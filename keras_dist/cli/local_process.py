@@ -1,4 +1,4 @@
-"""`LocalProcess`: one process of a job on this machine, with its log and its notes."""
+"""`LocalProcess`: one process of a job on this machine, with its log and notes."""
 
 from __future__ import annotations
 
@@ -21,45 +21,32 @@ from keras_dist.cli import process_tree
 _COLOURS = ("36", "33", "32", "35", "34", "31")
 _PLAIN = "\x1b[0m"
 _LINES_KEPT = 50
-_STOPPED_S = 1.0  # after which a stopped process counts as one that does not answer
-_LIMIT_S = 5.0  # for a killed process to end, and for its log to be read
+_STOPPED_S = 1.0  # a process that is stopped so long is considered dead
+_LIMIT_S = 5.0  # for a killed process to exit, and for its log to be read
 
 
 class Printer:
-    """Prints lines of several threads, each whole."""
+    """Prints lines of several threads, each as a whole."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def print(self, line: str, file: TextIO) -> None:
-        """Print the line; where nobody reads any more, do nothing."""
+        """Print the line, unless the reader has gone."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             file.write(f"{line}\n")
             file.flush()
 
 
 class LocalProcess:
-    """A process that runs a command, and is killed when this one dies.
-
-    Args:
-        index: which of the job's processes it is.
-        command: a program and its arguments.
-        environment: further variables.
-        folder: where its notes are.
-        printer: prints what it prints, after its index.
-
-    Attributes:
-        index: which of the job's processes it is.
-        code: its exit code, or minus the signal that ended it; None while it runs.
-        log: the last lines that it has printed.
-    """
+    """A process that runs a command, and is killed when the launcher dies."""
 
     def __init__(
         self, index: int, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path, printer: Printer
     ) -> None:
-        self.index = index
-        self.code: int | None = None
-        self.log: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
+        self.index = index  # in the job
+        self.code: int | None = None  # exit code, or minus the signal that ended the process
+        self.log: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)  # last lines
         self._printer = printer
         self._stopped_since: float | None = None
         self._notes = folder / f"{index}.json"
@@ -80,16 +67,16 @@ class LocalProcess:
 
     @property
     def notes(self) -> ProcessNotes:
-        """What it has noted."""
+        """The notes of the process for its launcher."""
         return ProcessNotes.read(self._notes)
 
     def poll(self) -> int | None:
-        """Its exit code, or minus the signal that ended it; None while it runs."""
+        """Return the exit code, or minus the signal that ended the process; None while it runs."""
         self.code = self._process.poll()
         return self.code
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it, for a while already."""
+        """Whether a signal stopped the process at least a second ago."""
         if self.code is not None or not process_tree.is_stopped(self._process.pid):
             self._stopped_since = None
         elif self._stopped_since is None:
@@ -97,22 +84,22 @@ class LocalProcess:
         return self._stopped_since is not None and time.monotonic() - self._stopped_since >= _STOPPED_S
 
     def send(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it, and wait for that."""
+        """Kill the process, and wait for its exit."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LIMIT_S)
         self.poll()
 
     def close(self) -> None:
-        """Read the rest of its log, once nobody writes it any more."""
+        """Read the rest of the log, after the writers have exited."""
         self._reader.join(_LIMIT_S)
 
     def end_described(self) -> str:
-        """How it ended, or why it is about to."""
+        """Describe the end of the process, or its reason."""
         code, notes = self.code or 0, self.notes
         if code < 0:
             known = -code in [*signal.Signals]
@@ -130,6 +117,6 @@ class LocalProcess:
 
 
 def _columns_after(prefix: str) -> dict[str, str]:
-    """The width of this process's terminal for one whose lines are printed after `prefix`."""
+    """Return `COLUMNS` for a process whose lines are printed after `prefix`."""
     width = available_width()
     return {} if width is None else {"COLUMNS": str(max(width - len(prefix), 1))}

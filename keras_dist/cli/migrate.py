@@ -1,4 +1,4 @@
-"""`keras-dist migrate`: the rules of a layout map of Keras or DTensor as those of a config."""
+"""`keras-dist migrate`: from a layout map of Keras or DTensor to rules of a config."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def migrate(
     matching: Annotated[
         Literal["fullmatch", "search", "match"] | None,
         typer.Option(
-            help="how its rules match: the whole path, as in Keras since February 2026; a part of it, as in Keras 3 "
-            "before; the beginning of a path with dots, as in Keras 2 and DTensor. By default what they look like, "
-            "match or search"
+            help="how its rules match: whole paths, as in Keras since February 2026; parts of paths, as in Keras 3 "
+            "before; beginnings of paths with dots, as in Keras 2 and DTensor. By default search, or match if a rule "
+            "is a path with dots"
         ),
     ] = None,
     config: Annotated[
         pathlib.Path | None,
-        typer.Option(metavar="RUN.TOML", help="a config whose model the rules are for, and are tried on"),
+        typer.Option(metavar="RUN.TOML", help="a config with the model that the rules are for"),
     ] = None,
     mesh: Mesh = None,
     settings: Settings = None,
@@ -36,9 +36,8 @@ def migrate(
 ) -> int:
     """Turn a layout map into rules of a config.
 
-    The rules of a map of Keras or DTensor become the table [distribution.layout] on stdout; stderr shows each old rule
-    beside its new one. An import path runs its module. The exit code is 1 if a rule could not be read, or matches
-    nothing of the model.
+    stdout has the table [distribution.layout], stderr each old rule with its new form. An import path runs its module.
+    The exit code is 1 if a rule cannot be read, or matches nothing in the model.
     """
     from keras_dist.config import migrate_layout_map
 

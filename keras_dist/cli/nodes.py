@@ -1,4 +1,4 @@
-"""`Place`: among which nodes a launcher runs, from its arguments or from what Slurm, Open MPI or Kubernetes say."""
+"""`Place`: the nodes of a launcher's job, from arguments or from Slurm, Open MPI or Kubernetes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from collections.abc import Mapping
 from keras_dist.errors import ClusterError
 
 _SLURM, _OPEN_MPI, _KUBERNETES = "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX"
-_PORTS = 2**12  # Slurm's jobs take their ports from the last so many, as in JAX
+_PORTS = 2**12  # ports of Slurm's jobs are the last so many, as in JAX
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a launcher stands among those of its job, of which each node has one.
-
-    Attributes:
-        nodes: how many there are.
-        rank: the index of this one.
-        coordinator: `"host:port"` of the coordinator, on the first node; None for a free port of this machine.
-    """
+    """Position of this node among the nodes of the job; each node has one launcher."""
 
     nodes: int = 1
     rank: int = 0
-    coordinator: str | None = None
+    coordinator: str | None = None  # "host:port" on the first node; None for a free port of this machine
 
     @classmethod
     def resolve(
@@ -36,11 +30,7 @@ class Place:
         coordinator: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Place:
-        """Take what is None from the scheduler's variables.
-
-        Raises:
-            ClusterError: the values contradict each other, or one is missing.
-        """
+        """Return the place, with None replaced by values of the scheduler."""
         found = _detected(environ) if nodes is None else None
         options = {"--node-rank": rank, "--coordinator": coordinator}
         given = [f"{name} {value}" for name, value in options.items() if value is not None]
@@ -56,30 +46,24 @@ class Place:
         if coordinator is None and _SLURM in environ:
             coordinator = _slurm_coordinator(environ)
         if rank is None or not 0 <= rank < nodes:
-            raise ClusterError(
-                "launch: which node is this?",
-                given=f"--nodes {nodes}, {'no --node-rank' if rank is None else f'--node-rank {rank}'}",
-                fix=f"number the nodes, 0 <= --node-rank < {nodes}; under srun, Open MPI and in indexed jobs they are",
-            )
+            given = f"--nodes {nodes}, {'no --node-rank' if rank is None else f'--node-rank {rank}'}"
+            fix = f"give each node its --node-rank, 0 to {nodes - 1}; srun, Open MPI and indexed jobs do so"
+            raise ClusterError("launch: which node is this?", given=given, fix=fix)
         if coordinator is None:
-            summary = f"launch: node {rank} of {nodes} does not know the coordinator"
-            fix = "--coordinator host:port, a free port of the first node, on every node; under srun it is found"
+            summary = f"launch: node {rank} of {nodes} has no address of the coordinator"
+            fix = "--coordinator host:port, a free port of the first node, on every node; srun provides it"
             raise ClusterError(summary, given="no --coordinator", fix=fix)
         return cls(nodes, rank, coordinator)
 
 
 def _rank(environ: Mapping[str, str]) -> int | None:
-    """The rank of this node, where its number of nodes was given."""
+    """Return the rank of this node in the scheduler's variables, for a given number of nodes."""
     names = ("SLURM_NODEID",) if _SLURM in environ else ("OMPI_COMM_WORLD_RANK", _KUBERNETES)
     return next((_integer(environ, name) for name in names if name in environ), None)
 
 
 def _detected(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """The number of nodes and the rank of this one; None where no scheduler has started this launcher.
-
-    Raises:
-        ClusterError: several launchers on a node, or a number that a scheduler does not say.
-    """
+    """Return the number of nodes and the rank of this node; None without a scheduler."""
     if _SLURM in environ:
         nodes = _integer(environ, "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES")
         tasks = _integer(environ, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in environ else nodes
@@ -106,7 +90,7 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
 
 
 def _slurm_coordinator(environ: Mapping[str, str]) -> str | None:
-    """The first of the nodes, and a port that follows from the number of the job."""
+    """Return the first node, with a port derived from the id of the job."""
     first = _FIRST_HOST.match(environ[_SLURM])
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""`keras-dist plan`, `auto`, `explain` and `check`: what is known of a run before a byte is allocated."""
+"""`keras-dist plan`, `auto`, `explain` and `check`, which allocate nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 Target = Annotated[
     str | None,
-    typer.Option(
-        metavar="v5p:4x4x4", help="the devices that the run is meant for, which need not be here: cpu:8, h100:1x2x8"
-    ),
+    typer.Option(metavar="v5p:4x4x4", help="the machine to plan for, which need not exist here: cpu:8, h100:1x2x8"),
 ]
-Compile = Annotated[
-    bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target, too")
-]
+Compile = Annotated[bool, typer.Option("--compile/--no-compile", help="whether XLA compiles the step for the target")]
 
 
 def plan(
@@ -36,10 +32,10 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Say what a step needs, and whether it fits.
+    """Report the costs of a step, and whether it fits.
 
-    Where arrays live, what moves between devices and what is computed, before anything is allocated. The exit
-    code is 1 if the run does not fit into the memory of its devices.
+    The report has layouts, communication and costs; nothing is allocated. The exit code is 1 if the run does not fit
+    into the memory of the target's devices.
     """
     from keras_dist import planner
 
@@ -51,21 +47,20 @@ def plan(
         try:
             report.to_html(html)
         except OSError as error:
-            given = repr(str(html))
-            fix = "make the folder, or name another file"
+            given, fix = repr(str(html)), "make the folder, or name another file"
             raise ConfigError(f"--html: the page was not written: {error.strerror}", given=given, fix=fix) from error
     return report.exit_code
 
 
 def explain(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="of a weight or of what a layer returns: d1/output")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="path of a weight, or of an output as d1/output")],
     config: Config = pathlib.Path("run.toml"),
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
     json: AsJson = False,
 ) -> int:
-    """Say why an array lives where it does."""
+    """Explain the layout of an array."""
     from keras_dist import planner
 
     with to_stderr():
@@ -79,34 +74,29 @@ def auto(
     mesh: Mesh = None,
     settings: Settings = None,
     target: Target = None,
-    any_mesh: Annotated[
-        bool,
-        typer.Option("--any-mesh", help="try all meshes data x model of as many devices, too"),
-    ] = False,
+    any_mesh: Annotated[bool, typer.Option("--any-mesh", help="try all meshes data x model of these devices")] = False,
     objective: Annotated[
-        Literal["step_time", "memory"] | None, typer.Option(help="what is to be small; by default the time of a step")
+        Literal["step_time", "memory"] | None, typer.Option(help="quantity to minimize; by default the step time")
     ] = None,
     memory_limit: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES", help="that a device has; by default what the target has")
+        int | None, typer.Option(min=1, metavar="BYTES", help="memory of a device; by default from the target")
     ] = None,
     compile_it: Compile = True,
     json: AsJson = False,
 ) -> int:
     """Find a layout, and print it as TOML.
 
-    Nothing is allocated. The tables [mesh] and [distribution] go to stdout, to be kept in the place of those of the
-    config, and what was tried to stderr. Where the config has strategy = "auto", its objective, target and memory_limit
-    count, as far as no option replaces them. The exit code is 1 if nothing that was tried fits into the memory of a
-    device; on CPUs, which have that of their host, only --memory-limit tells.
+    Nothing is allocated. stdout has the tables [mesh] and [distribution] for the config, stderr the candidates. Options
+    replace objective, target and memory_limit of strategy = "auto" in the config. The exit code is 1 if no candidate
+    fits into the memory of a device. CPU devices have no limit but --memory-limit.
     """
     from keras_dist import planner
     from keras_dist.config import AutoConfig, ModelParallelConfig
 
-    to_find = {"distribution": ModelParallelConfig()}  # in the place of what the config says
     with to_stderr():
         run = load(config, mesh, settings)
         chosen = run.distribution if isinstance(run.distribution, AutoConfig) else AutoConfig()
-        inputs = _inputs(run.model_copy(update=to_find), target)
+        inputs = _inputs(run.model_copy(update={"distribution": ModelParallelConfig()}), target)
         given = inputs.pop("distribution").device_mesh
         finder = planner.AutoParallel(
             list(given.devices.flat) if any_mesh else given,
@@ -141,7 +131,7 @@ def check(
 
 
 def _memory_here(target: str | None) -> int | None:
-    """The bytes of a device of this machine, where it is what is planned for; None where it does not tell them."""
+    """Return the memory of a device of this machine, if the backend reports it; None for a target."""
     import jax
 
     stats = (jax.local_devices()[0].memory_stats() if target is None else None) or {}
@@ -149,7 +139,7 @@ def _memory_here(target: str | None) -> int | None:
 
 
 def _inputs(run: RunConfig, target: str | None) -> dict[str, Any]:
-    """The arguments of `kd.plan` for a run."""
+    """Return the arguments of `kd.plan` for a run."""
     from keras_dist import assembly
 
     return dict(vars(assembly.plan_inputs(run, target)))

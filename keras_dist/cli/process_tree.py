@@ -1,6 +1,6 @@
-"""No process outlives what started it, on Linux: `prctl(2)` tells of the death of parents, and hands orphans on.
+"""Processes that never outlive their launcher, on Linux, by the parent-death signal and the subreaper of `prctl(2)`.
 
-Run as a program, `python process_tree.py PARENT command...`, it becomes a command that is killed when its parent dies.
+As a program, `python process_tree.py PARENT command...`, it runs a command that is killed when its parent dies.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ _POLL_S = 0.02
 
 
 def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
-    """Run `act` in a child process, so that nothing that it starts outlives this process or the child.
+    """Run `act` in a child process, whose descendants never outlive it or this process, and return its exit code.
 
-    Args:
-        act: returns an exit code.
-        on_signal: called in the child for each SIGINT and SIGTERM that this process gets.
-
-    Returns:
-        The exit code; 128 and the signal's number if one has ended the child.
+    The child calls `on_signal` for each SIGINT and SIGTERM that this process gets. The code of a child that a signal
+    ended is 128 plus the number of the signal.
     """
     _adopt_orphans()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both have their handlers
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until both processes have their handlers
     guard, child = os.getpid(), os.fork()
     if not child:
         os._exit(_run_in_child(guard, act, on_signal))
@@ -52,7 +48,7 @@ def run_guarded(act: Callable[[], int], on_signal: Callable[[int], None]) -> int
 def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int], None]) -> int:
     code = 1
     try:
-        os.setsid()  # Ctrl-C comes through the parent, once
+        os.setsid()  # so that Ctrl-C arrives once, from the parent
         _adopt_orphans()
         for number in _SIGNALS:
             signal.signal(number, lambda number, frame: on_signal(number))
@@ -70,20 +66,20 @@ def _run_in_child(guard: int, act: Callable[[], int], on_signal: Callable[[int],
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """End after the death of the parent or its terminal, even while this process waits for one who reads its output."""
+    """Exit after the death of the parent or its terminal, even while a write blocks."""
     end_descendants()
     os._exit(128 + number)
 
 
 def end_with_parent(parent: int, number: int) -> None:
-    """Send this process the signal when its parent dies, and end it at once if that has died already."""
+    """Send this process the signal when its parent dies; exit if the parent has died already."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit("its parent has died")
 
 
 def end_descendants() -> None:
-    """Kill the children of this process and theirs, and those of the dead that it has adopted."""
+    """Kill all descendants of this process, and adopted orphans."""
     end = time.monotonic() + _LIMIT_S
     while (found := descendants()) and time.monotonic() < end:
         for pid in found:
@@ -96,23 +92,20 @@ def end_descendants() -> None:
 
 
 def descendants() -> list[int]:
-    """The children of this process, theirs, and those of the dead that it has adopted. Empty where there is no `/proc`.
-
-    Those that have ended but were not waited for are among them.
-    """
+    """Return the descendants of this process and adopted orphans, with zombies; an empty list without `/proc`."""
     children: dict[int, list[int]] = {}
     for status in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             parent = int(_fields(status)[1])
             children.setdefault(parent, []).append(int(status.parent.name))
     found = children.get(os.getpid(), [])
-    for pid in found:  # grows meanwhile
+    for pid in found:  # grows in the loop
         found += children.get(pid, [])
     return found
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped the process; a debugger has not."""
+    """Whether a signal such as SIGSTOP has stopped the process, not a debugger."""
     try:
         return _fields(pathlib.Path(f"/proc/{pid}/stat"))[0] == "T"
     except OSError:
@@ -120,12 +113,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def _fields(status: pathlib.Path) -> list[str]:
-    """The fields behind the name of the program, which may have blanks and brackets: state, parent, ..."""
+    """Return the fields after the name of the program, which may contain blanks and brackets: state, parent, ..."""
     return status.read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of those whose parent dies, among the children of this process and theirs."""
+    """Become the parent of descendants whose parent dies."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

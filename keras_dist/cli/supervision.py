@@ -1,4 +1,4 @@
-"""`Supervisor`: starts the processes of a job on this node, and starts them again when one dies."""
+"""`Supervisor`: starts the processes of a job on this node, and restarts them when one dies."""
 
 from __future__ import annotations
 
@@ -19,38 +19,29 @@ from keras_dist.cli.local_process import LocalProcess, Printer
 from keras_dist.cli.nodes import Place
 
 _POLL_S = 0.1
-_MOMENT_S = 2.0  # in which processes that raise the same error end by themselves
-_CLOSE_S = 10.0  # in which one that has raised an error closes what it writes
-_NOTICE_S = 10.0  # in which processes of other nodes notice that one has died
-_TELL_S = 6.0  # in which they read that one has failed: longer than the grace that they give it
-_GONE_S = 20.0  # after which the coordinator that answers is that of the next start
+_MOMENT_S = 2.0  # time for processes that raise the same error to exit
+_CLOSE_S = 10.0  # time for a process that has raised an error to close its files
+_NOTICE_S = 10.0  # time for processes of other nodes to notice a death
+_TELL_S = 6.0  # time for them to read of a failure: longer than their grace for the failed process
+_GONE_S = 20.0  # a coordinator that answers after this time belongs to the next start
 _TWICE_S = 0.5  # a scheduler may send the same signal to the launcher and to its child
 _LONGEST_PAUSE_S = 30.0
-_IN_VAIN = 2  # restarts in a row without a new save, after which a job is given up
+_IN_VAIN = 2  # the launcher gives up after so many restarts in a row without a new save
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a launcher runs.
-
-    Attributes:
-        command: a program and its arguments.
-        processes: how many run it on each node.
-        place: this node among those of the job.
-        devices: fake CPU devices of each process; None for those that JAX finds.
-        hang_timeout_s: seconds without a step after which a process ends itself; 0 for never.
-        join_timeout_s: seconds within which all processes must come.
-    """
+    """Command and options of a job."""
 
     command: Sequence[str]
-    processes: int = 1
+    processes: int = 1  # on each node
     place: Place = dataclasses.field(default_factory=Place)
-    devices: int | None = None
-    hang_timeout_s: int = 600
+    devices: int | None = None  # fake CPU devices of each process
+    hang_timeout_s: int = 600  # 0 for no limit
     join_timeout_s: int = 60
 
     def environment(self, index: int, address: str) -> dict[str, str]:
-        """The variables of one process."""
+        """Return the environment variables of one process."""
         found = {
             "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
             "KERAS_DISTRIBUTION_NUM_PROCESSES": str(self.place.nodes * self.processes),
@@ -68,36 +59,19 @@ class Job:
 
 @dataclasses.dataclass
 class Death:
-    """One end of the job before its time.
-
-    Attributes:
-        process: the index of the process that died.
-        how: its exit code and error, or the signal that ended it.
-        at: when, in seconds since the epoch of Unix: when it was noticed, or the last step of one that did not answer.
-        saved: what the job goes on from; None if nothing is saved.
-        steps_lost: training steps since then, as far as the first process of this node had come.
-        restarted: whether the job was started again.
-        to_next_step_s: seconds until a step was done again; None if none was.
-    """
+    """The failure of a process, as in the report."""
 
     process: int
-    how: str
-    at: float
-    saved: str | None = None
-    steps_lost: int = 0
+    how: str  # exit code and error, or signal
+    at: float  # Unix time when it was noticed, or of the last step of a process that hangs
+    saved: str | None = None  # the checkpoint to resume from
+    steps_lost: int = 0  # training steps of the first process of this node since the checkpoint
     restarted: bool = False
-    to_next_step_s: float | None = None
+    to_next_step_s: float | None = None  # time from the death to the next step
 
 
 class Supervisor:
-    """A job, of which this runs the processes of one node.
-
-    Args:
-        job: what they run.
-        max_restarts: how often the job is started again.
-        grace_s: seconds that processes may take to end after Ctrl-C or SIGTERM.
-        report: a JSON file for the deaths, or None.
-    """
+    """Runs the processes of a job on one node, and writes deaths to the JSON file `report`."""
 
     def __init__(
         self, job: Job, *, max_restarts: int = 3, grace_s: int = 30, report: pathlib.Path | None = None
@@ -106,11 +80,11 @@ class Supervisor:
         self._processes: list[LocalProcess] = []
         self._printer = Printer()
         self._deaths: list[Death] = []
-        self._asked: int | None = None  # the first signal that this process has got
+        self._asked: int | None = None  # the first signal to this process
         self._asked_at = 0.0
 
     def on_signal(self, number: int) -> None:
-        """Hand a signal on to the processes; a second one ends them at once."""
+        """Forward a signal to the processes; a second signal kills them."""
         now, is_first = time.monotonic(), self._asked is None
         if is_first:
             self._asked, self._asked_at = number, now
@@ -119,7 +93,7 @@ class Supervisor:
                 process.send(number if is_first else signal.SIGKILL)
 
     def run(self) -> int:
-        """Run the job to its end, and return its exit code."""
+        """Run the job, and return its exit code."""
         self._write_report()
         with tempfile.TemporaryDirectory(prefix="keras_dist_launch_") as folder:
             while True:
@@ -147,7 +121,7 @@ class Supervisor:
                     return os.EX_TEMPFAIL if self._asked == signal.SIGTERM else 128 + self._asked
 
     def _start(self, folder: pathlib.Path) -> None:
-        """Start all processes of this node; on a node of its own, on a port that was free a moment ago."""
+        """Start all processes of this node; a single node uses a free port."""
         place, count = self._job.place, self._job.processes
         command = [sys.executable, "-u", *self._job.command]
         address = place.coordinator or _free_address()
@@ -159,7 +133,7 @@ class Supervisor:
             self._processes.append(LocalProcess(index, command, environment, folder, self._printer))
 
     def _watch(self) -> Death | None:
-        """Wait until all have ended well, or one has died."""
+        """Wait until all processes have succeeded, or one has died."""
         waits_for_step = bool(self._deaths)
         while not self._asked:
             ended = [process for process in self._processes if process.poll()]
@@ -174,26 +148,26 @@ class Supervisor:
         return None
 
     def _look_whether_joined(self) -> None:
-        """Say so where several processes have ended well, but have never been a job."""
+        """Warn if several processes succeeded without joining a job."""
         count = self._job.place.nodes * self._job.processes
         if count > 1 and not any(process.notes.joined for process in self._processes):
             self._say("no process has called keras_dist.initialize(): each ran alone, not as one job")
 
     def _note_next_step(self) -> bool:
-        """Whether the job goes on after its last death."""
+        """Note the first step after the last death, and return whether there was one."""
         since, last = self._processes[0].notes.first_step_at, self._deaths[-1]
         if since is None:
             return False
         last.to_next_step_s = round(since - last.at, 2)
-        self._say(f"steps go on {last.to_next_step_s:.1f} s after the death; steps lost: {last.steps_lost}")
+        self._say(f"first step {last.to_next_step_s:.1f} s after the death; steps lost: {last.steps_lost}")
         self._write_report()
         return True
 
     def _death(self, ended: Sequence[LocalProcess], stopped: Sequence[LocalProcess]) -> Death:
-        """Who died first: those that ended because of another one have noted which."""
+        """Return the first death; processes that exited because of another one have noted its index."""
         now = time.time()
         died = [process for process in ended if process.notes.blamed in (None, process.index)]
-        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # as JAX does when another one has died
+        died.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has died
         tells = ended[0].notes if ended else ProcessNotes()
         if not died and not stopped:
             died = [process for process in self._processes if process.index == tells.blamed and process.notes.failure]
@@ -208,7 +182,7 @@ class Supervisor:
         return Death(process, how, at)
 
     def _end(self, death: Death | None) -> None:
-        """End what is left of the processes, their children, and the coordination service."""
+        """End the remaining processes, their children, and the coordination service."""
         if death is not None:
             self._await_end(_CLOSE_S, [process for process in self._processes if process.notes.failure])
             self._await_end(_MOMENT_S, self._processes)
@@ -216,7 +190,7 @@ class Supervisor:
             process.kill()
         place = self._job.place
         if death is not None and place.nodes > 1:
-            if place.rank == 0:  # the coordination service goes on for a while, to tell the other nodes
+            if place.rank == 0:  # the coordination service must live until the other nodes have noticed
                 silent = [process for process in self._processes if process.index == death.process]
                 self._sleep(_TELL_S if all(process.notes.failure for process in silent) else _NOTICE_S)
             else:
@@ -226,7 +200,7 @@ class Supervisor:
             process.close()
 
     def _await_end(self, seconds: float, processes: Sequence[LocalProcess]) -> None:
-        """Wait until these have ended, for so long at most."""
+        """Wait until these processes have exited, at most `seconds`."""
         end = time.monotonic() + seconds
         while any([process.poll() is None for process in processes]):
             if time.monotonic() >= end:
@@ -234,7 +208,7 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _await_end_of(self, coordinator: str) -> None:
-        """Wait until the coordinator of the job that has died is gone, so that nobody joins that one again."""
+        """Wait until the coordinator of the dead job is gone, so that no process joins it again."""
         host, _, port = coordinator.rpartition(":")
         end = time.monotonic() + _GONE_S
         while time.monotonic() < end and not self._asked:
@@ -245,7 +219,7 @@ class Supervisor:
             self._sleep(_POLL_S)
 
     def _end_as_asked(self) -> int:
-        """End after a signal, which the processes have got, too; the exit code."""
+        """Wait for the processes after a signal, and return the exit code."""
         self._await_end(self._grace_s, self._processes)
         codes = [process.poll() for process in self._processes]
         self._end(None)
@@ -255,7 +229,7 @@ class Supervisor:
         return os.EX_TEMPFAIL if os.EX_TEMPFAIL in codes else 128 + (self._asked or 0)
 
     def _give_up(self, death: Death, in_vain: int) -> int:
-        """Say why, with the end of the log of the process that died; the exit code, which asks for no restart."""
+        """Print the reason and the log of the process that died, and return an exit code other than 75."""
         died = [process for process in self._processes if process.index == death.process]
         for process in died:
             self._say(f"the last lines of process {process.index}:\n" + "\n".join(f"  {line}" for line in process.log))
@@ -265,7 +239,7 @@ class Supervisor:
         return code if 0 < code < 128 and code != os.EX_TEMPFAIL else 1
 
     def _restarts_in_vain(self) -> int:
-        """After how many of the last restarts the job has saved nothing new before it died again."""
+        """Return the number of last restarts without a new save."""
         saved = [death.saved for death in self._deaths]
         return next((back for back, one in enumerate(saved[-2::-1]) if one != saved[-1]), len(saved) - 1)
 
@@ -278,7 +252,6 @@ class Supervisor:
         self._printer.print(f"launch: {text}", sys.stderr)
 
     def _write_report(self) -> None:
-        """Write what has happened so far; the first node does."""
         if self._report is not None and self._job.place.rank == 0:
             deaths = [dataclasses.asdict(death) for death in self._deaths]
             content = {"nodes": self._job.place.nodes, "processes": self._job.processes, "deaths": deaths}
@@ -286,7 +259,7 @@ class Supervisor:
             try:
                 draft.write_text(json.dumps(content, indent=2) + "\n")
                 draft.replace(self._report)
-            except OSError as error:  # the job is worth more
+            except OSError as error:  # must not end the job
                 self._say(f"the report was not written: {error}")
 
 

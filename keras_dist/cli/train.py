@@ -1,4 +1,4 @@
-"""`keras-dist train`: the run that a config describes."""
+"""`keras-dist train`: runs a config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from keras_dist.cli.arguments import Config, Fake, Mesh, Settings, load
 
 
 def train(config: Config, mesh: Mesh = None, settings: Settings = None, fake: Fake = None) -> int:
-    """Train as a config says."""
+    """Train the run of a config."""
     run = load(config, mesh, settings)
     from keras_dist import assembly
     from keras_dist.distribution.devices import use_cpu_devices

@@ -1,8 +1,7 @@
-"""Config files of runs: their schema, and loading them; and the settings of `keras.config`. Imports no JAX.
+"""Config files of runs, and the settings of `keras.config`. Imports no JAX, except for the dtype policy.
 
-`load` reads a file into a `RunConfig`; `parse_mesh_shape` alone reads `"data=2,model=4"` and does not load pydantic.
-`keras_dist.assembly` makes objects of what they say. The dtype policy is that of `mixed_precision`, which does
-import JAX when it is asked for.
+`load` reads a file into a `RunConfig`, from which `keras_dist.assembly` creates objects. `parse_mesh_shape` does not
+load pydantic.
 """
 
 from __future__ import annotations

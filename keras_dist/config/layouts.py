@@ -1,4 +1,4 @@
-"""The tables `[mesh]` and `[distribution]`: devices, and what lies where on them."""
+"""The tables `[mesh]` and `[distribution]` of a config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENTRY = f'an axis name, "{UNSHARDED}" (in quotes) or null for unsharded, or a l
 _RULE = "the path of a variable, or a regular expression for whole paths"
 
 mesh_axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("mesh_axes", default=())
-"""The axes of the mesh for which names are being checked; empty while they are not known."""
+"""Axes of the mesh during validation; empty if not known."""
 
 
 def _axis_name(name: object) -> object:
@@ -43,7 +43,7 @@ def _axis_name(name: object) -> object:
 
 
 def _axis_size(size: object) -> object:
-    if type(size) is not int or size < -1 or size == 0:  # `_arguments` would load numpy
+    if type(size) is not int or size < -1 or size == 0:
         what = f"an axis cannot have the size {show(size, with_type=True)}"
         raise refuse(what, allowed=mesh_shape.ALLOWED_SIZE, fix="for example 4, without quotes")
     return size
@@ -57,8 +57,8 @@ class MeshConfig(Table):
 
     Args:
         shape: size of each axis by name, in order; or the text `"data=2,model=4"`. One size may be -1.
-        dcn_shape: how many slices or processes each axis spans, in the same forms; `shape` is then that of the mesh
-            within one of them. An axis that is not named spans one.
+        dcn_shape: number of slices or processes along each axis, in the same forms, 1 by default. `shape` is then the
+            shape within a slice or process.
 
     Example:
         >>> MeshConfig.model_validate({"shape": "data=2,model=4"}).shape
@@ -72,7 +72,7 @@ class MeshConfig(Table):
     )
     dcn_shape: _Sizes | None = Field(
         None,
-        description="how many slices or processes each axis spans, as a table or text; one that is not named spans one",
+        description="the number of slices or processes along each axis (by default 1), as a table or text",
         examples=[{"data": 2}],
     )
 
@@ -102,7 +102,7 @@ class MeshConfig(Table):
         shape: dict[str, int] = info.data.get("shape") or {}
         if foreign := [name for name in spans or () if shape and name not in shape]:
             summary = f"mesh.shape has no axis {foreign[0]!r}{did_you_mean(foreign[0], shape)}"
-            fix = f"write one of these, or add {show(foreign[0])} to mesh.shape: its size within a slice, such as 1"
+            fix = f"write one of these, or add {show(foreign[0])} to mesh.shape, with its size in a slice, such as 1"
             raise refuse(summary, allowed=f"an axis of mesh.shape: {', '.join(map(show, shape))}", fix=fix)
         if problem := mesh_shape.count_problem((*shape.values(), *(spans or {}).values())):
             allowed = f"with mesh.shape at most {mesh_shape.MOST_DEVICES:,} devices"
@@ -161,7 +161,7 @@ _Entry = Annotated[
 Axes = Annotated[
     _Entry, Field(description="an axis name, or a list of axis names, each once", examples=["data", ["data", "fsdp"]])
 ]
-"""The type of an option that names an axis of the mesh, or several; None for a default."""
+"""Type of an option for an axis of the mesh, or several; None for a default."""
 
 Layout = Annotated[
     dict[
@@ -178,7 +178,7 @@ Layout = Annotated[
         examples=[{"d1/kernel": ["-", "model"]}],
     ),
 ]
-"""The type of an option that holds entries of layouts by rule."""
+"""Type of an option for layouts by rule."""
 
 _Axis = Annotated[_Name | None, Field(description="an axis name", examples=["model"])]
 _Flag = Annotated[bool, Field(description="true or false", examples=[True])]
@@ -187,11 +187,11 @@ _Flag = Annotated[bool, Field(description="true or false", examples=[True])]
 class DistributionConfig(Table):
     """`[distribution]`: the layout of variables and batches on the mesh.
 
-    The options of a strategy are the fields of the subclass whose field `strategy` has its name as `Literal` type and
-    default. Defining the subclass is enough for config files to name it.
+    Each subclass has the options of a strategy; its field `strategy` has the name of the strategy as `Literal` type and
+    default. Defining a subclass registers the strategy for config files.
 
     Args:
-        strategy: its name; by default `"model_parallel"` when there is a layout, else `"data_parallel"`.
+        strategy: name of the strategy. By default `"model_parallel"` with a layout, else `"data_parallel"`.
         batch_axis: the mesh axis, or axes, over which batches are sharded; None for the first.
 
     Example:
@@ -213,19 +213,19 @@ class DistributionConfig(Table):
 
     @classmethod
     def described_by(cls, given: object) -> type[DistributionConfig]:
-        """Return the class of the strategy that a table names; this one for an unknown strategy."""
+        """Return the class of the strategy in a table; this class for an unknown strategy."""
         name = _strategy_in(as_table(given) or {})
         return DistributionConfig.by_name.get(name, cls) if isinstance(name, str) else cls
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """Return the options of all strategies; those of this one come first."""
+        """Return the options of all strategies; options of this strategy come first."""
         kinds = (cls, *DistributionConfig.by_name.values())
         return list(dict.fromkeys(name for kind in kinds for name in kind.model_fields))
 
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
-        """Return the problem with an option that the strategy does not take; None if the strategy is unknown."""
+        """Return the problem with an option that the strategy does not have; None if the strategy is unknown."""
         option, table = str(loc[-1]), as_table(beside) or {}
         if option not in cls.key_names():
             return super().unknown(loc, beside)
@@ -242,7 +242,7 @@ class DistributionConfig(Table):
         )
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """Return the rules as a `LayoutMap` takes them: `{"d1/kernel": (None, "model")}`; empty without a layout."""
+        """Return rules for a `LayoutMap`: `{"d1/kernel": (None, "model")}`; empty without a layout."""
         return {}
 
     @field_validator("strategy", mode="before")
@@ -253,7 +253,7 @@ class DistributionConfig(Table):
             text = name if isinstance(name, str) else ""
             near = nearest(text, strategies)
             *others, last = map(show, strategies)
-            allowed = f"{', '.join(others)} or {last}; one of your own when its module has been imported"
+            allowed = f"{', '.join(others)} or {last}; or a registered strategy of an imported module"
             fix = f"write {show(near)}" if near else f"for example {show(next(iter(strategies)))}"
             raise refuse(f"unknown value{did_you_mean(text, strategies)}", allowed=allowed, fix=fix)
         return name
@@ -265,7 +265,7 @@ class DistributionConfig(Table):
         kind = cls.described_by(options)
         if options is None or cls is not DistributionConfig or kind is cls:
             return handler(value)
-        foreign = set(cls.key_names()) - set(kind.model_fields)  # null and false ask for nothing
+        foreign = set(cls.key_names()) - set(kind.model_fields)  # allowed if null or false
         asked = {name: one for name, one in options.items() if name not in foreign or not (one is None or one is False)}
         named = {**asked, "strategy": _strategy_in(options)}
         return cast("Self", kind.model_validate(named, context=info.context))
@@ -295,12 +295,12 @@ class ModelParallelConfig(DistributionConfig):
     strict: _Flag = False
 
     def layout_axes(self) -> dict[str, tuple[LayoutEntry, ...]]:
-        """Return the rules as a `LayoutMap` takes them."""
+        """Return the rules for a `LayoutMap`."""
         return dict(self.layout or {})
 
 
 class FullyShardedConfig(ModelParallelConfig):
-    """`strategy = "fully_sharded"`, with the options of `"model_parallel"`, too.
+    """`strategy = "fully_sharded"`, which also has the options of `"model_parallel"`.
 
     Args:
         axis: the mesh axis, or axes, over which variables are sharded; None for the first.
@@ -313,21 +313,21 @@ class FullyShardedConfig(ModelParallelConfig):
 
 
 class FoundConfig(DistributionConfig):
-    """Strategies that look for dims in the model's step, and so need `[model]` and `[data]`, or take no options."""
+    """Strategies that find dims in the model's step, and so need `[model]` and `[data]`, or have no options."""
 
     strategy: Any
     batch_axis: None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, description="nothing: the strategy says where the batch lies"
+        default=None, description="nothing: the strategy chooses the axes of the batch"
     )
 
 
 class AutoConfig(FoundConfig):
-    """`strategy = "auto"`: `keras_dist.planner.AutoParallel` finds the layout, and keeps it beside the checkpoints.
+    """`strategy = "auto"`: `keras_dist.planner.AutoParallel` finds the layout.
 
     Args:
-        objective: what is made small.
-        target: the machine that it is meant for, such as `"v5e:2x4"`; None for none.
-        memory_limit: bytes that a device has; None for those of the target.
+        objective: the quantity to minimize.
+        target: the machine to optimize for, such as `"v5e:2x4"`; None for no machine in particular.
+        memory_limit: memory of a device [bytes]; None for the memory of the target.
     """
 
     strategy: Literal["auto"] = "auto"
@@ -358,7 +358,7 @@ class HybridConfig(FoundConfig):
 
     Args:
         fsdp: the mesh axis, or axes, over which variables are fully sharded; None for all but `tensor`.
-        tensor: the mesh axis over which layers are split; None for the last.
+        tensor: the mesh axis over which layers are sharded; None for the last.
     """
 
     strategy: Literal["hybrid"] = "hybrid"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from keras_dist.config.formats import LIMIT_DEPTH, parse_toml, read_table
+from keras_dist.config.formats import read_table
 from keras_dist.config.mesh_shape import MESH_VARIABLE, parse_mesh_shape
 from keras_dist.config.problems import (
     MISSING,
@@ -27,7 +28,7 @@ from keras_dist.config.problems import (
 from keras_dist.config.schema import RunConfig
 from keras_dist.errors import ConfigError, MeshError, with_type
 
-_LIMIT_FILES = 16
+_LIMIT_FILES, _LIMIT_DEPTH, _LIMIT_VALUES = 16, 32, 2**15
 _SHAPES = (("mesh", "shape"), ("mesh", "dcn_shape"))
 _COMPONENTS = (("model",), ("data",), ("optimizer",), ("training", "loss"))
 _VARIABLE = re.compile(r"\$\$(?=\{)|\$\{([A-Za-z_]\w*)(?::-([^}$]*))?\}|\$\{")
@@ -37,26 +38,26 @@ _OVERRIDE = re.compile(r"""((?:[^="']|"[^"]*"|'[^']*')+)=(.*)""", re.DOTALL)
 def load(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> RunConfig:
-    r"""Return the settings in a TOML, YAML or JSON file.
+    r"""Read a run from a TOML, YAML or JSON file.
 
-    `include = ["base.toml"]` names files, relative to this one, whose settings hold where it says nothing else: tables
-    are merged key by key. `"${NAME}"` and `"${NAME:-default}"` stand for variables of the environment; one that is
-    the whole value is read as TOML has it, `4` as a number. `"$${"` is a plain `"${"`.
+    `include = ["base.toml"]` names base files, relative to this one; tables are merged key by key, and this file has
+    precedence. `"${NAME}"` and `"${NAME:-default}"` are replaced by environment variables; a variable that is the whole
+    value is parsed as TOML, so that `4` is a number. `"$${"` is a plain `"${"`.
 
     Args:
-        path: the file; its suffix tells the format.
-        overrides: settings that replace those of the files, each a key path and a value as TOML writes it; what TOML
-            does not read is text: `"mesh.shape.data=4"`, `"optimizer=adam"`. They also reach into a shape that is
-            text, and give arguments to an object that is a name: `"optimizer.learning_rate=1e-3"`.
-        environ: the environment, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` in it replaces
-            `mesh.shape`, which the file then need not give. An empty value replaces nothing.
+        path: the file; its suffix is the format.
+        overrides: settings with precedence over the files, each a key path and a value in TOML, or else text:
+            `"mesh.shape.data=4"`, `"optimizer=adam"`. They can change a size in a shape that is text, and add arguments
+            to an object that is given by name: `"optimizer.learning_rate=1e-3"`.
+        environ: environment variables, by default `os.environ`. `KERAS_DIST_MESH="data=4,model=2"` replaces
+            `mesh.shape`, unless it is empty.
 
     Returns:
-        The settings, checked as a whole.
+        The validated settings.
 
     Raises:
-        ConfigError: a file cannot be read, is too large or is not in its format, or something in it is missing, unknown
-            or not allowed. One error lists what was found, each with its key path, and counts what is more than 20.
+        ConfigError: a file cannot be read, is too large or has a syntax error, or a setting is missing, unknown or not
+            allowed. One error lists up to 20 problems, each with its key path.
 
     Example:
         >>> import pathlib, tempfile
@@ -70,8 +71,7 @@ def load(
         {'data': 8, 'model': 1}
     """
     if not isinstance(path, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all check types
-        given = f"path={with_type(path)}"
-        fix = 'for example path="run.toml"'
+        given, fix = f"path={with_type(path)}", 'for example path="run.toml"'
         raise ConfigError("`path` must be a path of a config file: a string, or a pathlib.Path", given=given, fix=fix)
     file, settings = os.fspath(path), _Settings(os.environ if environ is None else environ)
     settings.put_file(Path(file))
@@ -95,7 +95,7 @@ def load(
 
 
 def _placed(problem: Problem, settings: _Settings) -> Problem:
-    """`problem` with where the value comes from, and with the part that the environment has in it."""
+    """Add the source of the value to a problem, and the environment variable to one of the mesh."""
     if problem.loc in (("mesh",), ("mesh", "shape")) and problem.what == MISSING:
         given = f"nothing in the file, and no {MESH_VARIABLE} in the environment"
         return replace(problem, given=given, fix=f'{problem.fix}, or set {MESH_VARIABLE}="data=2,model=4"')
@@ -103,44 +103,37 @@ def _placed(problem: Problem, settings: _Settings) -> Problem:
 
 
 class _Settings:
-    """Tables that are put over each other.
-
-    Attributes:
-        table: what they say together.
-        sources: what has said it, by its place.
-        problems: what is wrong with variables of the environment.
-        environ: the environment.
-    """
+    """Settings, merged from files, the environment and overrides."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.table: dict[Any, Any] = {}
         self.sources: dict[Loc, str] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Problem] = []  # of environment variables in values
         self.environ = environ
-        self._files = 0
+        self._files = self._values = 0
 
     def source_of(self, loc: Loc) -> str:
-        """What has said the value at a place, or the table that it is missing in."""
+        """Return the source of the value at a key path, or of the table around it."""
         return next((self.sources[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in self.sources), "")
 
     def put_file(self, file: Path, within: tuple[Path, ...] = ()) -> None:
-        """Put a file over what is there, with those that it includes below it."""
+        """Add the included files, then the file."""
         self._files += 1
         chain = " -> ".join(str(one) for one in (*within, file))
         if self._files > _LIMIT_FILES or any(file.samefile(one) for one in within if file.exists()):
-            summary = f"{file}: {'includes itself' if self._files <= _LIMIT_FILES else 'too many files are included'}"
-            expected = f"at most {_LIMIT_FILES} files that do not include each other"
-            fix = f"remove {file.name} from include in {within[-1]}"
-            raise ConfigError(summary, given=chain, expected=expected, fix=fix)
+            too_many = f"more than {_LIMIT_FILES} files are included"
+            summary = f"{file}: {'includes itself' if self._files <= _LIMIT_FILES else too_many}"
+            raise ConfigError(summary, given=chain, fix=f"remove {file.name} from include in {within[-1]}")
         try:
-            table = self._filled(read_table(file), (), str(file), ())
+            table = self._filled(read_table(file), (), str(file))
         except ConfigError as error:
             error.given += f", included as {chain}" if within else ""
             raise
         given = table.pop("include", [])
         names: Any = as_tuple([given] if isinstance(given, str) else given)
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in cast("tuple[Any, ...]", names)):
-            wrong = Problem(("include",), "is no list of files", show(given), "a list of paths", 'write ["base.toml"]')
+            what = "must be a list of files"
+            wrong = Problem(("include",), what, show(given), "a list of paths", 'write ["base.toml"]')
             raise config_error(str(file), [wrong])
         for name in cast("tuple[str, ...]", names):
             self.put_file(file.parent / name, (*within, file))
@@ -148,17 +141,18 @@ class _Settings:
             self._merge(self.table, key, value, (str(key),), str(file))
 
     def put(self, loc: Loc, value: object, source: str) -> None:
-        """Put a value at a place."""
+        """Set the value at a key path."""
         table = self.table
         for n, part in enumerate(loc[:-1], 1):
             inner = _as_written_out(table.get(part), loc[:n])
             if inner is None:
                 given = f"{key_path(loc[:n])} = {show(table[part])}"
                 fix = f"replace the whole of {key_path(loc[:n])}, or correct the key path"
-                raise ConfigError(f"{source}: {key_path(loc[:n])} is no table", given=given, fix=fix)
+                raise ConfigError(f"{source}: {key_path(loc[:n])} is not a table", given=given, fix=fix)
             table[part] = table = inner
         table[loc[-1]] = value
-        self.sources = {one: said for one, said in self.sources.items() if one[: len(loc)] != loc} | {loc: source}
+        others = {one: other for one, other in self.sources.items() if one[: len(loc)] != loc}
+        self.sources = others | {loc: source}
 
     def _merge(self, into: dict[Any, Any], key: Any, value: Any, loc: Loc, source: str) -> None:
         inner, table = as_table(into.get(key)), as_table(value)
@@ -168,27 +162,25 @@ class _Settings:
             for name, item in table.items():
                 self._merge(inner, name, item, (*loc, str(name)), source)
 
-    def _filled(self, value: Any, loc: Loc, source: str, around: tuple[Any, ...]) -> Any:
-        """`value` as a tree of its own, with the variables of the environment in it."""
+    def _filled(self, value: Any, loc: Loc, source: str) -> Any:
+        """Copy a value, and replace environment variables in it."""
+        self._values += 1  # aliases of YAML can stand for any number of values, or for themselves
+        if len(loc) > _LIMIT_DEPTH or self._values > _LIMIT_VALUES:
+            allowed = f"at most {_LIMIT_DEPTH} tables and lists in each other, and {_LIMIT_VALUES:,} values"
+            what = "is nested too deeply" if len(loc) > _LIMIT_DEPTH else "has too many values"
+            raise config_error(source, [Problem(loc, what, show(value), allowed, "keep data in separate files")])
         if isinstance(value, str):
             whole, text = _VARIABLE.fullmatch(value), self._with_variables(value, loc, source)
             return _read_value(text) if whole is not None and whole[1] else text
-        table, items = as_table(value), as_tuple(value)
-        if table is None and not isinstance(items, tuple):
-            return value
-        if len(around) > LIMIT_DEPTH or any(value is one for one in around):
-            what = "is nested too deeply" if len(around) > LIMIT_DEPTH else "contains itself"
-            allowed = f"at most {LIMIT_DEPTH} tables and lists in each other"
-            raise config_error(source, [Problem(loc, what, show(value), allowed, "write it out")])
-        around = (*around, value)
+        if isinstance(value, list):
+            return [self._filled(item, (*loc, n), source) for n, item in enumerate(cast("list[Any]", value))]
+        table = as_table(value)
         if table is None:
-            return [
-                self._filled(item, (*loc, n), source, around) for n, item in enumerate(cast("tuple[Any, ...]", items))
-            ]
+            return value
         filled: dict[Any, Any] = {}
         for key, item in table.items():
             name = self._with_variables(key, (*loc, key), source) if isinstance(key, str) else key
-            filled[name] = self._filled(item, (*loc, str(name)), source, around)
+            filled[name] = self._filled(item, (*loc, str(name)), source)
         return filled
 
     def _with_variables(self, text: str, loc: Loc, source: str) -> str:
@@ -206,14 +198,14 @@ class _Settings:
         filled = _VARIABLE.sub(value_of, text)
         given = show(text) if wrong else ""
         for name in wrong:
-            what = f"the environment has no variable {name}" if name else "a variable of the environment is not closed"
+            what = f"environment variable {name} is not set" if name else "`${` has no closing brace"
             fix = f"set {name}, or write ${{{name}:-default}}" if name else 'write "$${" for text'
             self.problems.append(Problem(loc, what, given, '"${NAME}" or "${NAME:-default}"', fix, source))
         return filled
 
 
 def _as_written_out(value: object, loc: Loc) -> dict[Any, Any] | None:
-    """The table at a place, also where it is given in short: the text of a mesh shape, the name of an object."""
+    """Return the table at a key path, also of the text of a mesh shape, or the name of an object."""
     if isinstance(value, str) and loc in _SHAPES:
         try:
             return dict(parse_mesh_shape(value))
@@ -225,20 +217,20 @@ def _as_written_out(value: object, loc: Loc) -> dict[Any, Any] | None:
 
 
 def _read_value(text: str) -> Any:
-    """What TOML reads in a text; else the text."""
+    """Parse a value in TOML; return other text as it is."""
     try:
-        table = parse_toml(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
     return table["value"] if len(table) == 1 else text
 
 
 def _read_override(text: str) -> tuple[Loc, Any]:
-    """The key path and the value of `mesh.shape.data=4`."""
+    """Return the key path and the value of `mesh.shape.data=4`."""
     parts = _OVERRIDE.fullmatch(text)
     loc: tuple[str, ...] = ()
     try:
-        keys: Any = parse_toml(f"{parts[1]} = 0") if parts else None
+        keys: Any = tomllib.loads(f"{parts[1]} = 0") if parts else None
     except (ValueError, RecursionError):
         keys = None
     while isinstance(keys, dict) and len(cast("dict[str, Any]", keys)) == 1:

@@ -1,4 +1,4 @@
-"""`parse_mesh_shape`: the text form of a mesh shape, and what a shape may hold."""
+"""`parse_mesh_shape`: the text form of a mesh shape, and checks of shapes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from keras_dist.errors import MeshError
 
 MESH_VARIABLE = "KERAS_DIST_MESH"
-"""The variable of the environment that replaces the shape of config files."""
+"""The environment variable that replaces the mesh shape of config files."""
 
 ALLOWED_NAME = "a name that is not '-' and has no ',', no '=' and no space around it"
-ALLOWED_SIZE = "an integer >= 1, or -1 for one axis: what the number of devices leaves for it"
+ALLOWED_SIZE = "an integer >= 1, or -1 for one axis, to infer it from the number of devices"
 
 MOST_DEVICES = 2**17
-"""More than any machine has."""
+"""More devices than any machine has."""
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 def parse_mesh_shape(text: str) -> dict[str, int]:
-    """Return the sizes of mesh axes by name, in the order in which `text` gives them.
+    """Return the sizes of mesh axes by name, in the order of `text`.
 
     Args:
-        text: `name=size` for each axis, joined by commas. Spaces around names and sizes do not count. One size may be
+        text: `name=size` for each axis, joined by commas. Spaces around names and sizes are ignored. One size may be
             -1: it is inferred from the number of devices.
 
     Returns:
@@ -32,7 +32,7 @@ def parse_mesh_shape(text: str) -> dict[str, int]:
 
     Raises:
         MeshError: `text` is empty, an item is not `name=size`, a name appears twice, a size is neither >= 1 nor -1,
-            or several are -1. The error names all of these that were found.
+            or several sizes are -1. The error lists all problems.
 
     Example:
         >>> parse_mesh_shape("data=4, model=2")

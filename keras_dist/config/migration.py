@@ -1,4 +1,4 @@
-"""`migrate_layout_map`: the rules of layout maps of Keras and DTensor as rules for whole paths."""
+"""`migrate_layout_map`: rules for whole paths from layout maps of Keras and DTensor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from keras_dist.config.layout_maps import Axes, read_layout_map, rules_of
 from keras_dist.errors import ConfigError, did_you_mean, shorten, type_name
 
 Matching = Literal["fullmatch", "search", "match"]
-"""How a rule matches: `fullmatch` the whole path, as here and in Keras since February 2026; `search` a part of it, as
-in Keras 3 before; `match` the beginning of a path with dots, where the first one decides, as in Keras 2 and DTensor."""
+"""`fullmatch`: rules match whole paths, as in keras_dist and in Keras since February 2026. `search`: parts of paths, as
+in Keras 3 before. `match`: beginnings of paths with dots, and the first match decides, as in Keras 2 and DTensor."""
 
 _PATH = re.compile(r"[\w.]+")
 _SEPARATOR = re.compile(r"\\\.|\[\.\]|(?<=[\w+)\]}])\.(?=[\w\\(])")
@@ -27,13 +27,13 @@ _SHOWN = 3
 
 @dataclasses.dataclass(frozen=True)
 class MigratedRule:
-    """What became of a rule.
+    """An old rule with the new rules.
 
     Attributes:
-        old: the rule as it was.
+        old: the old rule.
         axes: its layout.
-        new: the rules that take its place; none where it decides for nothing.
-        decides: the paths of the model that it decides for; None if no model was given.
+        new: the new rules; empty if the old rule decides for no path.
+        decides: the paths of the model that it decides for; None without a model.
     """
 
     old: str
@@ -44,12 +44,12 @@ class MigratedRule:
 
 @dataclasses.dataclass(frozen=True)
 class Migration:
-    """Rules for whole paths in the place of others. Printing it says what became of each.
+    """New rules for whole paths. Printing it lists the old rules with the new ones.
 
     Attributes:
         matching: how the old rules match.
-        rules: what became of each.
-        problems: what could not be read or translated, or matches nothing.
+        rules: the rules.
+        problems: values that are not layouts, invalid and ambiguous rules, and rules without effect.
     """
 
     matching: Matching
@@ -71,15 +71,14 @@ class Migration:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the migration as plain values for JSON."""
         return {**dataclasses.asdict(self), "layout": self.layout}
 
     def __str__(self) -> str:
         lines = [f"{len(self.rules)} rules, taken for rules of re.{self.matching}:"]
         for rule in self.rules:
-            paths = rule.decides
-            told = "" if paths is None else f"; decides for {_listed(paths) or 'nothing'}"
-            lines.append(f"  {rule.old!r} -> {', '.join(map(repr, rule.new)) or 'left out'}{told}")
+            paths = "" if rule.decides is None else f"; decides for {_listed(rule.decides) or 'nothing'}"
+            lines.append(f"  {rule.old!r} -> {', '.join(map(repr, rule.new)) or 'left out'}{paths}")
         return "\n".join([*lines, *(f"problem: {problem}" for problem in self.problems)])
 
 
@@ -89,21 +88,21 @@ def migrate_layout_map(
     weights: Mapping[str, Sequence[str]] | None = None,
     tensors: Sequence[str] = (),
 ) -> Migration:
-    """Return rules for whole paths with slashes that do what the rules of a layout map do.
+    """Return rules for whole paths, with slashes, that are equivalent to the rules of a layout map.
 
-    With the paths of a model, each old rule is applied to them as it was meant, and the new one is the shortest form of
-    it that decides for the same; where there is none, each path gets a rule. Without, the text of a rule is
-    all that is known: what it may match before and after becomes `.*`, and dots between names become slashes.
+    With the paths of a model, each new rule is the shortest form of the old rule that decides for the same paths, or
+    one rule for each path. Without a model, dots between names become slashes, and `.*` is added before and after the
+    text of a rule where it may match parts of paths.
 
     Args:
-        source: a `LayoutMap` of keras_dist, Keras or DTensor, a dict of layouts, or a file with a table of rules in
-            TOML, YAML or JSON.
-        matching: how the rules match; by default `match` if one names a path with dots, else `search`.
-        weights: for the path of each weight of the model all paths that rules may know it by.
-        tensors: paths of what its layers return, and of its inputs. Keras 3 has rules for them, too.
+        source: a `LayoutMap` of keras_dist, Keras or DTensor, a dict of layouts, or a TOML, YAML or JSON file with a
+            table of rules.
+        matching: how the rules match. By default `match` if a rule is a path with dots, else `search`.
+        weights: for the path of each weight of the model all paths that rules can match.
+        tensors: paths of the outputs of layers and of the inputs, for which Keras 3 has rules, too.
 
     Raises:
-        ConfigError: `source` is neither, or the file cannot be read or has no rules.
+        ConfigError: `source` is not a layout map, or the file cannot be read or has no rules.
 
     Example:
         >>> from keras_dist import dtensor
@@ -143,7 +142,7 @@ def migrate_layout_map(
 
 
 def translated(rule: str, matching: Matching) -> str:
-    """Return the text of a rule as one for whole paths, without knowing any path."""
+    """Return a rule for whole paths from the text of a rule alone."""
     if matching == "fullmatch":
         return rule
     text = _SEPARATOR.sub("/", rule) if matching == "match" else rule
@@ -158,15 +157,12 @@ def translated(rule: str, matching: Matching) -> str:
 def equivalent_rules(
     decided: Mapping[str, Sequence[str]], names: Mapping[str, Sequence[str]], exact: Collection[str] = ()
 ) -> dict[str, list[str]]:
-    """Return the rules for whole paths that take the place of each rule.
+    """Return, for each rule, its first form that matches no other paths, else the paths themselves.
 
     Args:
         decided: for each rule the paths that it decides for.
-        names: for each path, also of what layers return, all paths that rules may match.
+        names: for each path all names that rules can match.
         exact: paths that are keys themselves, so that no other rule decides for them.
-
-    Returns:
-        For each rule the first form of it that matches nothing else; else the paths themselves.
     """
     exact = set(exact)
     keys: dict[str, list[str]] = {}
@@ -185,7 +181,7 @@ def _matching_of(rules: Mapping[str, Axes]) -> Matching:
 def _decided(
     rules: Mapping[str, Axes], matching: Matching, names: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, list[str]], set[str], list[str]]:
-    """Return for each rule the paths that it decides for, those that are rules themselves, and what is ambiguous."""
+    """Return the paths of each rule, the paths that are rules themselves, and messages about ambiguous paths."""
     decided: dict[str, list[str]] = {rule: [] for rule in rules}
     exact: set[str] = set()
     problems: list[str] = []
@@ -197,7 +193,7 @@ def _decided(
         if keys:
             exact.add(path)
         if len(found) > 1 and matching != "match":
-            problems.append(f"{path!r} is matched by {', '.join(map(repr, found))}, of which the first is taken")
+            problems.append(f"{path!r} is matched by {', '.join(map(repr, found))}; the first is used")
         if found:
             decided[found[0]].append(path)
     return decided, exact, problems
@@ -215,7 +211,7 @@ def _as_written(path: str, matching: Matching) -> str:
 
 
 def _forms(rule: str) -> list[str]:
-    """What a rule may be called in a map for whole paths with slashes; what reads best comes first."""
+    """Return forms of a rule for whole paths with slashes, the most readable first."""
     forms = dict.fromkeys((_SEPARATOR.sub("/", rule), rule))
     wrapped = [f"(?:{form})" if _has_alternatives(form) else form for form in forms]
     candidates = [*forms, *(f"{form}.*" for form in wrapped), *(f".*{form}" for form in wrapped)]
@@ -224,7 +220,6 @@ def _forms(rule: str) -> list[str]:
 
 
 def _matched(rule: str, names: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the paths that a rule matches under one of their names."""
     match = pattern(rule).fullmatch
     return {path for path, known in names.items() if any(map(match, known))}
 
@@ -238,7 +233,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _has_alternatives(rule: str) -> bool:
-    """Whether there is a `|` outside of groups and classes."""
+    """Whether a rule has a `|` outside groups and classes."""
     text = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", rule)
     while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
         text = shorter
@@ -246,7 +241,6 @@ def _has_alternatives(rule: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """A string of TOML."""
     is_plain = "\\" in text and "'" not in text and text.isprintable()
     return f"'{text}'" if is_plain else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 

@@ -22,7 +22,7 @@ MISSING = "is missing"
 
 _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SHOWN = 80
-_MOST_TOLD = 20
+_MOST_LISTED = 20
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _WORDS = {
     "bool_type": "true or false",
@@ -54,23 +54,23 @@ def as_tuple(value: object) -> object:
 
 
 class Table(BaseModel):
-    """A table of a config file: immutable, with the keys of its fields alone."""
+    """A table of a config file: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     @classmethod
     def described_by(cls, given: object) -> type[Table]:
-        """Return the class whose fields are the keys of a given table."""
+        """Return the class that describes a given table."""
         return cls
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """Return the keys that it may have."""
+        """Return the known keys."""
         return list(cls.model_fields)
 
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
-        """Return the problem with a key that it does not have; None if what is given beside it is the problem."""
+        """Return the problem with an unknown key; None if another key of the table is the problem."""
         name, names = str(loc[-1]), cls.key_names()
         near = nearest(name, names)
         what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""
@@ -78,54 +78,45 @@ class Table(BaseModel):
 
     @classmethod
     def form(cls) -> str:
-        """Return what may be given in its place."""
+        """Return the allowed values of a table, for errors."""
         return f"a table with the keys {', '.join(cls.key_names())}"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a config file."""
 
-    Attributes:
-        loc: keys and indices that lead to it.
-        what: what is wrong.
-        given: what the file says there.
-        allowed: what would have been accepted.
-        fix: how to fix it.
-        source: where the value comes from, if not from the file.
-    """
-
-    loc: Loc
+    loc: Loc  # keys and indices
     what: str
     given: str
     allowed: str
     fix: str = ""
-    source: str = ""
+    source: str = ""  # of the value, if not the file
 
     def headline(self, file: str) -> str:
-        """Return the place and what is wrong with it."""
+        """Return the location and the problem."""
         return f"{self.source or file}: {key_path(self.loc)}: {self.what}"
 
 
 def refuse(what: str, *, allowed: str, fix: str = "") -> PydanticCustomError:
-    """Return the exception by which a validator refuses a value, keeping the parts that `Problem` shows."""
+    """Return the exception by which a validator refuses a value, with the parts of a `Problem`."""
     return PydanticCustomError("refused", "{what}; allowed: {allowed}", {"what": what, "allowed": allowed, "fix": fix})
 
 
 def config_error(file: str, problems: Sequence[Problem], more: int = 0) -> ConfigError:
-    """Return the one error that lists `problems`: the first of them, and how many `more` there are."""
-    told = problems[:_MOST_TOLD]
-    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in told]
+    """Combine `problems` into one error; list the first few and count the rest."""
+    first = problems[:_MOST_LISTED]
+    parts = [{"given": one.given, "expected": one.allowed, "fix": one.fix or "remove it"} for one in first]
     count = len(problems) + more
     if count == 1:
-        return ConfigError(told[0].headline(file), **parts[0])
-    each = [str(ConfigError(one.headline(file), **said)) for one, said in zip(told, parts, strict=True)]
-    each += [f"and {count - len(told):,} more"] if count > len(told) else []
+        return ConfigError(first[0].headline(file), **parts[0])
+    each = [str(ConfigError(one.headline(file), **part)) for one, part in zip(first, parts, strict=True)]
+    each += [f"and {count - len(first):,} more"] if count > len(first) else []
     return ConfigError("\n".join([f"{file}: {count:,} problems", *each]).replace("\n", "\n  "))
 
 
 def key_path(loc: Sequence[str | int]) -> str:
-    """`("distribution", "layout", "d1/kernel", 1)` -> `distribution.layout."d1/kernel"[1]`."""
+    """Return `distribution.layout."d1/kernel"[1]` for `("distribution", "layout", "d1/kernel", 1)`."""
     text = ""
     for part in loc:
         if isinstance(part, int):
@@ -137,10 +128,10 @@ def key_path(loc: Sequence[str | int]) -> str:
 
 
 def show(value: object, *, with_type: bool = False) -> str:
-    """`value` as a config file would write it, shortened; with its type: `"4" (a string)`."""
+    """Return `value` as text of a config file, shortened; with its type: `"4" (a string)`."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys that are no text, or what contains itself
+    except (TypeError, ValueError):  # keys that are not strings, or a value that contains itself
         text = reprlib.repr(value)
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return f"{text} ({_TYPES[type(value)]})" if with_type and type(value) in _TYPES else text
@@ -149,13 +140,13 @@ def show(value: object, *, with_type: bool = False) -> str:
 def pydantic_problems(
     error: ValidationError, model: type[Table], table: Mapping[Any, Any]
 ) -> tuple[list[Problem], int]:
-    """Return the first that pydantic found wrong in a table, and how many more; once for several forms of a value."""
+    """Return the first problems that pydantic found in a table, one for each location, and the number of others."""
     found: dict[Loc, Problem] = {}
     more: set[Loc] = set()
     keys: _Keys = {}
     for details in error.errors(include_url=False):
         loc = _loc(details, table, keys)
-        if len(found) >= _MOST_TOLD:
+        if len(found) >= _MOST_LISTED:
             more.add(loc)
         elif loc not in found and (problem := _problem(details, loc, model, table)) is not None:
             found[loc] = problem
@@ -183,7 +174,7 @@ def _problem(details: ErrorDetails, loc: Loc, model: type[Table], table: Mapping
 
 
 def _words(details: ErrorDetails) -> str:
-    """Return what pydantic would have accepted."""
+    """Return the allowed values of an error of pydantic."""
     limits = [(sign, details.get("ctx", {}).get(name)) for name, sign in _SIGNS.items()]
     limit = next((f"a number {sign} {value}" for sign, value in limits if value is not None), None)
     return limit or _WORDS.get(details["type"]) or details["msg"].removeprefix("Input should be ")
@@ -194,9 +185,9 @@ _Keys = dict[int, dict[str, Any]]
 
 
 def _loc(details: ErrorDetails, table: object, keys: _Keys) -> Loc:
-    """Return the way to an error, without the parts that pydantic adds for forms of values and for wrong keys.
+    """Return the location of an error, without the parts that pydantic adds for unions and for wrong keys.
 
-    `keys` remembers for each table, by its id, the keys by what they are as text.
+    `keys` caches, for each table by its id, the keys by their text.
     """
     loc: Loc = ()
     value: Any = table
@@ -204,7 +195,7 @@ def _loc(details: ErrorDetails, table: object, keys: _Keys) -> Loc:
         inner, items = as_table(value), as_tuple(value)
         if inner is not None:
             if id(inner) not in keys:
-                keys[id(inner)] = {str(key): key for key in reversed(inner)}  # the first of two that look the same
+                keys[id(inner)] = {str(key): key for key in reversed(inner)}  # the first of two with one text
             key = keys[id(inner)].get(str(part), _NONE)
             if key is not _NONE or details["type"] == "missing":
                 loc, value = (*loc, str(part)), None if key is _NONE else inner[key]
@@ -214,7 +205,7 @@ def _loc(details: ErrorDetails, table: object, keys: _Keys) -> Loc:
 
 
 def _field_at(model: type[Table], loc: Loc, table: object) -> tuple[type[Table], FieldInfo | None, object]:
-    """Return the field that `loc` leads to or into, with the class it belongs to and what is given beside it."""
+    """Return the class and the field that `loc` leads to or into, and the table that is given for the class."""
     owner, field = model, None
     for part in loc:
         field = owner.model_fields.get(str(part))

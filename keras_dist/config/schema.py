@@ -21,16 +21,16 @@ from keras_dist.errors import MeshError
 
 
 class Component(Table):
-    """An object that a config names: `"adam"`, or with arguments `{name = "adam", learning_rate = 1e-3}`.
+    """An object by name, `"adam"`, or with arguments, `{name = "adam", learning_rate = 1e-3}`.
 
-    The name is one of Keras, one that `saving.register_keras_serializable` has registered, or the import path
-    `"my_package.module:Thing"`: **its module is imported, and so run, when the run is built**. Read the file before you
-    run one of somebody else.
+    The name is a name in Keras, a name that `saving.register_keras_serializable` has registered, or an import path
+    `"my_package.module:Thing"`. **Building the run imports, and so runs, the module.** Read config files of others
+    before you run them.
 
     Args:
-        name: the name or import path. The rest of the table are the arguments of the class or function.
-        config: further arguments, for those that are themselves called `name`. With `class_name` for `name`, this is
-            the form in which Keras writes objects, and that of objects within arguments.
+        name: the name or import path. All other keys are arguments of the class or function.
+        config: further arguments, needed for an argument called `name`. `class_name` and `config` is Keras's form of
+            objects, also within arguments.
 
     Example:
         >>> component = Component.model_validate({"name": "adam", "learning_rate": 1e-3})
@@ -46,12 +46,12 @@ class Component(Table):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the class or function is called with."""
+        """Arguments of the class or function."""
         return {**(self.model_extra or {}), **self.config}
 
     @classmethod
     def form(cls) -> str:
-        """Return what may be given in its place."""
+        """Return the allowed values of a component, for errors."""
         return 'a registered name or an import path "module:Thing", or a table with one as name, and arguments'
 
     @model_validator(mode="before")
@@ -64,7 +64,7 @@ class Component(Table):
 
 
 def _named(value: object) -> object:
-    """Return callbacks by name, `{EarlyStopping: {patience: 3}}`, as a list of them; lists as tuples."""
+    """Return a table of callbacks by name, `{EarlyStopping: {patience: 3}}`, as a list; lists as tuples."""
     table = as_table(value) or {}
     named = [{**options, "name": name} for name, options in table.items() if as_table(options) is not None]
     return as_tuple(named if named and len(named) == len(table) else [] if value == {} else value)
@@ -81,23 +81,23 @@ _Positive = Annotated[int, Field(ge=1)]
 
 
 class TrainingConfig(Table):
-    """`[training]`: what `Model.compile` and `Model.fit` are told; see there.
+    """`[training]`: arguments of `Model.compile` and `Model.fit`; see there.
 
     Args:
         epochs: the epoch to stop at.
-        batch_size: rows of one step on all devices together; None for 32, or what the data give.
-        seed: fixes initial values, Dropout and the order of rows.
-        loss: a loss of `keras_dist.losses`, or a function by its import path; None where the model adds its own.
+        batch_size: rows of one step over all devices; None for 32, or the batches of the data.
+        seed: seed of initial values, Dropout and the order of rows.
+        loss: a loss of `keras_dist.losses`, or a function by import path; None if the model adds losses itself.
         metrics: metrics of `keras_dist.metrics`, or functions by import path.
-        dtype_policy: `"mixed_bfloat16"` and the like; None for the current policy.
+        dtype_policy: a dtype policy such as `"mixed_bfloat16"`; None for the current policy.
         validation: whether the test examples of the data are evaluated after epochs.
-        validation_split: the part of the examples that is evaluated instead of them.
-        validation_freq: epochs from one evaluation to the next.
-        shuffle: whether rows come in another order each epoch.
-        steps_per_epoch: how many batches make an epoch; None for all.
-        steps_per_execution: how many steps are one program.
-        remat: what the backward pass computes again.
-        verbose: 0 for silence, 1 or "auto" for a progress bar, 2 for a line for each epoch.
+        validation_split: fraction of the examples to evaluate instead of the test examples.
+        validation_freq: epochs between evaluations.
+        shuffle: whether rows are shuffled each epoch.
+        steps_per_epoch: batches per epoch; None for all.
+        steps_per_execution: steps per execution of a compiled program.
+        remat: layers to recompute in the backward pass.
+        verbose: 0 for silent, 1 or "auto" for a progress bar, 2 for one line per epoch.
     """
 
     epochs: int = Field(default=1, ge=1)
@@ -117,15 +117,15 @@ class TrainingConfig(Table):
 
 
 class CheckpointConfig(Table):
-    """`[checkpoint]`: what `callbacks.BackupAndRestore` is told; see there. `ModelCheckpoint` is one of `[callbacks]`.
+    """`[checkpoint]`: arguments of `callbacks.BackupAndRestore`; see there. `ModelCheckpoint` belongs to `[callbacks]`.
 
     Args:
-        directory: where states and the resolved config, `run.json`, are kept. A run that was ended goes on from there.
+        directory: directory of states and the resolved config, `run.json`, from which an interrupted run resumes.
         save_freq: `"epoch"`, or the number of batches between saves.
         keep: number of states to keep; None for all.
-        delete: whether the states are deleted when training ends normally.
-        asynchronous: whether training continues while a state is being written.
-        fsync: whether states are forced to the disk.
+        delete: whether states are deleted after the training.
+        asynchronous: whether training continues while a state is written.
+        fsync: whether states are flushed to the disk.
     """
 
     directory: str = Field(min_length=1, description="a directory for this run only", examples=["checkpoints"])
@@ -137,20 +137,20 @@ class CheckpointConfig(Table):
 
 
 class ClusterConfig(Table):
-    """`[cluster]`: what `kd.initialize` is told, with which the process joins its job; see there.
+    """`[cluster]`: arguments of `kd.initialize`, by which the process joins its job; see there.
 
-    Processes of `keras-dist launch` need none, and a process that is in no job joins none.
+    Processes of `keras-dist launch` need no such table. A process without a job joins none.
 
     Args:
         job_addresses: addresses of the processes, or of the first.
-        num_processes: processes in the job.
-        process_id: which of them this is.
-        initialization_timeout_s: seconds within which all must come.
-        heartbeat_timeout_s: seconds without a sign of life after which a process counts as dead.
-        shutdown_timeout_s: seconds that the first process waits for the others at its end.
-        hang_timeout_s: seconds without a step after which the job ends.
-        check_data: how rows are compared that several processes are meant to have alike.
-        communication: how devices of several processes exchange data.
+        num_processes: number of processes in the job.
+        process_id: index of this process.
+        initialization_timeout_s: time in which all processes must join [s].
+        heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s].
+        shutdown_timeout_s: time that the first process waits for the others at exit [s].
+        hang_timeout_s: time without a step after which the job ends [s].
+        check_data: how rows are compared that several processes should have in common.
+        communication: library for communication between processes.
     """
 
     job_addresses: str | None = None
@@ -165,23 +165,23 @@ class ClusterConfig(Table):
 
 
 class RunConfig(Table):
-    """The settings of a run: immutable, and checked as a whole.
+    """The settings of a run: immutable, and validated as a whole.
 
     Args:
         mesh: the axes of the device mesh.
-        distribution: the layout on it.
-        cluster: the processes of the job; None for this one, for those of `keras-dist launch` or of `TF_CONFIG`, and
-            where the program joins the job itself.
+        distribution: the layout on the mesh.
+        cluster: the processes of the job; None for a single process, for `keras-dist launch` and `TF_CONFIG`, and if
+            the program joins the job itself.
         model: a Keras model by its registered name, or the import path of a class of `flax.nnx` or `keras_dist`, or of
-            a function that makes a model.
+            a function that returns a model.
         data: `"digits"`, `"mnist"`, or the import path of a function that returns `(x, y), (x_test, y_test)`.
-        optimizer: an optimizer of `keras_dist.optimizers`, or the import path of a function that makes one.
-        training: what is minimised, and for how long.
-        checkpoint: where the run is saved; None for nowhere.
+        optimizer: an optimizer of `keras_dist.optimizers`, or the import path of a function that returns one.
+        training: arguments of `compile` and `fit`.
+        checkpoint: where the run is saved; None for no checkpoints.
         callbacks: callbacks of `keras_dist.callbacks`, or by import path.
 
     Raises:
-        pydantic.ValidationError: something is missing, unknown or not allowed (`load` makes a `ConfigError` of it).
+        pydantic.ValidationError: a setting is missing, unknown or not allowed (`load` raises a `ConfigError` instead).
 
     Example:
         >>> config = RunConfig.model_validate({"mesh": {"shape": {"data": 8}}, "optimizer": "adam"})
@@ -202,7 +202,7 @@ class RunConfig(Table):
     callbacks: _Components = ()
 
     def to_json(self) -> str:
-        """Return the settings, defaults included, as the text of a file that `load` reads: the run can be repeated.
+        """Return all settings, with defaults, as JSON that `load` reads.
 
         Example:
             >>> config = RunConfig.model_validate({"mesh": {"shape": "data=8"}})
@@ -225,7 +225,7 @@ class RunConfig(Table):
 
 
 def _axes(mesh: object) -> tuple[str, ...]:
-    """Return the axis names in `[mesh]`, as far as they can be read."""
+    """Return the axis names in `[mesh]`, if they are valid."""
     shape: object = mesh.shape if isinstance(mesh, MeshConfig) else (as_table(mesh) or {}).get("shape")
     if isinstance(shape, str):
         try:

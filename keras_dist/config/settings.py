@@ -1,7 +1,4 @@
-"""What `keras.config` keeps for the process: defaults of arguments, for code that sets them once. Imports no JAX.
-
-The dtype policy is kept in `mixed_precision`. All else that layers, losses and training need is their argument.
-"""
+"""The settings of `keras.config`: process-wide defaults of arguments. `mixed_precision` has the dtype policy."""
 
 from __future__ import annotations
 
@@ -9,12 +6,7 @@ import dataclasses
 import warnings
 from typing import Any, NoReturn
 
-from keras_dist._support.arguments import (
-    check_int,
-    check_number,
-    check_option,
-    check_optional,
-)
+from keras_dist._support.arguments import check_int, check_number, check_option, check_optional
 from keras_dist.errors import ModelError
 
 _DATA_FORMATS = ("channels_last", "channels_first")
@@ -22,8 +14,6 @@ _DATA_FORMATS = ("channels_last", "channels_first")
 
 @dataclasses.dataclass
 class _Settings:
-    """The settings of the process, each with Keras's default."""
-
     epsilon: float = 1e-7
     image_data_format: str = "channels_last"
     logs_interactively: bool = True
@@ -48,7 +38,7 @@ def set_backend(backend: str) -> None:
     """Accept `"jax"`, the only backend.
 
     Raises:
-        ModelError: another one is asked for.
+        ModelError: `backend` is not `"jax"`.
 
     Source: `keras.config.set_backend`.
     """
@@ -64,13 +54,13 @@ def epsilon() -> float:
 
 
 def set_epsilon(value: float) -> None:
-    """Set `epsilon()`, for what is computed or compiled from now on: compiled steps keep the number they have.
+    """Set `epsilon()`. Compiled steps keep the old number.
 
     Args:
         value: a number of at least 0.
 
     Raises:
-        ModelError: it is none.
+        ModelError: `value` is not such a number.
 
     Source: `keras.config.set_epsilon`.
     """
@@ -78,7 +68,7 @@ def set_epsilon(value: float) -> None:
 
 
 def image_data_format() -> str:
-    """Return the `data_format` of layers that are made without one: `"channels_last"` until another is set.
+    """Return the default `data_format` of layers: `"channels_last"` unless another is set.
 
     Source: `keras.config.image_data_format`.
     """
@@ -86,13 +76,13 @@ def image_data_format() -> str:
 
 
 def set_image_data_format(data_format: str) -> None:
-    """Set the `data_format` of layers that are made from now on without one. Configs of layers name theirs.
+    """Set the default `data_format` of layers that are created later. Configs of layers contain the format.
 
     Args:
         data_format: `"channels_last"` or `"channels_first"`.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: `data_format` is another value.
 
     Source: `keras.config.set_image_data_format`.
     """
@@ -100,14 +90,14 @@ def set_image_data_format(data_format: str) -> None:
 
 
 def check_data_format(data_format: str | None, owner: str = "") -> str:
-    """Return the format of images that `data_format` names; for None that of the process. Errors name the `owner`."""
+    """Return `data_format`, if it is valid, or the default for None. Errors name the `owner`."""
     if data_format is None:
         return image_data_format()
     return check_option("data_format", data_format, _DATA_FORMATS, owner)
 
 
 def enable_interactive_logging() -> None:
-    """Let `fit`, `evaluate`, `predict` and `Progbar` show their progress, unless `verbose=0`. So they do by default.
+    """Let `fit`, `evaluate`, `predict` and `Progbar` show progress, unless `verbose=0`. This is the default.
 
     Source: `keras.config.enable_interactive_logging`.
     """
@@ -115,7 +105,7 @@ def enable_interactive_logging() -> None:
 
 
 def disable_interactive_logging() -> None:
-    """Let `fit`, `evaluate`, `predict` and `Progbar` show nothing: their lines go to the logger `"keras_dist"`.
+    """Let `fit`, `evaluate`, `predict` and `Progbar` log progress to the logger `"keras_dist"`, instead of printing it.
 
     Source: `keras.config.disable_interactive_logging`.
     """
@@ -131,9 +121,9 @@ def is_interactive_logging_enabled() -> bool:
 
 
 def enable_traceback_filtering() -> None:
-    """Let `is_traceback_filtering_enabled` return True, which is all that it does.
+    """Let `is_traceback_filtering_enabled` return True, without other effects.
 
-    No frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
+    Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
 
     Source: `keras.config.enable_traceback_filtering`.
     """
@@ -141,9 +131,9 @@ def enable_traceback_filtering() -> None:
 
 
 def disable_traceback_filtering() -> None:
-    """Let `is_traceback_filtering_enabled` return False, which is all that it does.
+    """Let `is_traceback_filtering_enabled` return False, without other effects.
 
-    No frames are left out of tracebacks but JAX's own, by `jax_traceback_filtering` of `jax.config`.
+    Only frames of JAX are removed from tracebacks, by `jax_traceback_filtering` of `jax.config`.
 
     Source: `keras.config.disable_traceback_filtering`.
     """
@@ -151,7 +141,7 @@ def disable_traceback_filtering() -> None:
 
 
 def is_traceback_filtering_enabled() -> bool:
-    """Return what was set last, True in the beginning; frames of keras_dist are never left out of tracebacks.
+    """Return the setting, True by default. Frames of keras_dist are never removed from tracebacks.
 
     Source: `keras.config.is_traceback_filtering_enabled`.
     """
@@ -159,20 +149,20 @@ def is_traceback_filtering_enabled() -> bool:
 
 
 def enable_unsafe_deserialization() -> NoReturn:
-    """Raise: files are never taken for code.
+    """Raise: code in files is never run.
 
     Raises:
         ModelError: always.
 
     Source: `keras.config.enable_unsafe_deserialization`.
     """
-    summary = "deserialization cannot be made unsafe: nothing that is read from a file is run"
+    summary = "unsafe deserialization is not supported: code in files is never run"
     fix = "@keras_dist.saving.register_keras_serializable() on functions, or load_model(..., custom_objects=...)"
     raise ModelError(summary, given="enable_unsafe_deserialization()", fix=fix)
 
 
 def enable_flash_attention() -> None:
-    """Let attention layers choose their kernel, as they do by default.
+    """Let attention layers choose the kernel, as by default.
 
     Source: `keras.config.enable_flash_attention`.
     """
@@ -180,9 +170,9 @@ def enable_flash_attention() -> None:
 
 
 def disable_flash_attention() -> None:
-    """Ask for attention without fused kernels, which is what JAX chooses anyway.
+    """Use attention without fused kernels, which JAX prefers anyway.
 
-    A layer that is made with `flash_attention=True` insists on the kernel, as in Keras.
+    A layer with `flash_attention=True` uses the fused kernel, as in Keras.
 
     Source: `keras.config.disable_flash_attention`.
     """
@@ -206,7 +196,7 @@ def is_nnx_enabled() -> bool:
 
 
 def max_epochs() -> int | None:
-    """Return how many epochs `fit` trains at most; None for as many as it is told.
+    """Return the largest number of epochs of `fit`; None for no limit.
 
     Source: `keras.config.max_epochs`.
     """
@@ -214,13 +204,13 @@ def max_epochs() -> int | None:
 
 
 def set_max_epochs(max_epochs: int | None) -> None:
-    """Set `max_epochs()`, to try a program out.
+    """Set `max_epochs()`, for trial runs.
 
     Args:
         max_epochs: a number of epochs; None for no limit.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: `max_epochs` is not a number or None.
 
     Source: `keras.config.set_max_epochs`.
     """
@@ -228,7 +218,7 @@ def set_max_epochs(max_epochs: int | None) -> None:
 
 
 def max_steps_per_epoch() -> int | None:
-    """Return how many batches an epoch of `fit`, `evaluate` or `predict` has at most; None for all of them.
+    """Return the largest number of batches per epoch of `fit`, `evaluate` and `predict`; None for no limit.
 
     Source: `keras.config.max_steps_per_epoch`.
     """
@@ -236,13 +226,13 @@ def max_steps_per_epoch() -> int | None:
 
 
 def set_max_steps_per_epoch(max_steps_per_epoch: int | None) -> None:
-    """Set `max_steps_per_epoch()`, to try a program out.
+    """Set `max_steps_per_epoch()`, for trial runs.
 
     Args:
         max_steps_per_epoch: a number of batches; None for no limit.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: `max_steps_per_epoch` is not a number or None.
 
     Source: `keras.config.set_max_steps_per_epoch`.
     """
@@ -251,7 +241,7 @@ def set_max_steps_per_epoch(max_steps_per_epoch: int | None) -> None:
 
 
 def limited(argument: str, asked: Any, limit: int | None) -> Any:
-    """Return what an argument asks for, or the limit where that is less, with a warning as Keras gives it."""
+    """Return the smaller of an argument and a limit, with Keras's warning."""
     if not limit or (asked is not None and asked <= limit):
         return asked
     warnings.warn(f"Limiting {argument} to {limit}", UserWarning, stacklevel=4)

@@ -1,7 +1,4 @@
-"""Data sets for demos and tests: `digits` needs no network, `mnist` needs one once.
-
-They need `pip install array_record importlib_resources scikit-learn tensorflow-datasets`, the extra `datasets`.
-"""
+"""Datasets for demos and tests: `digits` needs no network, `mnist` downloads once. They need the extra `datasets`."""
 
 from __future__ import annotations
 

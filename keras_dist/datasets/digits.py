@@ -1,13 +1,12 @@
-"""Real handwritten digits, without a network and without TensorFlow.
+"""Handwritten digits of scikit-learn, without network and without TensorFlow.
 
-The images come with scikit-learn. A `tensorflow-datasets` builder writes them once, as `array_record` files, to
-`$TFDS_DATA_DIR/sklearn_digits` (`~/tensorflow_datasets` when the variable is not set), from where they are read like
-any other tfds data set::
+A `tensorflow-datasets` builder writes them once, as `array_record` files, to `$TFDS_DATA_DIR/sklearn_digits`, by
+default in `~/tensorflow_datasets`::
 
     from keras_dist.datasets import digits
 
     (x_train, y_train), (x_test, y_test) = digits.load_data()      # numpy
-    source = digits.builder().as_data_source("train")              # random access, one dict for each image
+    source = digits.builder().as_data_source("train")              # random access, one dict per image
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _ROWS = {"train": range(1437), "test": range(1437, 1797)}
 class Digits(LocalBuilder):
     """1,797 grey images of handwritten digits, 8 x 8 pixels of 0 (background) to 16 (ink), by 13 writers.
 
-    A row is `{"image": uint8 (8, 8), "label": int 0..9}`. The splits, `train` (1,437 rows) and `test` (360),
-    cut one fixed permutation in two. To tfds the data set is `sklearn_digits`.
+    A row is `{"image": uint8 (8, 8), "label": int 0..9}`. The splits `train` (1,437 rows) and `test` (360) are parts of
+    one fixed permutation. Its name in tfds is `sklearn_digits`.
 
     Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits" (its test set), UCI Machine Learning
     Repository, 1998, as found in `sklearn.datasets.load_digits`.
@@ -44,11 +43,9 @@ class Digits(LocalBuilder):
         return {split: self._generate_examples(rows) for split, rows in _ROWS.items()}
 
     def _generate_examples(self, rows: range) -> Iterator[tuple[int, Any]]:
-        sklearn = import_extra(
-            "sklearn.datasets", "datasets", "keras_dist.datasets.digits"
-        )  # 0.7 s, for preparing only
+        sklearn = import_extra("sklearn.datasets", "datasets", "keras_dist.datasets.digits")  # takes 0.7 s
         images, labels = sklearn.load_digits(return_X_y=True)
-        order = np.random.RandomState(0).permutation(len(images))  # RandomState: the same in every numpy
+        order = np.random.RandomState(0).permutation(len(images))  # RandomState is the same in every NumPy version
         for key in rows:
             image = images[order[key]].reshape(8, 8).astype(np.uint8)
             yield key, {"image": image, "label": int(labels[order[key]])}
@@ -57,16 +54,16 @@ class Digits(LocalBuilder):
 def builder(data_dir: Folder = None) -> Digits:
     """Return the tfds builder of the digits, with its files written and checked.
 
-    Several processes may call this at once. Damaged files, as left by a crash or an incomplete copy, are written again.
+    Several processes may call it at once. Damaged files are written again.
 
     Args:
-        data_dir: folder that holds tfds data sets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+        data_dir: folder of tfds datasets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
 
     Returns:
-        A builder of which `as_data_source("train")` and `as_data_source("test")` give rows by index.
+        A builder; its `as_data_source("train")` and `as_data_source("test")` return rows by index.
 
     Raises:
-        DataError: the folder is not local, or does not hold the digits yet and cannot be written to.
+        DataError: the folder is not local, or the digits cannot be written there.
     """
     root = resolve_root(Digits, data_dir)
     read(Digits, root)
@@ -76,17 +73,17 @@ def builder(data_dir: Folder = None) -> Digits:
 def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
     """Return the digits as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 
-    Like `keras.datasets.mnist.load_data`: values are raw, so divide `x` by 16 to scale it to 0..1.
+    Values are not scaled; divide `x` by 16 for values from 0 to 1.
 
     Args:
         data_dir: as for `builder`.
 
     Returns:
-        `x`: images uint8 (1437, 8, 8) and (360, 8, 8), 0 (background) to 16 (ink).
-        `y`: labels uint8 (1437,) and (360,), 0 to 9.
+        `x`: uint8 images, `(1437, 8, 8)` and `(360, 8, 8)`, 0 (background) to 16 (ink).
+        `y`: uint8 labels, `(1437,)` and `(360,)`, 0 to 9.
 
     Raises:
-        DataError: the folder is not local, or does not hold the digits yet and cannot be written to.
+        DataError: as for `builder`.
 
     Example:
         >>> (x_train, y_train), (x_test, y_test) = load_data()

@@ -1,4 +1,4 @@
-"""Data sets that tfds keeps on a local disk, written once and read without TensorFlow."""
+"""Datasets of tfds on a local disk, written once and read without TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from keras_dist.errors import DataError
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 else:
-    import_extra("array_record", "datasets", "keras_dist.datasets")  # in which tfds keeps them
+    import_extra("array_record", "datasets", "keras_dist.datasets")  # the file format
     tfds = import_extra("tensorflow_datasets", "datasets", "keras_dist.datasets")
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -28,21 +28,12 @@ _FIX = "pass data_dir=, or set TFDS_DATA_DIR, to such a folder"
 
 
 class LocalBuilder(tfds.core.GeneratorBasedBuilder):
-    """The tfds builder of small grey images with labels 0 to 9, in splits `train` and `test`, as `array_record` files.
+    """Builder of small grey images with labels 0 to 9, in splits `train` and `test`, as `array_record` files."""
 
-    A row is `{"image": uint8 (height, width), "label": int}`. A subclass says what the images are.
-
-    Attributes:
-        title: name of the data set in error messages.
-        image_shape: (height, width).
-        size_mb: approximate size of its files in MB.
-        manual_dir: folder of files that were downloaded by hand; set while the data set is prepared.
-    """
-
-    title: str
+    title: str  # in errors
     image_shape: tuple[int, int]
     size_mb: int
-    manual_dir: Path
+    manual_dir: Path  # of files downloaded by hand; set during preparation
 
     def _info(self) -> tfds.core.DatasetInfo:
         info = _LocalInfo(
@@ -61,56 +52,44 @@ class LocalBuilder(tfds.core.GeneratorBasedBuilder):
         return info
 
     def _log_download_bytes(self) -> None:
-        """Says nothing."""
+        pass
 
     def _log_download_done(self) -> None:
-        """Says nothing."""
+        pass
 
 
 class _LocalInfo(tfds.core.DatasetInfo):
-    """Never asks tfds's bucket for statistics: a network call that would load TensorFlow where it is installed."""
-
     def initialize_from_bucket(self) -> None:
-        """Does nothing."""
+        """Do nothing: a request to tfds's bucket would load TensorFlow if it is installed."""
 
 
 def resolve_root(builder_class: type[LocalBuilder], data_dir: Folder) -> Path:
-    """Return the folder that holds tfds data sets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`."""
+    """Return the folder of tfds datasets: `data_dir`, else `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`."""
     chosen = os.fspath(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
     if "://" in chosen:
-        raise DataError(f"the {builder_class.title} data set must be in a local folder", given=chosen, fix=_FIX)
+        raise DataError(f"the {builder_class.title} dataset must be in a local folder", given=chosen, fix=_FIX)
     return Path(chosen).expanduser().absolute()
 
 
 def read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
-    """Return the images and labels of each split, from files under `root`, which are written first if missing.
-
-    Several processes may call this at once. Damaged files, as left by a crash or an incomplete copy, are written again.
-
-    Raises:
-        DataError: `root` does not hold them yet, and cannot be written to.
-    """
+    """Return the images and labels of each split, from files under `root`; missing and damaged files are written."""
     found = _read_whole(builder_class, root)
     if found is not None:
         return found
     try:
         prepare(builder_class, root)
     except OSError as error:
-        summary = f"cannot write the {builder_class.title} data set to {str(root)!r}"
-        expected = f"a folder that can be written to, with about {builder_class.size_mb} MB free"
+        summary = f"cannot write the {builder_class.title} dataset to {str(root)!r}"
+        expected = f"a writable folder with about {builder_class.size_mb} MB free"
         raise DataError(summary, given=str(error), expected=expected, fix=_FIX) from error
     return _read(builder_class, root)
 
 
 def prepare(builder_class: type[LocalBuilder], root: Path) -> None:
-    """Write the files atomically: beside their place, from where they are moved there in one step.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write the files to a scratch folder, and move them to their place in one step."""
     place = root / builder_class.name / str(builder_class.VERSION)
     place.parent.mkdir(parents=True, exist_ok=True)
-    # a download that failed may have others beside it that still write
+    # other threads may still write after a failed download
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=place.parent, ignore_cleanup_errors=True) as scratch:
         fresh = builder_class(data_dir=scratch)
         fresh.manual_dir = root / "downloads" / "manual"
@@ -122,36 +101,33 @@ def prepare(builder_class: type[LocalBuilder], root: Path) -> None:
                 place.rename(Path(scratch) / "damaged")
             Path(fresh.data_dir).rename(place)
         except OSError:
-            if _read_whole(builder_class, root) is None:  # else another process was faster
+            if _read_whole(builder_class, root) is None:  # not written by another process
                 raise
 
 
 def _read_whole(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays] | None:
-    """As `_read`, and None unless every row can be read."""
+    """Return the result of `_read`, or None for damaged files."""
     try:
         return _read(builder_class, root)
-    except Exception:  # a damaged file makes json, protobuf, tfds and array_record raise each their own
+    except Exception:  # damaged files raise errors of json, protobuf, tfds and array_record
         return None
 
 
 def _read(builder_class: type[LocalBuilder], root: Path) -> dict[str, Arrays]:
     builder = builder_class(data_dir=root)
     splits: Mapping[str, Any] = builder.info.splits
-    return {split: _arrays(_rows(builder, split, splits[split].num_examples)) for split in ("train", "test")}
+    return {split: _arrays(builder, split, splits[split].num_examples) for split in ("train", "test")}
 
 
-def _rows(builder: LocalBuilder, split: str, count: int) -> Sequence[Any]:
+def _arrays(builder: LocalBuilder, split: str, count: int) -> Arrays:
     source: Any = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]: tfds's decorator hides its arguments
-    return source.__getitems__(range(count))
-
-
-def _arrays(rows: Sequence[Any]) -> Arrays:
+    rows = source.__getitems__(range(count))
     return np.stack([row["image"] for row in rows]), np.array([row["label"] for row in rows], np.uint8)
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Hides tfds's progress bars, and gives Python's random numbers back, of which tfds takes some for a name."""
+    """Hide tfds's progress bars, and restore Python's random state, which tfds uses for a name."""
     shown, numbers = tfds.core.utils.tqdm_utils._active, random.getstate()  # pyright: ignore[reportAttributeAccessIssue]
     tfds.disable_progress_bar()
     try:

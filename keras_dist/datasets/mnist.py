@@ -1,8 +1,8 @@
 """MNIST, downloaded once through `tensorflow-datasets`, without TensorFlow.
 
-It is kept as `array_record` files in `$TFDS_DATA_DIR/mnist_arrays` (`~/tensorflow_datasets` when the variable is not
-set). The first call needs a network, or the four files of MNIST in the folder `downloads/manual` beside it; without
-both, `keras_dist.datasets.digits` has smaller digits that need neither::
+It is stored as `array_record` files in `$TFDS_DATA_DIR/mnist_arrays`, by default in `~/tensorflow_datasets`. The first
+call needs a network, or the four files of MNIST in the folder `downloads/manual` there. `keras_dist.datasets.digits`
+needs neither::
 
     from keras_dist.datasets import mnist
 
@@ -34,9 +34,8 @@ _HEADER_BYTES = {"images-idx3": 16, "labels-idx1": 8}
 class Mnist(LocalBuilder):
     """70,000 grey images of handwritten digits, 28 x 28 pixels of 0 (background) to 255 (ink).
 
-    A row is `{"image": uint8 (28, 28), "label": int 0..9}`, in the order of the original. The splits are `train`
-    (60,000 rows) and `test` (10,000). Where the files are, and their checksums, are those of tfds's own `mnist`, which
-    needs TensorFlow to unpack them.
+    A row is `{"image": uint8 (28, 28), "label": int 0..9}`, in the original order. The splits are `train` (60,000 rows)
+    and `test` (10,000). Addresses and checksums are from tfds's `mnist`, which itself needs TensorFlow.
 
     Source: Y. LeCun, C. Cortes and C. J. C. Burges, "The MNIST database of handwritten digits", 1998.
     """
@@ -50,7 +49,7 @@ class Mnist(LocalBuilder):
 
     @property
     def url_infos(self) -> dict[str, Any]:
-        """Address, checksum and name of each file."""
+        """Checksum and name of each file, by address."""
         return tfds.builder_cls("mnist").url_infos or {}
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[tuple[int, Any]]]:
@@ -79,7 +78,7 @@ def builder(data_dir: Folder = None) -> Mnist:
         data_dir: as for `load_data`.
 
     Returns:
-        A builder of which `as_data_source("train")` and `as_data_source("test")` give rows by index.
+        A builder; its `as_data_source("train")` and `as_data_source("test")` return rows by index.
 
     Raises:
         DataError: as for `load_data`.
@@ -92,20 +91,19 @@ def builder(data_dir: Folder = None) -> Mnist:
 def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
     """Return MNIST as numpy arrays, `(x_train, y_train), (x_test, y_test)`.
 
-    The first call downloads 12 MB; later ones read what it wrote. Values are raw, so divide `x` by 255 to scale it.
+    The first call downloads 12 MB. Values are not scaled; divide `x` by 255 for values from 0 to 1.
 
     Args:
-        data_dir: folder that holds tfds data sets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
+        data_dir: folder of tfds datasets. Default: `$TFDS_DATA_DIR`, else `~/tensorflow_datasets`.
 
     Returns:
-        `x`: images uint8 (60000, 28, 28) and (10000, 28, 28), 0 (background) to 255 (ink).
-        `y`: labels uint8 (60000,) and (10000,), 0 to 9.
+        `x`: uint8 images, `(60000, 28, 28)` and `(10000, 28, 28)`, 0 (background) to 255 (ink).
+        `y`: uint8 labels, `(60000,)` and `(10000,)`, 0 to 9.
 
     Raises:
-        DataError: the folder is not local, or does not hold MNIST yet, and there is no network or it cannot be written
-            to.
+        DataError: the folder is not local, the download failed, or the folder cannot be written.
 
-    Differs from Keras: the argument is a folder, and not the name of a file in a fixed one.
+    Differs from Keras: the argument is a folder, not the name of a file in a fixed folder.
 
     Source: `keras.datasets.mnist.load_data`.
     """
@@ -115,7 +113,7 @@ def load_data(data_dir: Folder = None) -> tuple[Arrays, Arrays]:
 
 @contextlib.contextmanager
 def _few_retries() -> Iterator[None]:
-    """Without a network, tfds would try for more than three minutes."""
+    """Limit retries: without a network, tfds tries for more than three minutes."""
     usual, downloader.MAX_RETRIES = downloader.MAX_RETRIES, 4
     try:
         yield

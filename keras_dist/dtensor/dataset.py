@@ -114,7 +114,7 @@ class DTensorDataset:
                 parts, rows = [], 0
 
     def _leaves(self, example: PyTree, number: int) -> list[np.ndarray]:
-        """Return the arrays of an example or a batch, checked against those of the first one."""
+        """Return the arrays of an example or a batch, checked against the first one."""
         try:
             arrays = [np.asarray(to_host(leaf)) for leaf in self._structure.flatten_up_to(example)]
         except (ValueError, TypeError) as error:

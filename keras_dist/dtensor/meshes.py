@@ -45,7 +45,7 @@ def create_mesh(
         'train|batch=2,model=4|'
 
     Differs from DTensor: `devices` is the second argument. -1 may stand beside other dims. Devices of other processes
-    may be given. The default devices are those of the backend that JAX prefers, not always CPUs.
+    may be given. By default the backend is the one that JAX prefers, not always CPUs.
 
     Source: `tf.experimental.dtensor.create_mesh`.
     """
@@ -89,7 +89,7 @@ def create_distributed_mesh(
         >>> dtensor.create_distributed_mesh([("batch", 4)], num_global_devices=4).num_local_devices()
         4
 
-    Differs from DTensor: there is no `local_devices`; pass the devices of all processes to `create_mesh` instead.
+    Differs from DTensor: `local_devices` is not available; pass the devices of all processes to `create_mesh` instead.
 
     Source: `tf.experimental.dtensor.create_distributed_mesh`.
     """

@@ -33,7 +33,7 @@ class DVariable(Variable):
         initial_value: an array, such as `call_with_layout` returns; or a function of no arguments that returns one.
         trainable: whether gradients train the variable.
         name: name of the variable. By default the name of the attribute.
-        dtype: element type. By default that of the value.
+        dtype: element type. By default the element type of the value.
         layout: layout of the variable. By default the value's; a value without a mesh is replicated on the default
             mesh.
 

@@ -56,7 +56,7 @@ class AutoParallel(Distribution):
         target: the machine to optimize for, such as `"v5p:4x4x4"`; see `planner.target`. Step times are estimated for
             it, its devices are the default, and the best three candidates are compiled for it, if the extra for that
             is installed.
-        memory_limit: memory of a device [bytes]. By default that of the target. Candidates that exceed it rank last.
+        memory_limit: memory of a device [bytes]. By default from the target. Candidates that exceed it rank last.
         compiles: whether the best candidates are compiled for the target.
         time_limit_seconds: longest search; then the best candidate so far is taken [s].
 
@@ -139,7 +139,7 @@ class AutoParallel(Distribution):
 
         Raises:
             DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
-            ModelError: there is no model, or it does not accept the batch.
+            ModelError: `model_or_factory` is not a model, or does not accept the batch.
         """
         deadline = time.monotonic() + self.time_limit_seconds
         step = model_or_factory, batch, optimizer, loss

@@ -67,7 +67,7 @@ def check(
     Raises:
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the distribution cannot make layouts for the model.
-        ModelError: there is no model, or it does not accept the batch.
+        ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
     Example:
         >>> import keras_dist as kd, numpy as np

@@ -208,7 +208,7 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
-        ModelError: there is no model, or it does not accept the batch.
+        ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
     Example:
         >>> import keras_dist as kd, numpy as np

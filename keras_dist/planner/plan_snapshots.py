@@ -122,7 +122,7 @@ def _read(file: pathlib.Path) -> _Snapshot:
             text = stream.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         given, fix = f"path={str(file)!r}", f"run once with {UPDATE_VARIABLE}=1, review the file and commit it"
-        raise PlanError(f"there is no plan {str(file)!r} to compare with", given=given, fix=fix) from None
+        raise PlanError(f"the plan {str(file)!r} does not exist", given=given, fix=fix) from None
     except OSError as error:
         raise _unusable(file, str(error.strerror or error)) from error
     if len(text) > _MOST_BYTES:

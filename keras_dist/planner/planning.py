@@ -58,7 +58,7 @@ def plan(
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the layout rules cannot be applied.
         MeshError: the mesh and the target have different numbers of devices.
-        ModelError: there is no model, or it does not accept the batch.
+        ModelError: `model_or_factory` is not a model, or does not accept the batch.
 
     Example:
         >>> import jax, keras_dist as kd

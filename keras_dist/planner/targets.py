@@ -125,7 +125,7 @@ def target(name: str) -> Target:
     found = _FORM.fullmatch(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     chip_name = found["chip"] if found else str(name).partition(":")[0]
     if isinstance(name, str) and chip_name not in CHIPS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise unknown_name_error("`target`: there is no chip", chip_name, CHIPS, given=f"target={shorten(name)}")
+        raise unknown_name_error("`target`: unknown chip", chip_name, CHIPS, given=f"target={shorten(name)}")
     if found is None:
         raise _no_target(name, "a chip and a shape, with ':' between them")
     chip = CHIPS[chip_name]

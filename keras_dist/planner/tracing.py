@@ -94,13 +94,13 @@ def trace_step(
         distribution: by default the distribution of the model, else the current one.
         optimizer: replaces the optimizer of `compile`. Default without `compile`: `"adam"`.
         loss: replaces the loss of `compile`. Default without `compile`: mean square of the outputs, without targets.
-        platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`. By default that of the mesh.
+        platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`. By default the platform of the mesh.
         remat: replaces `remat` of `compile`.
 
     Raises:
         DataError: the arrays of the batch have different lengths, or the targets of the loss are missing.
         LayoutError: the layout rules cannot be applied.
-        ModelError: there is no model, or it does not accept the batch.
+        ModelError: `model_or_factory` is not a model, or does not accept the batch.
     """
     if distribution is not None:
         check_distribution("distribution", distribution)

@@ -71,7 +71,7 @@ class Verdict:
     def _memory(self) -> str:
         limit = render_bytes(self.limit_nbytes)
         if not self.limit_nbytes:
-            return "memory is that of the host"
+            return "uses the memory of the host"
         if self.fits is False:
             tier = "compiled" if self.compiled else "exact: state and batch alone"
             return f"does not fit (short by {render_bytes(self.short_by_nbytes)} of {limit}; {tier})"

@@ -1,4 +1,4 @@
-"""`plot_history`: loss and metrics over the epochs."""
+"""`plot_history`: plots of loss and metrics over the epochs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PANELS_IN_A_ROW = 3
 
 
 def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> Any:
-    """Plot loss and metrics over the epochs, each in a panel with its training and validation values.
+    """Plot loss and metrics over the epochs, each in a panel with training and validation values.
 
     Args:
         history: the `History` that `fit` returned, or a dict from names to values by epoch.
-        path: file to save the plot to, in the format of its suffix (`.png`, `.pdf`, `.svg`); None to save none.
-            In a job of several processes, the first one saves it.
+        path: file to save the plot to, in the format of its suffix (`.png`, `.pdf`, `.svg`); None for no file. In a job
+            of several processes, the first one saves it.
 
     Returns:
         The `matplotlib.figure.Figure`.
 
     Raises:
-        ModelError: there is nothing to plot, or `history` is not a history.
+        ModelError: `history` is empty, or not a history.
         MissingExtraError: matplotlib is not installed.
         OSError: the plot cannot be saved.
 
@@ -42,13 +42,13 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
     values: Mapping[str, Sequence[Any]] = getattr(history, "history", history)
     if not isinstance(values, Mapping) or not values:
         fix = "plot_history(model.fit(...)), or a dict from names to values by epoch"
-        raise ModelError("plot_history: there is nothing to draw", given=f"history={with_type(history)}", fix=fix)
+        raise ModelError("plot_history: there is nothing to plot", given=f"history={with_type(history)}", fix=fix)
     epochs = list(getattr(history, "epoch", [])) or list(range(max(map(len, values.values()))))
     panels = list(dict.fromkeys(name.removeprefix("val_") for name in values))
     columns = min(len(panels), _PANELS_IN_A_ROW)
     rows = -(-len(panels) // columns)
     size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows)
-    # without pyplot: no window, no state that stays behind
+    # without pyplot, which opens windows and keeps figures
     figure = import_extra("matplotlib.figure", "plot", "plot_history").Figure(size, layout="constrained")
     for index, name in enumerate(panels):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -66,7 +66,7 @@ def plot_history(history: Any, path: str | os.PathLike[str] | None = None) -> An
 
 
 def _draw(axes: Any, epochs: list[int], values: Sequence[Any], label: str) -> None:
-    """A line through the values, or one for each of their elements. Fewer values than epochs are every n-th epoch's."""
+    """Draw a line for each element of the values; fewer values than epochs are of every n-th epoch."""
     lines = np.asarray(values, float).reshape(len(values), -1)
     step = max(1, len(epochs) // len(lines))
     numbers = [epoch + 1 for epoch in epochs[step - 1 :: step]][: len(lines)]

@@ -1,4 +1,4 @@
-"""`model_to_dot` and `plot_model`: the layers of a model as a graph of Graphviz, with the layouts of what they hold."""
+"""`model_to_dot` and `plot_model`: the layers of a model as a graph of Graphviz, with layouts."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def model_to_dot(
     *,
     show_layouts: bool = False,
 ) -> Any:
-    """Return a model as a graph of pydot. It needs pydot, of the extra `graph`, but no Graphviz.
+    """Return a model as a graph of pydot. It needs pydot, of the extra `graph`, but not Graphviz.
 
     Args:
-        model: any model whose weights exist; one that is no graph of layers is a single node.
-        show_shapes: whether nodes tell the shapes of what goes in and comes out.
-        show_dtype: whether nodes tell the element type of what comes out.
-        show_layer_names: whether nodes tell the names of layers.
-        rankdir: which way it runs: "TB" from top to bottom, "LR" from left to right, "BT", "RL".
-        expand_nested: whether models among the layers are drawn as boxes around theirs.
+        model: a model with weights. A model that is not a graph of layers becomes a single node.
+        show_shapes: whether nodes show the shapes of inputs and outputs.
+        show_dtype: whether nodes show the element type of outputs.
+        show_layer_names: whether nodes show the names of layers.
+        rankdir: direction of the graph: "TB" from top to bottom, "LR" from left to right, "BT" or "RL".
+        expand_nested: whether models among the layers are drawn as boxes with their layers.
         dpi: dots per inch.
-        subgraph: whether a `pydot.Cluster` comes back instead of a `pydot.Dot`.
-        show_layer_activations: whether nodes tell the activations of layers.
-        show_trainable: whether nodes tell what is trained.
-        splines: how edges are drawn: "ortho", "curved", "polyline", "spline" or "line".
-        show_layouts: whether nodes tell where weights lie, and edges where activations do: by their rule
-            `<layer>/output`, of inputs also by the axis of the batch.
+        subgraph: whether to return a `pydot.Cluster` instead of a `pydot.Dot`.
+        show_layer_activations: whether nodes show the activations of layers.
+        show_trainable: whether nodes show if layers are trainable.
+        splines: style of edges: "ortho", "curved", "polyline", "spline" or "line".
+        show_layouts: whether nodes show the layouts of weights, and edges the layouts of activations with a rule
+            `<layer>/output` and of inputs.
 
     Raises:
         MissingExtraError: pydot is not installed.
-        ModelError: an argument cannot be used, or the weights do not exist yet.
+        ModelError: an argument has a wrong value, or the weights do not exist yet.
 
     Source: `keras.utils.model_to_dot`.
     """
@@ -98,28 +98,28 @@ def plot_model(
 ) -> Any:
     """Write a picture of a model to a file. It needs pydot, of the extra `graph`, and for pictures Graphviz.
 
-    In a job of several processes the first one writes.
+    In a job of several processes the first one writes the file.
 
     Args:
-        model: any model whose weights exist.
-        to_file: the file. Its suffix says in which format; `.dot` is Graphviz's source, which is written without it.
-        show_shapes: as in `model_to_dot`, like all that follow.
-        show_dtype: whether nodes tell the element type of what comes out.
-        show_layer_names: whether nodes tell the names of layers.
-        rankdir: which way it runs.
-        expand_nested: whether models among the layers are drawn as boxes around theirs.
+        model: a model with weights.
+        to_file: the file; its suffix is the format. `.dot` is Graphviz's source, which does not need Graphviz.
+        show_shapes: as for `model_to_dot`, like all further arguments.
+        show_dtype: whether nodes show the element type of outputs.
+        show_layer_names: whether nodes show the names of layers.
+        rankdir: direction of the graph.
+        expand_nested: whether models among the layers are drawn as boxes with their layers.
         dpi: dots per inch.
-        show_layer_activations: whether nodes tell the activations of layers.
-        show_trainable: whether nodes tell what is trained.
-        splines: how edges are drawn.
-        show_layouts: whether nodes and edges tell where weights and activations lie.
+        show_layer_activations: whether nodes show the activations of layers.
+        show_trainable: whether nodes show if layers are trainable.
+        splines: style of edges.
+        show_layouts: whether nodes and edges show layouts.
 
     Returns:
-        In a notebook the picture, but of a PDF or source; else None.
+        In a notebook the picture, except for PDF and source; else None.
 
     Raises:
         MissingExtraError: pydot or Graphviz is not installed.
-        ModelError: an argument cannot be used, or the weights do not exist yet.
+        ModelError: an argument has a wrong value, or the weights do not exist yet.
         OSError: the file cannot be written.
 
     Source: `keras.utils.plot_model`.
@@ -137,7 +137,7 @@ def plot_model(
     if shutil.which("dot") is None:
         given = f"to_file={str(path)!r}, and no program `dot`"
         fix = "install it (apt install graphviz, brew install graphviz), or write its source: to_file='model.dot'"
-        raise MissingExtraError("plot_model: Graphviz is not installed, which draws pictures", given=given, fix=fix)
+        raise MissingExtraError("plot_model: pictures need Graphviz, which is not installed", given=given, fix=fix)
     with writing_to(path):
         graph.write(str(path), format=form)
     if "IPython" not in sys.modules or form == "pdf":
@@ -148,11 +148,7 @@ def plot_model(
 
 @dataclasses.dataclass(frozen=True)
 class _Shows:
-    """What nodes and edges tell.
-
-    Attributes:
-        distribution: that of the model, if layouts are told.
-    """
+    """Contents of nodes and edges."""
 
     shapes: bool
     dtype: bool
@@ -160,31 +156,21 @@ class _Shows:
     activations: bool
     trainable: bool
     nested: bool
-    distribution: Distribution | None
+    distribution: Distribution | None  # to show layouts
 
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A layer or operation of a model.
-
-    Attributes:
-        name: in the model.
-        operation: itself.
-        inputs: symbolic; None if unknown.
-        outputs: symbolic; None if unknown.
-        sources: for each tensor that goes in the name of the entry that it comes from, and which of its outputs it is.
-    """
+    """A layer or operation of a model, with symbolic inputs and outputs, or None if unknown."""
 
     name: str
     operation: Any
     inputs: PyTree
     outputs: PyTree
-    sources: tuple[tuple[str, int, Any], ...]
+    sources: tuple[tuple[str, int, Any], ...]  # of each input: entry, index of its output, tensor
 
 
 class _Drawing:
-    """Draws models into graphs of pydot."""
-
     def __init__(self, pydot: Any, shows: _Shows) -> None:
         self._pydot, self._shows = pydot, shows
         self._numbers: dict[str, str] = {}
@@ -216,7 +202,7 @@ class _Drawing:
         return self._shows.nested and getattr(operation, "_graph", None) is not None
 
     def _inner(self, operation: Any, path: str, index: int, find: Any) -> str:
-        """The path of the node where an edge ends: inside of a box that of the layer there."""
+        """Return the path of the node at the end of an edge, which may be inside a box."""
         while self._is_expanded(operation):
             name = find(operation, index)
             step = next(step for step in operation._graph.steps if step.name == name)
@@ -241,7 +227,7 @@ class _Drawing:
 
 
 def _entries(model: Any) -> Iterator[_Entry]:
-    """The layers and operations of a model, in order; nothing for one that is no graph or chain."""
+    """Yield the layers and operations of a graph or chain, in order; nothing for other models."""
     graph = getattr(model, "_graph", None)
     if graph is None:
         chain = list(model.layers) if type(model).__name__ == "Sequential" else []
@@ -250,31 +236,27 @@ def _entries(model: Any) -> Iterator[_Entry]:
             yield _Entry(layer.name, layer, None, None, sources)
         return
     for step in graph.steps:
-        sources = [(*_source(graph, tensor), tensor) for node in step.nodes for tensor in node.parents]
+        parents = [tensor for node in step.nodes for tensor in node.parents]
+        sources = tuple((*graph.places[id(tensor)][::2], tensor) for tensor in parents)  # a place: (name, _, index)
         if step.nodes:
             inputs, outputs = step.nodes[0].inputs, step.nodes[0].outputs
         else:
             inputs = outputs = step.operation.output
-        yield _Entry(step.name, step.operation, inputs, outputs, tuple(sources))
-
-
-def _source(graph: Any, tensor: Any) -> tuple[str, int]:
-    name, _, index = graph.places[id(tensor)]
-    return name, index
+        yield _Entry(step.name, step.operation, inputs, outputs, sources)
 
 
 def _output_of(model: Any, index: int) -> str:
-    """The layer in a model that computes its output of this number."""
+    """Return the layer that computes the output of this index."""
     return model._graph.places[id(jax.tree.leaves(model._graph.outputs)[index])][0]
 
 
 def _input_of(model: Any, index: int) -> str:
-    """The input layer of this number in a model."""
+    """Return the input layer of this index."""
     return model._graph.steps[min(index, len(model._graph.specs) - 1)].name
 
 
 def _label(entry: _Entry, shows: _Shows) -> str:
-    """What a node tells, as a table in Graphviz's markup, in which names and shapes are text."""
+    """Return the label of a node: a table in Graphviz's markup, with escaped text."""
     layer, kind = entry.operation, type(entry.operation).__name__
     title = f"<b>{html.escape(entry.name)}</b> ({html.escape(kind)})" if shows.names else f"<b>{html.escape(kind)}</b>"
     rows = [f'<tr><td bgcolor="black"><font color="white" point-size="16">{title}</font></td></tr>']
@@ -291,7 +273,9 @@ def _label(entry: _Entry, shows: _Shows) -> str:
     if shows.trainable and weights:
         rows.append(_row("Trained", "yes" if layer.trainable else "no"))
     if shows.distribution is not None:
-        rows += [_row(weight.name, f"{weight.shape} {_layout(weight)}") for weight in weights]
+        for weight in weights:
+            layout = "?" if weight.layout is None else render_axes(weight.layout.axes)
+            rows.append(_row(weight.name, f"{weight.shape} {layout}"))
     return f'<<table border="0" cellborder="1" cellspacing="0" cellpadding="8">{"".join(rows)}</table>>'
 
 
@@ -303,12 +287,8 @@ def _text(tensors: PyTree, attribute: str) -> str:
     return "?" if tensors is None else str(jax.tree.map(lambda tensor: getattr(tensor, attribute), tensors))
 
 
-def _layout(weight: Any) -> str:
-    return render_axes(weight.layout.axes) if weight.layout is not None else "?"
-
-
 def _layout_of(source: _Entry, name: str, tensor: Any, distribution: Distribution | None) -> str:
-    """Where an activation lies by its rule, or an input by the batch; nothing where no rule says it."""
+    """Return the layout of an activation by its rule, or of an input, as text; empty without a rule."""
     if distribution is None or tensor is None:
         return ""
     layout = distribution.get_tensor_layout(f"{name}/output")
@@ -320,7 +300,7 @@ def _layout_of(source: _Entry, name: str, tensor: Any, distribution: Distributio
 def _check_built(model: Any) -> None:
     if getattr(model, "_session", None) is None and not getattr(model, "built", False):
         fix = "model.build((None, 28, 28, 1)), or a model that begins with Input"
-        raise ModelError("the graph of a model can be drawn after the model is built", given=shorten(model), fix=fix)
+        raise ModelError("a model must be built before its graph is drawn", given=shorten(model), fix=fix)
 
 
 def _joined(prefix: str, name: str) -> str:

@@ -12,10 +12,10 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
 @pytest.mark.parametrize(
     ("overrides", "summary", "fix"),
     [
-        (["model=my_rn:Net"], "model: there is no module 'my_rn'", "correct it"),
+        (["model=my_rn:Net"], "model: module 'my_rn' does not exist", "correct it"),
         (["model=my_run:Nt"], "model: my_run has no 'Nt' (did you mean 'Net'?)", "correct the name"),
-        (["model=:Net"], "model: there is no module ''", "correct it"),
-        (["model=.:Net"], "model: there is no module '.'", "correct it"),
+        (["model=:Net"], "model: module '' does not exist", "correct it"),
+        (["model=.:Net"], "model: module '.' does not exist", "correct it"),
         (["model={name='my_run:Net', widht=3}"], "model: my_run:Net does not take these arguments", "correct"),
         (["model=my_run:sequential"], "model: my_run:sequential does not take these arguments", "correct"),
         (["model=my_run:sgd"], "model: my_run:sgd does not take these arguments", "correct"),
@@ -32,7 +32,7 @@ from tests.assembly.my_run import SEQUENTIAL, built, refused, settings
         (["callbacks=['EarlyStoping']"], "callbacks[0]: unknown name 'EarlyStoping' (did you mean", "correct the name"),
         (
             ["callbacks=['my_run:data']"],
-            "callbacks[0]: my_run:data is no callback",
+            "callbacks[0]: my_run:data must be a callback",
             "name a keras_dist.callbacks.Callback",
         ),
         (["callbacks={EarlyStopping={patience=-1}}"], "callbacks[0]: `patience` must be an integer of at least 0", ""),
@@ -55,7 +55,7 @@ def test_a_mistake_names_its_key(overrides, summary, fix):
 
 def test_a_mesh_that_does_not_fit_says_how_to_make_devices():
     fix = refused("mesh.shape=data=3", "distribution={}").fix
-    assert "JAX_NUM_CPU_DEVICES=" in fix and "kd.use_cpu_devices(" in fix
+    assert "keras-dist train --fake" in fix and "kd.use_cpu_devices(" in fix
 
 
 def test_a_variable_that_was_overridden_is_not_to_blame(monkeypatch):
@@ -75,7 +75,7 @@ def test_what_a_run_needs(key):
 
 
 def test_nothing_to_test_on():
-    with pytest.raises(ConfigError, match="data: there are no examples to test on"):
+    with pytest.raises(ConfigError, match="data: the config has no test data"):
         built("data={name='my_run:data', test=false}").evaluate()
 
 

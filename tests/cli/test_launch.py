@@ -346,7 +346,7 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
         (["--processes", "two", "x.py"], "'--processes': Input should be a valid integer"),
         (["--report", "/", "x.py"], "'--report': file '/' is a directory"),
         (["/nowhere/x.py"], "SCRIPT: expected a Python file, got '/nowhere/x.py'"),
-        (["--report", "/nowhere/jobs.json", "x.py"], "'--report': there is no folder '/nowhere'"),
+        (["--report", "/nowhere/jobs.json", "x.py"], "'--report': folder '/nowhere' does not exist"),
         ([], "Missing argument 'SCRIPT'"),
     ],
 )

@@ -70,40 +70,20 @@ def test_a_file_that_is_not_there_is_told_with_those_beside_it(name, tmp_path, c
         (tmp_path / beside).write_text("")
     assert commands.run("migrate", tmp_path / name) == 2
     output, told = capsys.readouterr()
-    assert output == "" and "there is no such file" in told
-    assert "a layout map: a table of rules" in told and "beside it are: rules.toml" in told
+    assert output == "" and "the file does not exist" in told
+    assert "a layout map: a table of rules" in told and "the directory has: rules.toml" in told
 
 
-@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5", "m.safetensors"])
-def test_a_model_is_not_taken_for_rules(name, tmp_path, capsys):
-    (tmp_path / name).write_bytes(b"PK\x03\x04\xff")
-    assert commands.run("migrate", tmp_path / name) == 2
-    told = capsys.readouterr().err
-    assert "not a layout map by its name" in told and "of files of models and weights" in told
-    assert "name the table with the rules" in told and "rename" not in told
-
-
-def test_a_config_of_keras_is_not_taken_for_rules(tmp_path, capsys):
+def test_a_model_and_a_config_are_not_taken_for_rules(tmp_path, capsys):
+    (tmp_path / "m.keras").write_bytes(b"PK\x03\x04\xff")
+    assert commands.run("migrate", tmp_path / "m.keras") == 2
+    assert "not a layout map by its name" in capsys.readouterr().err
     (tmp_path / "model.json").write_text(kd.Sequential([kd.Input((3,)), kd.layers.Dense(2)]).to_json())
-    assert commands.run("migrate", tmp_path / "model.json") == 2
-    output, told = capsys.readouterr()
-    assert output == "" and "is the config of an object of Keras" in told and 'class_name="Sequential"' in told
-    assert "name the table with the rules" in told
-
-
-@pytest.mark.parametrize(
-    "distribution", ["", '[distribution]\nstrategy = "model_parallel"\nlayout = {"d1/kernel" = ["m"]}']
-)
-def test_a_config_is_not_taken_for_rules(tmp_path, capsys, distribution):
-    file = tmp_path / "run.toml"
-    file.write_text(f'model = "m:n"\nmesh.shape = "m=2"\n{distribution}')
-    assert commands.run("migrate", file) == 2
-    output, told = capsys.readouterr()
-    assert output == "" and "is the config of a run, not a layout map" in told and "settings model, mesh" in told
-    assert f"keras-dist check {file}" in told
-    file.write_text('mesh = ["m"]\nmodel = 1')
-    assert commands.run("migrate", file) == 1, "a layer may be called as a setting"
-    assert "'mesh' -> '.*mesh.*'" in capsys.readouterr().err
+    (tmp_path / "run.toml").write_text('model = "m:n"\nmesh.shape = "m=2"')
+    for name in ("model.json", "run.toml"):
+        assert commands.run("migrate", tmp_path / name) == 2
+        output, told = capsys.readouterr()
+        assert output == "" and "has no rules of a layout map" in told and "name a table of rules" in told
 
 
 def test_the_documents_show_what_it_prints(program, capsys):

@@ -221,7 +221,7 @@ def test_a_page_that_cannot_be_written_does_not_lose_the_report(config, capsys, 
 def test_code_that_ends_the_program_is_a_failure(config, capsys, code):
     (config.parent / "rows.py").write_text(f"import sys\ndef rows():\n    sys.exit({code})")
     assert commands.run("check", config) == 3
-    assert capsys.readouterr().err == f"the program has called exit({code})\n"
+    assert capsys.readouterr().err == f"the program called exit({code})\n"
 
 
 def test_what_models_print_is_not_in_the_report(config, capsys):

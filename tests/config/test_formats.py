@@ -69,7 +69,7 @@ def test_other_suffix(refused: Refused, suffix: str) -> None:
 def test_missing_file_names_the_nearest(loaded: Load) -> None:
     loaded(TOML)
     error = load_error("rn.toml")
-    assert error.summary == "rn.toml: there is no such file (did you mean 'run.toml'?)"
+    assert error.summary == "rn.toml: the file does not exist (did you mean 'run.toml'?)"
     assert str(Path("rn.toml").absolute()) in error.given
     assert "run.toml" in error.expected
     assert error.fix == "use 'run.toml'"
@@ -77,8 +77,8 @@ def test_missing_file_names_the_nearest(loaded: Load) -> None:
 
 def test_missing_directory(loaded: Load) -> None:
     error = load_error("nowhere/run.toml")
-    assert error.summary == "nowhere/run.toml: there is no such file"
-    assert "no directory 'nowhere'" in error.fix
+    assert error.summary == "nowhere/run.toml: the file does not exist"
+    assert "directory 'nowhere' does not exist" in error.fix
 
 
 @pytest.mark.parametrize("name", ["folder", "folder.toml"])
@@ -87,7 +87,6 @@ def test_directory(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     error = load_error(str(folder))
     assert error.summary == f"{folder}: is a directory"
-    assert error.expected == "a file"
 
 
 def test_unreadable_file(loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +181,16 @@ def test_an_empty_yaml_file_is_an_empty_table(loaded: Load) -> None:
     assert loaded("# nothing\n", ".yaml", environ) == loaded("", ".toml", environ) == loaded("{}", ".json", environ)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+@pytest.mark.parametrize("suffix", [".json", ".yaml", ".toml"])
 def test_deep_nesting_is_an_error_of_ours(refused: Refused, suffix: str) -> None:
-    assert "nested too deeply" in refused("[" * 50_000 + "]" * 50_000, suffix).summary
+    text = "a = " * (suffix == ".toml") + "[" * 50_000 + "]" * 50_000
+    assert "nested too deeply" in refused(text, suffix).summary
 
 
 def test_yaml_that_contains_itself(refused: Refused) -> None:
     error = refused("mesh: {shape: {data: 8}}\ndistribution: {layout: {a: &a [*a]}}", ".yaml")
-    assert error.summary.startswith("run.yaml: distribution.layout.a[0]: ")
-    assert "[...]" in error.given
+    assert error.summary.startswith("run.yaml: distribution.layout.a[0]")
+    assert "is nested too deeply" in error.summary and "[...]" in error.given
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")

@@ -1,4 +1,4 @@
-"""Files that would take parsers seconds, or for ever, are refused before."""
+"""Files that are too large, and very many problems."""
 
 import os
 import time
@@ -14,45 +14,15 @@ from keras_dist.errors import ConfigError
 Refused = Callable[..., ConfigError]
 Loaded = Callable[..., object]
 
-SIZE = LIMIT_BYTES - 64
-SECONDS = 2.0  # of CPU; without the limits these take from ten seconds to for ever
-DEEP = "nested too deeply"
+SECONDS = 2.0  # of CPU
 LISTS = "a0: &a0 [x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 30))
 
 
-@pytest.mark.parametrize(
-    ("suffix", "text", "said"),
-    {
-        "brackets.toml": (".toml", f"a = {'[' * (SIZE // 2)}{']' * (SIZE // 2)}", DEEP),
-        "braces.json": (".json", f"{'[' * (SIZE // 2)}{']' * (SIZE // 2)}", DEEP),
-        "brackets.yaml": (".yaml", f"{'[' * (SIZE // 2)}{']' * (SIZE // 2)}", DEEP),
-        "dashes.yaml": (".yaml", f"{'- ' * (SIZE // 2)}1", DEEP),
-        "questions.yaml": (".yaml", f"{'? ' * (SIZE // 2)}1", DEEP),
-        "indents.yaml": (".yaml", "".join(f"{' ' * n}a:\n" for n in range(400)), DEEP),
-        "dots.toml": (".toml", f"{'.'.join('a' * (SIZE // 2))} = 1", DEEP),
-        "quoted dots.toml": (".toml", ".".join(['"a"'] * (SIZE // 4)) + " = 1", DEEP),
-        "header.toml": (".toml", f"[{'.'.join('a' * (SIZE // 2))}]", DEEP),
-        "inline.toml": (".toml", f"x = {{{'.'.join('a' * (SIZE // 2 - 8))} = 1}}", DEEP),
-        "hidden.toml": (".toml", f'x = {{a = """\n\' """, {".".join("b" * (SIZE // 2 - 16))} = 1}}', DEEP),
-        "hidden behind quotes.toml": (
-            ".toml",
-            f'x = {{a = """a"""", {".".join("b" * (SIZE // 2 - 16))} = 1}}',
-            DEEP,
-        ),
-        "hidden too.toml": (".toml", f"x = ['''\n\" ''', {'[' * (SIZE // 2)}", DEEP),
-        "aliases.yaml": (".yaml", LISTS, "says too much"),
-        "merges.yaml": (".yaml", MERGES, "says too much"),
-        "itself.yaml": (".yaml", f"a: &a [{'*a, ' * 9}]", "a[0]: contains itself"),
-        "digits.toml": (".toml", f"a = {'1' * SIZE}", "digits"),
-    }.values(),
-)
-def test_what_is_too_much_is_refused_in_time(refused: Refused, suffix: str, text: str, said: str) -> None:
+def test_aliases_that_stand_for_very_many_values_are_refused_in_time(refused: Refused) -> None:
     began = time.process_time()
-    error = refused(text, suffix)
+    error = refused(LISTS, ".yaml")
     assert time.process_time() - began < SECONDS
-    assert said in error.summary
-    assert error.fix
+    assert "has too many values" in error.summary and error.fix
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".yaml", ".json"])
@@ -70,17 +40,8 @@ def test_a_large_file_is_not_read(tmp_path: Path, suffix: str, monkeypatch: pyte
 @pytest.mark.skipif(os.name != "posix", reason="named pipes")
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.toml")
-    with pytest.raises(ConfigError, match="regular file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         load(tmp_path / "run.toml", environ={})
-
-
-def test_brackets_and_dots_in_texts_and_comments_do_not_nest(loaded: Loaded) -> None:
-    rules = "".join(f"'{bracket * 40}' = ['-']\n" for bracket in (r"\[", r"\{", "a."))
-    text = f"# {'[' * 99} {'a.' * 99}\nmesh.shape = {{data = 2}} # {'{' * 99}\n[distribution.layout]\n{rules}"
-    text += f'"{"a." * 50}\\"{"b" * 40}" = ["-"]'
-    loaded(text)
-    layers = {f"layer{n}/kernel": ["-", "data"] for n in range(1000)}
-    loaded("mesh: {shape: {data: 2}}\ndistribution:\n  layout: " + str(layers), ".yaml")
 
 
 MESH = 'mesh.shape = "data=2,model=4"\n'
@@ -111,7 +72,7 @@ def test_openings_of_variables_are_one_problem(refused: Refused) -> None:
     began = time.process_time()
     error = refused(f'{MESH}data = "{"${" * 50_000}"')
     assert time.process_time() - began < SECONDS
-    assert error.summary == "run.toml: data: a variable of the environment is not closed"
+    assert error.summary == "run.toml: data: `${` has no closing brace"
 
 
 @pytest.mark.parametrize("shape", ['"data=1000000,model=1000000"', "{data = 131073}", '"data=-1,model=200000"'])

@@ -232,5 +232,5 @@ def test_settings_reach_into_what_is_written_in_short(tmp_path: Path) -> None:
     environ = {"KERAS_DIST_MESH": "data=8,model=2"}
     assert load(file, ["mesh.shape.data=1"], environ=environ).mesh.shape == {"data": 1, "model": 2}
     assert load(file, ["mesh.shape=data=8,model=2", "mesh.shape.model=1"], environ={}).mesh.shape["model"] == 1
-    with pytest.raises(ConfigError, match=r"mesh\.shape is no table"):
+    with pytest.raises(ConfigError, match=r"mesh\.shape is not a table"):
         load(file, ["mesh.shape=what", "mesh.shape.data=1"], environ={})

@@ -96,8 +96,8 @@ def test_what_matches_nothing_or_twice_is_a_problem():
     )
     assert found.problems == (
         "rule '(' is not a regular expression: missing ), unterminated subpattern at position 0",
-        "'dense/kernel' is matched by 'kernel', 'dense/k', of which the first is taken",
-        "'blocks/0/dense/kernel' is matched by 'kernel', 'dense/k', of which the first is taken",
+        "'dense/kernel' is matched by 'kernel', 'dense/k'; the first is used",
+        "'blocks/0/dense/kernel' is matched by 'kernel', 'dense/k'; the first is used",
         "rule 'dens_1/kernel' matches nothing (did you mean 'dense_1/kernel'?)",
         "rule 'dense/k' decides for nothing: others come first",
     )

@@ -83,18 +83,18 @@ def test_includes_that_go_in_circles(files: Files) -> None:
 
 def test_includes_do_not_multiply(files: Files) -> None:
     texts = {f"f{n}_toml": f'include = ["f{n + 1}.toml", "f{n + 1}.toml"]' for n in range(9)}
-    assert "too many files are included" in error_of(files(**texts, f9_toml=BASE)).summary
+    assert "more than 16 files are included" in error_of(files(**texts, f9_toml=BASE)).summary
 
 
 @pytest.mark.parametrize("include", ["3", "[1]", "{a = 1}"])
 def test_what_is_no_list_of_files(files: Files, include: str) -> None:
     error = error_of(files(run_toml=f"include = {include}"))
-    assert error.summary == "run.toml: include: is no list of files"
+    assert error.summary == "run.toml: include: must be a list of files"
 
 
 def test_a_missing_include_says_who_includes_it(files: Files) -> None:
     error = error_of(files(run_toml='include = "bse.toml"', base_toml=BASE))
-    assert error.summary == "bse.toml: there is no such file (did you mean 'base.toml'?)"
+    assert error.summary == "bse.toml: the file does not exist (did you mean 'base.toml'?)"
     assert "run.toml -> bse.toml" in error.given
 
 
@@ -114,12 +114,12 @@ def test_variables_are_filled_in(files: Files) -> None:
 def test_variables_that_are_not_there(files: Files) -> None:
     text = BASE.replace("64", '"${BATCH}"') + 'seeds = 3\ndtype_policy = "a ${b c}"'
     error = error_of(files(run_toml=text))
-    assert "run.toml: training.batch_size: the environment has no variable BATCH\n" in error.summary
+    assert "run.toml: training.batch_size: environment variable BATCH is not set\n" in error.summary
     assert "fix:      set BATCH, or write ${BATCH:-default}" in error.summary
-    assert "run.toml: training.dtype_policy: a variable of the environment is not closed\n" in error.summary
+    assert "run.toml: training.dtype_policy: `${` has no closing brace\n" in error.summary
     assert "run.toml: training.seeds: unknown key" in error.summary
     only = error_of(files(run_toml=BASE + 'dtype_policy = "${NO}"'))
-    assert only.summary == "run.toml: training.dtype_policy: the environment has no variable NO"
+    assert only.summary == "run.toml: training.dtype_policy: environment variable NO is not set"
 
 
 def test_overrides_are_toml_values_or_text(files: Files) -> None:
@@ -148,7 +148,7 @@ def test_overrides_have_the_last_word(files: Files) -> None:
     assert load(run, ["training.epochs=4", "training.epochs=5"], mesh).training.epochs == 5
     assert load(run, ["mesh.shape.data=4"], mesh).mesh.shape == {"data": 4}
     error = error_of(run, ["training.epochs.data=4"], **mesh)
-    assert error.summary == "--set training.epochs.data=4: training.epochs is no table"
+    assert error.summary == "--set training.epochs.data=4: training.epochs is not a table"
 
 
 def test_a_wrong_override_is_named(files: Files) -> None:

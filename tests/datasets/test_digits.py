@@ -162,9 +162,9 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
     with pytest.raises(DataError) as caught:
         digits.load_data(folder)
     assert str(caught.value) == (
-        f"cannot write the digits data set to '{folder}'\n"
+        f"cannot write the digits dataset to '{folder}'\n"
         f"  given:    [Errno 20] Not a directory: '{folder}/sklearn_digits'\n"
-        "  expected: a folder that can be written to, with about 1 MB free\n"
+        "  expected: a writable folder with about 1 MB free\n"
         "  fix:      pass data_dir=, or set TFDS_DATA_DIR, to such a folder"
     )
 

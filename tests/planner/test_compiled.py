@@ -214,7 +214,7 @@ def test_a_program_that_needs_more_memory_than_there_is_has_figures(monkeypatch,
         (
             lambda: compile_for(lowered(jnp.sum), "gpu:8"),
             kd.errors.UnknownNameError,
-            "`target`: there is no chip 'gpu'",
+            "`target`: unknown chip 'gpu'",
         ),
         (
             lambda: compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0),

@@ -110,7 +110,7 @@ def test_the_file_says_nothing_of_the_machine(report, kept):
 def test_a_missing_file_is_written_only_when_told(report, tmp_path, monkeypatch):
     path = tmp_path / "plan.json"
     for update in (None, False):
-        with pytest.raises(PlanError, match="there is no plan"):
+        with pytest.raises(PlanError, match="does not exist"):
             assert_plan(report, path, update=update)
         assert not path.exists()
     monkeypatch.setenv(UPDATE_VARIABLE, "0")

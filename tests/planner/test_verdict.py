@@ -89,7 +89,7 @@ def test_a_program_that_is_compiled():
 @pytest.mark.parametrize(
     ("target", "error", "said"),
     [
-        ("v5x:2x4", UnknownNameError, "`target`: there is no chip"),
+        ("v5x:2x4", UnknownNameError, "`target`: unknown chip"),
         ("v5e:", ConfigError, "`target` must be"),
         (3, ConfigError, "`target` must be"),
     ],

@@ -45,7 +45,7 @@ def test_what_fit_returns_is_drawn_and_saved(tmp_path, ending, start):
 
 @pytest.mark.parametrize("history", [{}, History(), [1.0], None])
 def test_nothing_to_draw(history):
-    with pytest.raises(ModelError, match="nothing to draw") as error:
+    with pytest.raises(ModelError, match="nothing to plot") as error:
         plot_history(history)
     assert type(history).__name__ in error.value.given
 

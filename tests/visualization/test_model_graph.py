@@ -91,9 +91,9 @@ def test_source_needs_no_graphviz_and_pictures_do(tmp_path, monkeypatch):
     assert path.read_text().startswith("digraph")
     assert path.read_text().count("->") == 4
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(MissingExtraError, match="Graphviz is not installed"):
+    with pytest.raises(MissingExtraError, match="pictures need Graphviz"):
         plot_model(model, to_file=tmp_path / "m.png")
-    with pytest.raises(ModelError, match="after the model is built"):
+    with pytest.raises(ModelError, match="must be built before its graph is drawn"):
         model_to_dot(kd.Sequential([kd.layers.Dense(2)]))
     monkeypatch.setitem(sys.modules, "pydot", None)
     with pytest.raises(MissingExtraError, match="pydot"):
