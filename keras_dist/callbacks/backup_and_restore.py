@@ -112,12 +112,7 @@ class BackupAndRestore(Callback):
         self._last_batch = -1
         self._has_noted = False
         manager = CheckpointManager(
-            self.model,
-            self.backup_dir,
-            self.keep,
-            asynchronous=self.asynchronous,
-            fsync=self.fsync,
-            share_frozen=True,
+            self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync, share_frozen=True
         )
         self._manager = manager
         stored = manager.newest()

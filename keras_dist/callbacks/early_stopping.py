@@ -60,16 +60,8 @@ class EarlyStopping(MonitorCallback):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        check_int(
-            "patience",
-            patience,
-            0,
-        )
-        check_int(
-            "start_from_epoch",
-            start_from_epoch,
-            0,
-        )
+        check_int("patience", patience, 0)
+        check_int("start_from_epoch", start_from_epoch, 0)
         check_optional(check_number, "baseline", baseline)
         self.patience = patience
         self.verbose = verbose

@@ -72,16 +72,8 @@ class ReduceLROnPlateau(MonitorCallback):
             raise ModelError("ReduceLROnPlateau does not support a factor >= 1.0", given=f"factor={factor}", fix=fix)
         check_number("factor", factor, 0)
         check_number("min_lr", min_lr, 0)
-        check_int(
-            "patience",
-            patience,
-            0,
-        )
-        check_int(
-            "cooldown",
-            cooldown,
-            0,
-        )
+        check_int("patience", patience, 0)
+        check_int("cooldown", cooldown, 0)
         self.factor = factor
         self.min_lr = min_lr
         self.patience = patience

@@ -69,11 +69,7 @@ class TensorBoard(Callback):
     ) -> None:
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
-        check_int(
-            "histogram_freq",
-            histogram_freq,
-            0,
-        )
+        check_int("histogram_freq", histogram_freq, 0)
         self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph

@@ -13,12 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._support.arguments import (
-    check_flag,
-    check_int,
-    check_kind,
-    check_path,
-)
+from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME

@@ -18,13 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._support.arguments import (
-    check_flag,
-    check_int,
-    check_kind,
-    check_path,
-    is_int,
-)
+from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path, is_int
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint.arrays import FOLDER as ARRAYS
