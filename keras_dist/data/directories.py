@@ -245,7 +245,7 @@ class _Files:
         if not len(numbers):
             given = f"{self._directory}, of which {len(self._order)} files are used in all"
             fix = f"check the folder: each subset needs a file that ends in {', '.join(self._endings)}"
-            raise DataError("there are no files", given=given, fix=fix)
+            raise DataError("the folder must have at least one file", given=given, fix=fix)
         paths, labels, mode = self._paths_in_order, self._labels, self._mode
         count = len(self.class_names or ())
 

@@ -42,7 +42,7 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.
         indices = indices[..., 0]
     classes = num_classes or int(indices.max()) + 1
     fix = f"leave out num_classes={classes}, or shift the indices to begin at 0"
-    check_indices(indices, classes, "to_categorical: an index in `x` is no class", fix)
+    check_indices(indices, classes, "to_categorical: an index in `x` is not a class", fix)
     return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 

@@ -87,7 +87,7 @@ def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
     each, *others = np.unique(groups, return_counts=True)[1].tolist()
     sizes = dict(zip(axis_names, devices.shape, strict=True))
     inner = [name for name, size in sizes.items() if size > 1][1:]
-    if each == 1 or any(other != each for other in others):  # there is no choice
+    if each == 1 or any(other != each for other in others):  # without a choice
         return
     for dim, name in reversed([*enumerate(sizes)]):
         fits = not each % math.prod(devices.shape[dim:])
