@@ -55,7 +55,7 @@ error = table[:, -1:] - model.predict(table[:, :-1], verbose=0)
 found = model.evaluate(pathlib.Path("train.csv"), verbose=0, return_dict=True)
 np.testing.assert_allclose(found["largest_error"], np.abs(error).max(), rtol=1e-5)
 np.testing.assert_allclose(found["loss"], (np.abs(error) ** 3).mean(), rtol=1e-5)
-with pytest.raises(kd.errors.DataError, match="`y` cannot be used with a data set"):
+with pytest.raises(kd.errors.DataError, match="`y` cannot be used with a dataset"):
     model.fit(pathlib.Path("train.csv"), table)
 
 # saving and loading the layer

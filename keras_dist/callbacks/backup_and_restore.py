@@ -20,36 +20,36 @@ class BackupAndRestore(Callback):
     """Saves the whole state of training, and resumes from it when the program is restarted.
 
     The state consists of weights, statistics, optimizer slots, random streams, the states of loss, metrics and
-    callbacks, the position in the data, and the history. On the same mesh the result is bit for bit that of
-    uninterrupted training; on another mesh it is equal up to rounding. Arrays and data sets with random access resume
-    directly; other iterables are read again up to the position, unless their iterators have a state. Callbacks of your
-    own resume if they define `get_state` and `set_state`.
+    callbacks, the position in the data, and the history. On the same mesh the result is bit for bit equal to
+    uninterrupted training; on another mesh it is equal up to rounding. Arrays and datasets with random access resume
+    directly; other iterables are read again up to the position, unless their iterators have a state. Your own callbacks
+    resume if they define `get_state` and `set_state`.
 
-    Weights that training leaves alone, such as a base under LoRA, are written once, and again only where they
-    have changed; see `share_frozen` of `CheckpointManager`.
+    Weights that training does not change, such as a base under LoRA, are written once; see `share_frozen` of
+    `CheckpointManager`.
 
     Ctrl-C and SIGTERM end training after the running step and a save, with exit code 75 (`EXIT_CODE`), which asks for a
     restart. A second signal ends it at once.
 
     Args:
-        backup_dir: a directory for this training only; created if missing. It may lie in a bucket, as
-            `"gs://bucket/backup"`; see `CheckpointManager` for what is not promised there, and without locks.
-        save_freq: `"epoch"`; or the number of batches between saves, counted across epochs, with which each step is an
-            execution of its own; or the time between saves, as `datetime.timedelta(minutes=10)`, after which it saves
-            at the end of the running execution. All processes of a job save at the same step: the clock of the first
-            one decides.
-        double_checkpoint: whether at least two states are kept: if the newest is damaged, the one before is used.
-        delete_checkpoint: whether the states are deleted when training ends normally. They are kept if an exception or
-            a signal ends it.
+        backup_dir: a directory for this training only; created if missing. It may be in a bucket, as
+            `"gs://bucket/backup"`; see `CheckpointManager` for restrictions there, and without locks.
+        save_freq: `"epoch"`; or the number of batches between saves, counted across epochs, with which each step is a
+            separate execution; or the time between saves, as `datetime.timedelta(minutes=10)`, after which it saves at
+            the end of the running execution. All processes of a job save at the same step, by the clock of the first
+            process.
+        double_checkpoint: whether to keep at least two states: if the newest is damaged, the one before is used.
+        delete_checkpoint: whether to delete the states when training ends normally. They are kept if an exception or a
+            signal ends it.
         keep: number of states to keep; None for all.
         asynchronous: whether training continues while a state is being written. A save that fails ends training at the
             next step; in a job of several processes at the next save, so that all end at the same step.
-        fsync: whether states are forced to the disk, so that they outlive a failure of power; see `CheckpointManager`.
+        fsync: whether to force states to the disk, so that they survive a power failure; see `CheckpointManager`.
 
     Raises:
-        ModelError: an argument cannot be used.
+        ModelError: an argument is invalid.
         CheckpointError: `keep` is invalid; at the beginning of training, when another job writes to the directory, or
-            its states are of another model or all damaged; at a step after a failed save.
+            its states belong to another model or are all damaged; at a step after a failed save.
 
     Example:
         >>> import pathlib, tempfile
@@ -95,7 +95,7 @@ class BackupAndRestore(Callback):
         self._has_noted = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether it counts batches."""
+        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def get_state(self) -> dict[str, int]:
@@ -112,29 +112,24 @@ class BackupAndRestore(Callback):
         self._last_batch = -1
         self._has_noted = False
         manager = CheckpointManager(
-            self.model,
-            self.backup_dir,
-            self.keep,
-            asynchronous=self.asynchronous,
-            fsync=self.fsync,
-            share_frozen=True,
+            self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync, share_frozen=True
         )
         self._manager = manager
         stored = manager.newest()
         heartbeat.current().note_save("nothing yet" if stored is None else str(stored.folder))
         if stored is not None:
             self.model.restore(stored, continue_training=True)
-            print_message(f"BackupAndRestore: going on with {stored.folder}")
+            print_message(f"BackupAndRestore: resuming from {stored.folder}")
         self._timer = timer_of(self.save_freq)
 
     def on_epoch_begin(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Note the weights before the first step, to find out what training leaves alone."""
+        """Note the weights before the first step, to find weights that training does not change."""
         if not self._has_noted:
             self._has_noted = True
             self._open().note_frozen()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save after every `save_freq` batches, or whenever that time has passed."""
+        """Save after every `save_freq` batches, or after that time."""
         manager = self._open()
         manager.check()
         steps, self._last_batch = batch - self._last_batch, batch
@@ -160,9 +155,8 @@ class BackupAndRestore(Callback):
         manager = self._open()
         path = manager.save()
         manager.wait_until_finished()
-        print_message(
-            f"BackupAndRestore: {signal.Signals(signum).name}, saved {path}; start the program again to go on"
-        )
+        name = signal.Signals(signum).name
+        print_message(f"BackupAndRestore: {name}, saved {path}; start the program again to resume")
         raise SystemExit(self.EXIT_CODE)
 
     def on_train_exit(self, error: BaseException | None) -> None:
@@ -184,7 +178,7 @@ class BackupAndRestore(Callback):
             warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
 
     def _open(self) -> CheckpointManager:
-        """Return the manager of the training that is running."""
+        """Return the manager of the running training."""
         if self._manager is None:
             given = "a hook that was called outside of fit"
             raise ModelError("BackupAndRestore: no training is running", given=given, fix="pass the callback to fit")

@@ -11,7 +11,7 @@ Logs = Mapping[str, float]
 """Loss and metrics by name; values are fetched from the device when they are read, so reading them costs time."""
 
 EpochLogs = MutableMapping[str, float]
-"""The logs of an epoch. What a callback adds to them, the callbacks after it see, and the history."""
+"""The logs of an epoch. Values that a callback adds are visible to later callbacks and to the history."""
 
 Mode = Literal["train", "test", "predict"]
 
@@ -20,13 +20,13 @@ class Callback:
     """Base class of callbacks; override the hooks you need.
 
     Attributes:
-        model: the model in use; set before the first hook.
+        model: the current model; set before the first hook.
         params: `epochs`, `steps` and `verbose` of the call.
 
-    An execution is one step, or several that the loop groups: `on_train_batch_begin` gets the index of its first batch,
-    `on_train_batch_end` that of its last. With a fixed `steps_per_execution` that is always so many further, as in
-    Keras, also where the data ends before; set `counts_batches = True` in a class that is to get the last batch there
-    was. Between executions `model.variables` have their current values, and may be assigned.
+    An execution is one step, or several steps that the loop groups: `on_train_batch_begin` gets the index of its first
+    batch, `on_train_batch_end` the index of its last. With a fixed `steps_per_execution` these differ by a constant, as
+    in Keras, even where the data ends before; set `counts_batches = True` in a class that needs the actual last batch.
+    Between executions `model.variables` have their current values, and may be assigned.
 
     Differs from Keras: `logs` is a lazy mapping, read-only except for `on_epoch_end`. A batch hook is called when its
     execution has been dispatched, which may be before it has run; reading `logs` waits for it.
@@ -42,15 +42,15 @@ class Callback:
             raise absent(self, name)
 
     def set_model(self, model: Any) -> None:
-        """Called once with the model."""
+        """Set the model; called once."""
         self.model = model
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Called once with the parameters of the call."""
+        """Set the parameters of the call; called once."""
         self.params = params
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether the batch hooks must be called for each single batch; else the loop may group steps between them.
+        """Return whether batch hooks must be called for each single batch; otherwise the loop may group steps.
 
         By default, whether the class defines batch hooks. Return False to let the loop group steps nevertheless.
 
@@ -60,21 +60,21 @@ class Callback:
         return watches(self, mode)
 
     comes_last = False
-    """Whether it is called after all others, wherever it stands among them: it looks at what they have done."""
+    """Whether it is called after all others, whatever its position."""
 
     counts_batches = False
-    """Whether `on_*_batch_end` gets the index of the last batch there was; else that of the last of a full group."""
+    """Whether `on_*_batch_end` gets the index of the actual last batch, instead of the last batch of a full group."""
 
     in_every_process = False
-    """Whether each process of a job must have it, with the same settings: it acts on training, or it saves."""
+    """Whether each process of a job must have it, with the same settings, since it affects training, or saves."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
-    """The attributes that `get_state` gives and `set_state` sets."""
+    """Attributes that `get_state` returns and `set_state` sets."""
 
     def get_state(self) -> Any:
-        """Return the state to resume from in another process: JSON values, which may contain numpy arrays.
+        """Return the state to resume from in another process: JSON values, which may contain numpy arrays; or None.
 
-        None for no state. Called by `BackupAndRestore`, between two batches.
+        Called by `BackupAndRestore`, between two batches.
         """
         return {name: getattr(self, name) for name in self.state_names} or None
 
@@ -82,7 +82,7 @@ class Callback:
         """Restore the state of a callback of this class in another process; called after `on_train_begin` of all.
 
         Args:
-            state: what its `get_state` returned.
+            state: result of `get_state`.
         """
         for name in self.state_names:
             setattr(self, name, state[name])
@@ -96,17 +96,17 @@ class Callback:
     def on_train_interrupt(self, signum: int) -> None:
         """Before Ctrl-C or SIGTERM ends training, after the running step. A second signal ends it at once.
 
-        SIGTERM is handled like this only if a callback defines this hook; else it ends the process as usual.
+        SIGTERM is handled only if a callback defines this hook; otherwise it ends the process as usual.
 
         Args:
-            signum: the number of the signal, `signal.SIGINT` or `signal.SIGTERM`.
+            signum: `signal.SIGINT` or `signal.SIGTERM`.
         """
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """When training is over, however it ended; after `on_train_end`, if that was called.
+        """After training, whether it ended normally or not; after `on_train_end`, if that was called.
 
         Args:
-            error: what ended it; None at a normal end.
+            error: the error that ended it; None at a normal end.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -155,7 +155,7 @@ class Callback:
 
 
 def watches(callback: Callback, mode: Mode) -> bool:
-    """Whether a callback has batch hooks of its own."""
+    """Return whether a callback defines batch hooks."""
     hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     if mode == "train":
         hooks += ["on_batch_begin", "on_batch_end"]
@@ -163,5 +163,5 @@ def watches(callback: Callback, mode: Mode) -> bool:
 
 
 def has_own(callback: Callback, hook: str) -> bool:
-    """Whether a callback has this hook itself, in its class or, as `LambdaCallback`, on the instance."""
+    """Return whether a callback defines this hook, in its class or, as `LambdaCallback`, on the instance."""
     return getattr(getattr(callback, hook, None), "__func__", None) is not vars(Callback)[hook]

@@ -18,14 +18,14 @@ from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, ca
 
 
 class CallbackList(Callback):
-    """Calls every callback in the order given.
+    """Calls every callback in the given order.
 
     Args:
         callbacks: the callbacks, or one.
-        add_history: whether to add a `History`, if there is none among them.
-        add_progbar: whether to add a `ProgbarLogger` at the end, if there is none among them.
-        model: given to each of them.
-        **params: given to each of them, as a dict.
+        add_history: whether to add a `History`, if there is none.
+        add_progbar: whether to add a `ProgbarLogger` at the end, if there is none.
+        model: passed to every callback.
+        **params: passed to every callback, as a dict.
 
     Attributes:
         callbacks: the callbacks, as a list.
@@ -58,14 +58,14 @@ class CallbackList(Callback):
 
     @property
     def history(self) -> Any:
-        """The first `History` among them; None if there is none."""
+        """The first `History`, or None."""
         return next((callback for callback in self.callbacks if isinstance(callback, History)), None)
 
     def append(self, callback: Callback) -> None:
-        """Add a callback after the others, but before those that come last.
+        """Add a callback after the others, but before those with `comes_last`.
 
         Raises:
-            ModelError: it is not a `Callback`, or one of its hooks takes other arguments.
+            ModelError: it is not a `Callback`, or one of its hooks has other parameters.
         """
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             given = with_type(callback)
@@ -78,26 +78,24 @@ class CallbackList(Callback):
         self.callbacks.insert(place, callback)
 
     def set_model(self, model: Any) -> None:
-        """Give every callback the model."""
+        """Set the model of every callback."""
         self.model = model
         for callback in self.callbacks:
             callback.set_model(model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Give every callback the parameters of the call."""
+        """Set the parameters of every callback."""
         self.params = params
         for callback in self.callbacks:
             callback.set_params(params)
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether one of the callbacks must see each single batch."""
-        # callbacks of other libraries cannot be asked, and do
+        """Return whether one of the callbacks must see each single batch."""
+        # callbacks of other libraries have no such method, and must
         return any(getattr(one, "sees_every_batch", lambda mode: True)(mode) for one in self.callbacks)
 
-    # What the loop calls, by mode
-
     def begin(self, mode: Mode) -> None:
-        """Call `on_train_begin` or its counterpart for the mode."""
+        """Call `on_train_begin` or the hook of another mode."""
         getattr(self, f"on_{mode}_begin")({})
         for when in ("begin", "end"):
             self._batch_hooks[mode, when] = [
@@ -107,16 +105,16 @@ class CallbackList(Callback):
             ]
 
     def end(self, mode: Mode, logs: Logs | None = None) -> None:
-        """Call `on_train_end` or its counterpart for the mode."""
+        """Call `on_train_end` or the hook of another mode."""
         getattr(self, f"on_{mode}_end")({} if logs is None else logs)
 
     def batch_begin(self, mode: Mode, batch: int) -> None:
-        """Call `on_train_batch_begin` or its counterpart, of the callbacks that had one when the run began."""
+        """Call `on_train_batch_begin` or the hook of another mode, if it was defined when the run began."""
         for hook, _ in self._batch_hooks[mode, "begin"]:
             hook(batch, {})
 
     def batch_end(self, mode: Mode, batch: int, full: int, make_logs: Callable[[], Logs]) -> None:
-        """Call `on_train_batch_end` or its counterpart, of the callbacks that had one when the run began."""
+        """Call `on_train_batch_end` or the hook of another mode, if it was defined when the run began."""
         hooks = self._batch_hooks[mode, "end"]
         logs = make_logs() if hooks else {}
         for hook, counts in hooks:
@@ -124,28 +122,27 @@ class CallbackList(Callback):
 
     @property
     def handles_interrupts(self) -> bool:
-        """Whether one of them has a hook to call before a signal ends training."""
+        """Whether one of the callbacks has a hook for signals that end training."""
         return any(has_own(callback, "on_train_interrupt") for callback in self._with("on_train_interrupt"))
 
     def on_train_interrupt(self, signum: int) -> None:
-        """Call `on_train_interrupt` of the callbacks that have one."""
+        """Call `on_train_interrupt` of all callbacks that define it."""
         for callback in self._with("on_train_interrupt"):
             callback.on_train_interrupt(signum)
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """Call `on_train_exit` of all callbacks, whatever one of them raises."""
+        """Call `on_train_exit` of all callbacks, even if one of them raises an error."""
         with contextlib.ExitStack() as stack:
             for callback in reversed(self._with("on_train_exit")):
                 stack.callback(callback.on_train_exit, error)
 
     def facts(self) -> Fingerprint:
-        """Return the settings of callbacks that every process of a job must have alike."""
+        """Return the settings of callbacks that must be equal in all processes of a job."""
         found: dict[str, object] = {}
         for number, callback in enumerate(one for one in self.callbacks if _is_in_every_process(one)):
             name = f"callback {number}"
             found[name] = type(callback).__qualname__
-            settings = facts_of_config(name, {k: v for k, v in vars(callback).items() if _is_setting(k, v)})
-            found |= settings
+            found |= facts_of_config(name, {k: v for k, v in vars(callback).items() if _is_setting(k, v)})
         return found
 
     def get_state(self) -> list[list[Any]]:
@@ -157,40 +154,35 @@ class CallbackList(Callback):
         """Set the state of each callback from `get_state`, by class name, in order. Warns of states without a callback.
 
         Raises:
-            CheckpointError: one of them cannot use it.
+            CheckpointError: a callback cannot use its state.
         """
         waiting = self._with("set_state")
         for name, one in state:
             callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
             if callback is None:
-                warnings.warn(
-                    f"the interrupted training had a callback {name}, which this one has not: its state is left out",
-                    CheckpointWarning,
-                    stacklevel=2,
-                )
+                text = f"the interrupted training had a callback {name}, which is missing here: its state is ignored"
+                warnings.warn(text, CheckpointWarning, stacklevel=2)
                 continue
             waiting.remove(callback)
             try:
                 callback.set_state(one)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                summary = f"training.json: callback {name} cannot use the state that is noted there"
-                fix = "begin anew in another directory, or restore the model without `continue_training`"
+                summary = f"training.json: callback {name} cannot use its state"
+                fix = "start again in another directory, or restore the model without `continue_training`"
                 raise CheckpointError(summary, given=f"{cause(error)}; state {shorten(one)}", fix=fix) from error
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Call `on_epoch_end` of all callbacks. Later ones see what earlier ones add to the logs."""
+        """Call `on_epoch_end` of all callbacks. Later callbacks see values that earlier ones add to the logs."""
         logs = {} if logs is None else logs
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)  # pyright: ignore[reportArgumentType]: those of an epoch may be added to
 
     def _with(self, hook: str) -> list[Callback]:
-        """Return those that have this hook; callbacks of other libraries may not."""
+        """Return the callbacks that have this hook; callbacks of other libraries may lack it."""
         return [callback for callback in self.callbacks if hasattr(callback, hook)]
 
 
 def _calling_all(hook: str) -> Callable[..., None]:
-    """Return a method that calls a hook of all callbacks."""
-
     @functools.wraps(vars(Callback)[hook])
     def call_all(self: CallbackList, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(vars(Callback)[hook]).bind(self, *args, **kwargs).arguments
@@ -208,7 +200,7 @@ for _hook in vars(Callback):
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Check that hooks that are the callback's own take what they are called with."""
+    """Raise if a hook that the callback defines cannot be called with the arguments of this hook."""
     for hook, ours in vars(Callback).items():
         if not hook.startswith("on_") or not hasattr(callback, hook) or not has_own(callback, hook):
             continue
@@ -225,7 +217,7 @@ def _is_in_every_process(callback: Callback) -> bool:
 
 
 def _is_setting(name: str, value: object) -> bool:
-    """Whether the attribute of a callback is an argument that decides something: not what is shown, or where."""
+    """Whether an attribute of a callback is an argument that affects training."""
     is_plain = value is None or isinstance(value, bool | int | float | str) or callable(value)
     return is_plain and not name.startswith("_") and name not in ("model", "verbose", "log_dir")
 

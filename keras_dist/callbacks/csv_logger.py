@@ -20,7 +20,7 @@ from keras_dist.saving.drafts import writing_to
 class CSVLogger(Callback):
     """Writes the logs of every epoch to a CSV file: a column `epoch`, and one for each name.
 
-    In a job of several processes, the first one writes.
+    In a job of several processes, the first process writes.
 
     Args:
         filename: the file; its folder must exist.
@@ -28,7 +28,7 @@ class CSVLogger(Callback):
         append: whether to append to an existing file.
 
     Raises:
-        ModelError: `filename` is not a path, or `separator` not one character; at the first epoch, when the file holds
+        ModelError: `filename` is not a path, or `separator` not one character; at the first epoch, when the file has
             other columns.
         WriteError: at the beginning of training, when the file cannot be written. It is an `OSError`.
 
@@ -43,7 +43,7 @@ class CSVLogger(Callback):
         epoch,loss,val_loss
         0,0.5,0.75
 
-    Differs from Keras: appending to a file of other columns is an error; the file is open only while it is written.
+    Differs from Keras: appending to a file with other columns is an error; the file is open only while it is written.
     """
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
@@ -56,7 +56,7 @@ class CSVLogger(Callback):
         self._columns: list[str] | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Make the file, or empty it."""
+        """Create the file, or empty it."""
         self._columns = None
         if is_chief():
             self._write("a" if self.append else "w", "")
@@ -66,11 +66,10 @@ class CSVLogger(Callback):
         if not is_chief():
             return
         values = dict(logs or {})
+        is_new = False
         if self._columns is None:
             self._columns = _columns(values)
             is_new = self._is_empty_or_fits(self._columns)
-        else:
-            is_new = False
         text = io.StringIO(newline="")
         writer = csv.writer(text, delimiter=self.separator)
         if is_new:
@@ -80,14 +79,14 @@ class CSVLogger(Callback):
         self._write("a", text.getvalue())
 
     def get_state(self) -> dict[str, Any]:
-        """Return the columns and the file, which is small."""
+        """Return the columns and the content of the file, which is small."""
         if not is_chief():
             return {"columns": self._columns, "text": ""}
         with writing_to(self.filename), open(self.filename, newline="") as file:
             return {"columns": self._columns, "text": file.read()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the file as it was after the epochs that are done."""
+        """Restore the file as it was after the finished epochs."""
         self._columns = state["columns"]
         if is_chief():
             self._write("w", state["text"])
@@ -97,7 +96,7 @@ class CSVLogger(Callback):
             file.write(text)
 
     def _is_empty_or_fits(self, columns: list[str]) -> bool:
-        """Whether the file is empty."""
+        """Return whether the file is empty; raise if it has other columns."""
         with writing_to(self.filename), open(self.filename, newline="") as file:
             if not os.fstat(file.fileno()).st_size:
                 return True
@@ -110,7 +109,7 @@ class CSVLogger(Callback):
 
 
 def _columns(values: Mapping[str, Any]) -> list[str]:
-    """Return the epoch and the names, in order; if the first epoch had no validation, later ones may have."""
+    """Return the names of the columns; if the first epoch had no validation, later epochs may have."""
     names = sorted(values)
     if not any(name.startswith("val_") for name in names):
         names += [f"val_{name}" for name in names]
@@ -118,5 +117,4 @@ def _columns(values: Mapping[str, Any]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
-    """What is written for a value."""
     return f'"[{", ".join(map(str, value))}]"' if np.ndim(value) else value

@@ -14,24 +14,24 @@ class EarlyStopping(MonitorCallback):
     """Ends training when a value of the logs has stopped improving.
 
     Args:
-        monitor: the name of the value.
-        min_delta: the smallest change that counts as an improvement.
+        monitor: name of the value.
+        min_delta: smallest change that is an improvement.
         patience: number of epochs without improvement after which training ends.
-        verbose: 1 to print what it does.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
-        baseline: a value that must also be beaten within `patience` epochs.
-        restore_best_weights: whether the model ends with the weights of its best epoch. They are kept on the host.
+        verbose: 1 to print messages.
+        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
+        baseline: value that must also be improved on within `patience` epochs.
+        restore_best_weights: whether to restore the weights of the best epoch, which are kept on the host.
         start_from_epoch: number of epochs to ignore at the beginning.
 
     Attributes:
         best: the best value.
         best_epoch: its epoch.
-        best_weights: the weights after it, if they are to be restored.
-        stopped_epoch: the epoch that was the last one because of this callback; 0 if none was.
+        best_weights: the weights after it, if they will be restored.
+        stopped_epoch: the epoch after which this callback has ended training; otherwise 0.
         wait: number of epochs since the last improvement.
 
     Raises:
-        ModelError: an argument is out of range; at the beginning of training, when `mode="auto"` finds no direction.
+        ModelError: an argument is out of range; at the beginning of training, if `mode="auto"` finds no direction.
 
     Example:
         >>> import numpy as np
@@ -60,20 +60,11 @@ class EarlyStopping(MonitorCallback):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        check_int(
-            "patience",
-            patience,
-            0,
-        )
-        check_int(
-            "start_from_epoch",
-            start_from_epoch,
-            0,
-        )
+        check_int("patience", patience, 0)
+        check_int("start_from_epoch", start_from_epoch, 0)
         check_optional(check_number, "baseline", baseline)
-        self.patience = patience
+        self.patience, self.baseline = patience, baseline
         self.verbose = verbose
-        self.baseline = baseline
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
         self.wait = self.stopped_epoch = self.best_epoch = 0

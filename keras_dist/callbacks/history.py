@@ -14,12 +14,12 @@ from keras_dist.visualization import plot_history
 
 
 class History(Callback):
-    """The logs of every epoch; what `fit` returns.
+    """The logs of every epoch; returned by `fit`.
 
     Attributes:
         history: for each name (`loss`, `val_loss`, ...) its value in each epoch.
-        epoch: the epochs, as numbers.
-        timing: how fast the steps went; None until `fit` returns.
+        epoch: numbers of the epochs.
+        timing: speed of the steps; None until `fit` returns.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class History(Callback):
         """
         epoch, history = state["epoch"], state["history"]
         if not isinstance(epoch, list) or not all(isinstance(values, list) for values in history.values()):
-            raise ValueError("epochs and values are no lists")
+            raise ValueError("epochs and values must be lists")
         self.epoch, self.history = epoch, history
 
     def _repr_html_(self) -> str:
@@ -66,20 +66,20 @@ class History(Callback):
         """Plot loss and metrics over the epochs; see `keras_dist.visualization.plot_history`.
 
         Args:
-            path: file to save the plot to; None to save none.
+            path: file to save the plot to, or None.
 
         Returns:
             The `matplotlib.figure.Figure`.
 
         Raises:
-            ModelError: there is no epoch to draw.
+            ModelError: the history is empty.
             MissingExtraError: matplotlib is not installed: `pip install matplotlib`.
         """
         return plot_history(self, path)
 
 
 def _by_epoch(values: list[Any], count: int) -> list[str]:
-    """A text for each epoch; fewer values than epochs are every n-th epoch's."""
+    """Return a text for each epoch; fewer values than epochs belong to every n-th epoch."""
     step = max(1, count // len(values)) if values else 1
     texts = [""] * count
     for index, value in enumerate(values):

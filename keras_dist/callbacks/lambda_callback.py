@@ -21,10 +21,10 @@ class LambdaCallback(Callback):
         on_train_end: called as `on_train_end(logs)`.
         on_train_batch_begin: called as `on_train_batch_begin(batch, logs)`.
         on_train_batch_end: called as `on_train_batch_end(batch, logs)`.
-        **kwargs: functions for the other hooks of `Callback`, by name; what does not begin with `on_` is an attribute.
+        **kwargs: functions for the other hooks of `Callback`, by name; other names than `on_...` are set as attributes.
 
     Raises:
-        ModelError: there is no such hook, or its function is not callable.
+        ModelError: a hook is unknown, or its function is not callable.
 
     Example:
         >>> import keras_dist as kd
@@ -47,14 +47,8 @@ class LambdaCallback(Callback):
         super().__init__()
         for name, function in hooks.items():
             if name not in _HOOKS and name.startswith("on_"):
-                raise unknown_name_error(
-                    "LambdaCallback: there is no hook",
-                    name,
-                    _HOOKS,
-                    given=f"{name}={shorten(function)}",
-                    fix="derive a class from Callback",
-                    error=ModelError,
-                )
+                what, given, fix = "LambdaCallback: unknown hook", f"{name}={shorten(function)}", "subclass Callback"
+                raise unknown_name_error(what, name, _HOOKS, given=given, fix=fix, error=ModelError)
             if function is not None:
                 if name in _HOOKS and not callable(function):
                     raise argument_error(name, function, "a function", wrong="cannot be called")

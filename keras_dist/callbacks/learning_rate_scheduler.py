@@ -21,13 +21,13 @@ class LearningRateScheduler(Callback):
     `schedule` is called, as `learning_rate_<name>`.
 
     Args:
-        schedule: `schedule(epoch, learning_rate)` or `schedule(epoch)` gives the rate of an epoch; epochs are counted
+        schedule: `schedule(epoch, learning_rate)` or `schedule(epoch)` returns the rate of an epoch; epochs are counted
             from 0.
         verbose: 1 to print the rates.
 
     Raises:
         ModelError: `schedule` cannot be called like this; at the beginning of training, when the optimizer's rate
-            cannot be set; at the beginning of an epoch, when the schedule gives no number.
+            cannot be set; at the beginning of an epoch, when the schedule does not return a number.
 
     Example:
         >>> import numpy as np
@@ -39,7 +39,7 @@ class LearningRateScheduler(Callback):
         >>> history.history["learning_rate"]
         [1.0, 0.5, 0.25]
 
-    Differs from Keras: any number will do as a rate, and a `TypeError` in the schedule is not hidden.
+    Differs from Keras: rates may be any numbers, and a `TypeError` in the schedule is not hidden.
     """
 
     in_every_process = True

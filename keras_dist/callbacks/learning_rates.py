@@ -10,7 +10,7 @@ from keras_dist.optimizers import MultiOptimizer
 
 
 def check_settable(model: Any, callback: str) -> None:
-    """Check that the learning rates of all optimizers of the model can be set."""
+    """Raise if the learning rate of an optimizer of the model cannot be set."""
     for _, optimizer in labelled(model):
         try:
             optimizer.learning_rate = optimizer.learning_rate
@@ -21,7 +21,7 @@ def check_settable(model: Any, callback: str) -> None:
 
 
 def labelled(model: Any) -> list[tuple[str, Any]]:
-    """Return the optimizers of the model, each with its suffix in messages and logs: empty if there is only one."""
+    """Return the optimizers of the model with their suffixes in messages and logs; a single one has an empty suffix."""
     found: dict[str, Any] = {}
     for name, optimizer in model.optimizers.items():
         parts = optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else [optimizer]
@@ -33,7 +33,7 @@ def labelled(model: Any) -> list[tuple[str, Any]]:
 
 
 def log_rates(model: Any, logs: EpochLogs | None) -> None:
-    """Add the rates to the logs of an epoch."""
+    """Add the learning rates to the logs of an epoch."""
     if logs is not None:
         for label, optimizer in labelled(model):
             logs[f"learning_rate_{label}" if label else "learning_rate"] = float(optimizer.learning_rate)

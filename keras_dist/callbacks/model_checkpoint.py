@@ -26,31 +26,31 @@ _ENDINGS = " or ".join(map(repr, _SUFFIXES))
 class ModelCheckpoint(MonitorCallback):
     """Saves the model after every epoch, after some number of batches, or whenever a value has improved.
 
-    The path decides what is saved: if it ends in `.safetensors`, `.orbax` or `.weights.h5`, the weights, by
-    `Model.save_weights`; else the whole model, as a folder or a `.keras` file, by `Model.save`. To keep both the latest
-    and the best model, use two callbacks, one with `save_best_only`, with different paths. To resume training that was
+    The path determines what is saved: the weights, by `Model.save_weights`, if it ends in `.safetensors`, `.orbax` or
+    `.weights.h5`; else the whole model, as a folder or a `.keras` file, by `Model.save`. To keep both the latest and
+    the best model, use two callbacks, one with `save_best_only`, with different paths. To resume training that was
     killed, use `BackupAndRestore`.
 
     Args:
-        filepath: path in which `{epoch}` and `{batch}`, counted from 1, and the names of the logs are filled in:
+        filepath: path with fields `{epoch}` and `{batch}`, counted from 1, and the names of the logs:
             `"{epoch:02d}-{val_loss:.2f}.weights.safetensors"`. Its folder is created if missing.
-        monitor: the name of the value to compare.
-        verbose: 1 to print what it does.
-        save_best_only: whether to save only when the value is better than at all earlier saves.
+        monitor: name of the value to compare.
+        verbose: 1 to print messages.
+        save_best_only: whether to save only if the value is better than at all earlier saves.
         save_weights_only: whether to require a path for weights; with False the path decides.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
         save_freq: `"epoch"`; or the number of batches between saves; or the time between them as a
             `datetime.timedelta`, counted from the beginning of `fit`. It saves after the execution that reaches it, at
-            the same step in all processes of a job: the clock of the first one decides.
-        initial_value_threshold: the value that the first one must improve on.
+            the same step in all processes of a job, by the clock of the first process.
+        initial_value_threshold: value that the first save must improve on.
 
     Attributes:
-        best: the best value; it is kept from one `fit` to the next.
+        best: the best value; it is kept between two `fit`.
 
     Raises:
-        ModelError: an argument cannot be used; at the beginning of training, when `mode="auto"` finds no direction;
-            when it saves, if the path names a value that is not in the logs.
-        OSError: when it saves, if the file cannot be written.
+        ModelError: an argument is invalid; at the beginning of training, if `mode="auto"` finds no direction; at a
+            save, if the path has a field that is not in the logs.
+        OSError: at a save, if the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -88,8 +88,7 @@ class ModelCheckpoint(MonitorCallback):
             check_number("initial_value_threshold", initial_value_threshold)
         self.filepath = _checked_path(filepath, save_weights_only)
         self.verbose = verbose
-        self.save_best_only = save_best_only
-        self.save_weights_only = save_weights_only
+        self.save_best_only, self.save_weights_only = save_best_only, save_weights_only
         self.save_freq = check_save_freq(save_freq)
         self.best = initial_value_threshold
         self._epoch = self._last_batch = -1
@@ -97,7 +96,7 @@ class ModelCheckpoint(MonitorCallback):
         self._timer: SaveTimer | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether it counts batches."""
+        """Return whether batches are counted."""
         return mode == "train" and isinstance(self.save_freq, int)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -106,18 +105,18 @@ class ModelCheckpoint(MonitorCallback):
         self._timer = timer_of(self.save_freq)
         self._has_warned = False
         if self.save_best_only:
-            best = self.best  # the file of an earlier `fit` may be better than all that come
+            best = self.best  # the file of an earlier `fit` may be better
             super().on_train_begin(logs)
             self.best = best
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Reset the batch count of the epoch."""
-        if epoch != self._epoch:  # else it is one that is continued
+        if epoch != self._epoch:  # otherwise it is resumed
             self._epoch = epoch
             self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save after every `save_freq` batches, or whenever that time has passed."""
+        """Save after every `save_freq` batches, or after that time."""
         steps, self._last_batch = batch - self._last_batch, batch
         self._batches_since_save += steps
         if isinstance(self.save_freq, int):
@@ -134,24 +133,21 @@ class ModelCheckpoint(MonitorCallback):
             self._consider(epoch, logs or {})
 
     def on_train_exit(self, error: BaseException | None) -> None:
-        """Tell the other processes of a job of an error that ends the training here."""
+        """Report an error that ends training to the other processes of a job."""
         if self._timer is not None:
             self._timer.leave(error)
 
     def _consider(self, epoch: int, logs: Logs, **numbers: int) -> None:
-        """Save, unless only better values count and this is none."""
+        """Save, unless only better values are saved and this value is not better."""
         path = self._path({"epoch": epoch + 1, **numbers}, logs)
-        if self.save_best_only:
-            is_wanted, reason = self._judge(logs, path)
-        else:
-            is_wanted, reason = True, f"saving model to {path}"
+        saving = True, f"saving model to {path}"
+        is_wanted, reason = self._judge(logs, path) if self.save_best_only else saving
         self._say(epoch, reason)
         if is_wanted:
             self._write(path)
             self._say(epoch, f"finished saving model to {path}")
 
     def _write(self, path: str) -> None:
-        """Save to a path."""
         if not in_bucket(folder_path(path)):
             with writing_to(path):
                 Rendezvous("a save").first(lambda: os.makedirs(os.path.dirname(path) or ".", exist_ok=True))
@@ -165,10 +161,8 @@ class ModelCheckpoint(MonitorCallback):
         current: Any = logs.get(self.monitor)
         if current is None or np.ndim(current):
             shape = "" if current is None else f" Its shape is {np.shape(current)}."
-            self.warn_of_absence(
-                f"Can save best model only with {self.monitor} available, as a scalar value. Saving anyway.{shape}",
-                logs,
-            )
+            text = f"Can save best model only with {self.monitor} available, as a scalar value. Saving anyway.{shape}"
+            self.warn_of_absence(text, logs)
             return True, f"saving model to {path}"
         best = "None" if self.best is None else f"{self.best:.5f}"
         if not self.is_improvement(float(current), self.best):
@@ -177,7 +171,6 @@ class ModelCheckpoint(MonitorCallback):
         return True, f"{self.monitor} improved from {best} to {self.best:.5f}, saving model to {path}"
 
     def _path(self, numbers: dict[str, Any], logs: Logs) -> str:
-        """Return the path with numbers and logs filled in."""
         names: ChainMap[str, Any] = ChainMap(numbers, logs)  # pyright: ignore[reportArgumentType]
         try:
             return self.filepath.format_map(names)

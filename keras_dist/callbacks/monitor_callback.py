@@ -1,4 +1,4 @@
-"""`MonitorCallback`: base class of callbacks that watch one value of the logs."""
+"""`MonitorCallback`: base class of callbacks that monitor one value of the logs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ _MODES = ("auto", "min", "max")
 
 
 class MonitorCallback(Callback):
-    """Watches one value of the logs, and compares it with its best value.
+    """Monitors one value of the logs, and compares it with its best value.
 
     Args:
-        monitor: the name of the value.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name. Others
-            count as `"auto"`, with a warning.
-        min_delta: the smallest change that counts as an improvement.
+        monitor: name of the value.
+        mode: `"min"` or `"max"`, whichever is better; with `"auto"`, or another value, it is the direction of the
+            metric.
+        min_delta: smallest change that is an improvement.
 
     Attributes:
-        best: the best value so far; None before the first.
-
-    Raises:
-        ModelError: an argument is invalid.
+        best: the best value so far, or None.
     """
 
     in_every_process = True
@@ -43,7 +40,7 @@ class MonitorCallback(Callback):
         self.monitor = monitor
         if mode not in _MODES:
             warnings.warn(
-                f"{type(self).__name__} mode {shorten(mode)} is unknown, and counts as 'auto'; it is one of {_MODES}",
+                f"{type(self).__name__} mode {shorten(mode)} is unknown, 'auto' is used; valid modes are {_MODES}",
                 stacklevel=3,
             )
         self.mode = mode if mode in _MODES else "auto"
@@ -53,11 +50,7 @@ class MonitorCallback(Callback):
         self._has_warned = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Reset the state.
-
-        Raises:
-            ModelError: `mode="auto"` finds no direction.
-        """
+        """Reset the state; raise a `ModelError` if `mode="auto"` finds no direction."""
         self.best = None
         self._has_warned = False
         self._sign = 1 if self._is_to_rise() else -1
@@ -74,14 +67,14 @@ class MonitorCallback(Callback):
         return self._sign * (value - reference) > self.min_delta
 
     def watched(self, logs: Logs | None, purpose: str) -> float | None:
-        """Return the value from the logs; if it is missing, warn once per training and return None.
+        """Return the value from the logs of an epoch; if it is missing, warn once per training and return None.
 
         Args:
             logs: the logs of an epoch.
-            purpose: what needs the value, for the warning.
+            purpose: use of the value, for the warning.
 
         Raises:
-            ModelError: it is more than one number.
+            ModelError: it has several elements.
         """
         logs = logs or {}
         value: Any = logs.get(self.monitor)
@@ -95,12 +88,12 @@ class MonitorCallback(Callback):
         return float(np.asarray(value).item())
 
     def warn_of_absence(self, text: str, logs: Logs) -> None:
-        """Warn, once per training, that the logs have no such value."""
+        """Warn, once per training, that the logs lack the value."""
         if not self._has_warned:
             self._has_warned = True
             near = did_you_mean(self.monitor, logs)
             if self.monitor.startswith("val_") and not any(name.startswith("val_") for name in logs):
-                near += "; there was no validation"
+                near += "; there was not a validation"
             warnings.warn(f"{text} Available metrics are: {','.join(logs)}{near}", stacklevel=4)
 
     def _is_to_rise(self) -> bool:
@@ -117,7 +110,7 @@ class MonitorCallback(Callback):
             names = dict.fromkeys(["loss", *(metric.name for metric in metrics)])
             meant = "" if found else did_you_mean(self.monitor, [*names, *(f"val_{name}" for name in names)])
             raise ModelError(
-                f"{type(self).__name__}: whether `{self.monitor}` is to rise or to fall is not known{meant}",
+                f"{type(self).__name__}: the better direction of `{self.monitor}` is not known{meant}",
                 given=f"monitor={self.monitor!r}, mode='auto', metrics {[*names]}",
                 fix=("correct `monitor` (val_ before the name is for validation data), or " if meant else "")
                 + "pass mode='max' if higher values are better, or mode='min'",

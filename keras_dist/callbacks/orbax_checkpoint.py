@@ -1,4 +1,4 @@
-"""`OrbaxCheckpoint`: keeps the newest states of a model in a directory, written while training continues."""
+"""`OrbaxCheckpoint`: keeps the newest states of a model in a directory, written in the background."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from keras_dist.errors import ModelError
 class OrbaxCheckpoint(ModelCheckpoint):
     """Saves the model after every epoch, after some number of batches, or whenever a value has improved, by orbax.
 
-    The directory holds folders `step_00000012`, named by the training steps taken, which a `CheckpointManager` writes:
-    whole or not there, with checksums, and in a job of several processes by all of them. `load_model(directory)` and
+    The directory has folders `step_00000012`, named by training steps, written by a `CheckpointManager`: atomically,
+    with checksums, and in a job of several processes by all of them. `load_model(directory)` and
     `model.load_weights(directory)` read the newest one, on any mesh. To resume training that was killed in the middle
     of an epoch, use `BackupAndRestore`.
 
     Args:
-        directory: of the states; created if missing.
-        monitor: the name of the value to compare.
-        verbose: 1 to print what it does.
-        save_best_only: whether to save only when the value is better than at all earlier saves.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
+        directory: directory of the states; created if missing.
+        monitor: name of the value to compare.
+        verbose: 1 to print messages.
+        save_best_only: whether to save only if the value is better than at all earlier saves.
+        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
         save_freq: `"epoch"`; or the number of batches between saves; or the time between them as a
             `datetime.timedelta`.
-        initial_value_threshold: the value that the first one must improve on.
-        max_to_keep: number of states to keep, the newest ones; None for all.
+        initial_value_threshold: value that the first save must improve on.
+        max_to_keep: number of newest states to keep; None for all.
         save_on_background: whether training continues while a state is being written. A save that fails ends training
-            at the next one, or at its end.
-        save_weights_only: whether only the weights are saved, for `model.load_weights`.
+            at the next save, or at the end of training.
+        save_weights_only: whether to save only the weights, for `model.load_weights`.
 
     Raises:
-        ModelError: an argument cannot be used; at the beginning of training, when `mode="auto"` finds no direction.
-        CheckpointError: `max_to_keep` is invalid; in training, when another job writes to the directory, when it holds
+        ModelError: an argument is invalid; at the beginning of training, if `mode="auto"` finds no direction.
+        CheckpointError: `max_to_keep` is invalid; in training, when another job writes to the directory, when it has
             states of later steps, or when a save failed.
 
     Example:
@@ -52,8 +52,8 @@ class OrbaxCheckpoint(ModelCheckpoint):
         >>> int(kd.saving.load_model(folder).optimizer.iterations)
         2
 
-    Differs from Keras: states are named by steps, not by epochs, and hold arrays and JSON in a form of ours. Without a
-    value to compare the model is saved, with a warning.
+    Differs from Keras: states are named by steps, not by epochs, and have their own format of arrays and JSON. Without
+    a value to compare the model is saved, with a warning.
     """
 
     def __init__(
@@ -70,15 +70,8 @@ class OrbaxCheckpoint(ModelCheckpoint):
         save_weights_only: bool = False,
     ) -> None:
         self.directory = check_path("directory", directory, "states")
-        super().__init__(
-            self.directory,
-            monitor,
-            verbose,
-            save_best_only,
-            mode=mode,
-            save_freq=save_freq,
-            initial_value_threshold=initial_value_threshold,
-        )
+        threshold = initial_value_threshold
+        super().__init__(self.directory, monitor, verbose, save_best_only, False, mode, save_freq, threshold)
         check_number_kept("max_to_keep", max_to_keep)
         self.max_to_keep = max_to_keep
         self.save_on_background = save_on_background
@@ -86,7 +79,7 @@ class OrbaxCheckpoint(ModelCheckpoint):
         self._manager: CheckpointManager | None = None
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Determine which values are better, and take the directory."""
+        """Determine which values are better, and lock the directory."""
         super().on_train_begin(logs)
         self._manager = CheckpointManager(
             self.model, self.directory, self.max_to_keep, asynchronous=self.save_on_background
@@ -100,7 +93,7 @@ class OrbaxCheckpoint(ModelCheckpoint):
             manager.close(error=error)
 
     def wait_until_finished(self) -> None:
-        """Wait for the save that is being written.
+        """Wait for the save in the background.
 
         Raises:
             CheckpointError: it failed.
@@ -112,7 +105,6 @@ class OrbaxCheckpoint(ModelCheckpoint):
         return os.fspath(self.directory)
 
     def _write(self, path: str) -> None:
-        """Save the state of the model as the newest of the directory."""
         if self._manager is None:
             given = "a hook that was called outside of fit"
             raise ModelError("OrbaxCheckpoint: no training is running", given=given, fix="pass the callback to fit")

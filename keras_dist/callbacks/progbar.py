@@ -1,4 +1,4 @@
-"""`Progbar`: a progress bar for loops of one's own; `Drawing`: what it and that of `fit` look like."""
+"""`Progbar`: a progress bar for custom loops. `Drawing`: the display of this bar and of the bar of `fit`."""
 
 from __future__ import annotations
 
@@ -25,36 +25,23 @@ from keras_dist.config.settings import is_interactive_logging_enabled
 from keras_dist.distribution.jobs.job import is_chief
 
 _LOGGER = logging.getLogger("keras_dist")
-_MOST_UNREAD = 64
-"""How many values of a name are kept before they are waited for."""
+_MOST_UNREAD = 64  # values of a name that are kept before they are read, which waits for the devices
 
 Values = Mapping[str, Any] | None
 
 
 def console_of(file: TextIO | None = None) -> Console:
-    """Return a console that writes text as it is; to standard output by default."""
+    """Return a console that writes text unchanged; by default to standard output."""
     return Console(file=file or sys.stdout, highlight=False, soft_wrap=True)
 
 
 class Drawing:
-    """Progress as it is shown, by the first process: a bar on a terminal while steps go on, and a line at the end.
-
-    Args:
-        console: where it is shown.
-        total: the number of steps; None for an unknown one. May be set later.
-        width: of the bar, in characters.
-        verbose: 1 for a bar and a line, 2 for a line alone, 0 for nothing.
-        interval: how many seconds a bar stays as it is, at least.
-        unit: what a step is called.
-
-    Attributes:
-        before: how many of the steps another run has taken.
-    """
+    """Display of progress, in the first process: a bar on a terminal, and a line at the end."""
 
     def __init__(
         self, console: Console, total: int | None, width: int, verbose: int, interval: float, unit: str = "step"
     ) -> None:
-        self.total, self.before = total, 0
+        self.total, self.before = total, 0  # number of steps, if known; steps that another run has taken
         self.is_shown = verbose > 0 and is_chief()
         self._console, self._width, self._interval, self._unit = console, width, interval, unit
         self._logs = not is_interactive_logging_enabled()
@@ -71,7 +58,7 @@ class Drawing:
                 transient=True,
             )
             self._task = self._progress.add_task("", total=total, target=self._target)
-            # when a loop fails nobody calls `stop`, and the terminal must have its cursor again
+            # when a loop fails, `stop` is not called, and the terminal must show its cursor again
             self._stop_progress = weakref.finalize(self, self._progress.stop)
             self._progress.start()
 
@@ -80,7 +67,7 @@ class Drawing:
         return "Unknown" if self.total is None else self.total
 
     def advance(self, seen: int, read: Callable[[], Values]) -> None:
-        """Move the bar to `seen` steps, with the values that `read()` returns, which is called when it moves."""
+        """Update the bar to `seen` steps; `read()` is called lazily for the displayed values."""
         now = time.monotonic()
         if self._progress is not None and now - self._updated >= self._interval:
             told = self._told(seen, now, read())
@@ -103,14 +90,14 @@ class Drawing:
             self._progress = None
 
     def _told(self, seen: int, now: float, values: Values) -> str:
-        """Return the speed and the values as text, with the digits that Keras shows."""
+        """Return the speed and the values as text, with as many digits as Keras."""
         means = {name: float(np.mean(value)) for name, value in (values or {}).items()}
         texts = (f"{name}: {mean:.4f}" if abs(mean) > 1e-3 else f"{name}: {mean:.4e}" for name, mean in means.items())
         return " - ".join([_speed(seen - self.before, now - self._started, self._unit), *texts])
 
 
 def _speed(steps: int, seconds: float, unit: str) -> str:
-    """Return steps per second, and the time of a step, in a unit in which it is a number from 1 to 999, if one is."""
+    """Return steps per second, and the time of a step in a unit in which it is a number from 1 to 999."""
     if steps <= 0:
         return f"0 {unit}s/s"
     each = max(seconds, 1e-9) / steps
@@ -122,30 +109,30 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def _digits(value: float) -> str:
-    """Return a number with three digits, or all those before the point."""
+    """Return a number with three digits, or more before the point."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 class Progbar:
-    """A progress bar for a loop of one's own, as `fit` shows it: steps, remaining time, steps per second, values.
+    """A progress bar for custom loops, as in `fit`: steps, remaining time, steps per second, values.
 
-    On a terminal it is a bar that moves; elsewhere, a line that is printed at the end. In a job of several processes
-    all may use it, and the first one shows it.
+    On a terminal it is a bar that moves; otherwise, a line that is printed at the end. In a job of several processes
+    all may use it, and the first process shows it.
 
-    Values may be arrays of JAX that are still being computed: what is shown are those before the newest, so that no
-    step waits for them.
+    Values may be arrays of JAX that are still being computed. The bar shows values of earlier steps, so that no step
+    waits.
 
     Args:
-        target: the number of steps; None where it is not known, which is shown as `Unknown`.
-        width: of the bar, in characters.
+        target: number of steps; None if unknown, which is shown as `Unknown`.
+        width: width of the bar, in characters.
         verbose: 0 for nothing, 1 for a bar, 2 for the line at the end alone.
-        interval: how many seconds a bar stays as it is, at least.
-        stateful_metrics: names of values that are shown as they are; of others the mean over all steps is shown.
-        unit_name: what a step is called.
-        stateless_metrics: in place of `stateful_metrics`, the names of values of which the mean is shown.
+        interval: minimum time between updates of the bar [s].
+        stateful_metrics: names of values that are shown unchanged; of others the mean over all steps is shown.
+        unit_name: name of a step.
+        stateless_metrics: instead of `stateful_metrics`, the names of values of which the mean is shown.
 
     Raises:
-        ModelError: an argument is none of these.
+        ModelError: an argument is invalid.
 
     Example:
         >>> from keras_dist import utils
@@ -186,16 +173,16 @@ class Progbar:
     def update(
         self, current: int, values: Iterable[tuple[str, Any]] | None = None, finalize: bool | None = None
     ) -> None:
-        """Move the bar.
+        """Update the bar.
 
         Args:
-            current: how many steps are done.
-            values: pairs of a name and the value since the last update, which counts for each step since then; in the
-                last update, the value that is shown. A dict may be given, too.
-            finalize: whether this is the last update; by default when `current` has reached the target.
+            current: number of finished steps.
+            values: pairs of a name and a value, or a dict. A value is weighted by the steps since the last update; the
+                last update shows its values unchanged.
+            finalize: whether this is the last update; by default if `current` has reached the target.
 
         Raises:
-            ModelError: an argument is none of these.
+            ModelError: an argument is invalid.
         """
         given = _as_dict(values)
         steps, self._seen = max(check_int("current", current, 0) - self._seen, 1), current
@@ -219,10 +206,10 @@ class Progbar:
             self._drawing.finish(current, self._means())
 
     def add(self, n: int, values: Iterable[tuple[str, Any]] | None = None) -> None:
-        """Move the bar by `n` steps; see `update`.
+        """Advance the bar by `n` steps; see `update`.
 
         Raises:
-            ModelError: `n` is no number of steps, or `values` are no pairs.
+            ModelError: an argument is invalid.
         """
         self.update(self._seen + check_int("n", n, 0), values)
 
@@ -232,7 +219,7 @@ class Progbar:
 
 
 def _mean(noted: list[tuple[Any, int]]) -> tuple[float, int]:
-    """Return the mean of values by the steps for which they count, and the number of these."""
+    """Return the weighted mean of values, and the sum of their weights."""
     steps = sum(count for _, count in noted)
     return sum(float(np.mean(value)) * count for value, count in noted) / steps, steps
 
@@ -248,5 +235,5 @@ def _as_dict(values: Any) -> dict[str, Any]:
 
 
 def _is_numeric(value: Any) -> bool:
-    """Whether it is a number or an array, which is not waited for."""
+    """Whether it is a number or an array, without waiting for it."""
     return hasattr(value, "__array__") or np.asarray(value).dtype.kind in "biuf"

@@ -15,12 +15,12 @@ _SECONDS_BETWEEN_UPDATES = 0.1
 class ProgbarLogger(Callback):
     """Shows the progress of training: steps, remaining time, steps per second, loss and metrics.
 
-    `verbose=1` shows a bar on a terminal and a line per epoch elsewhere, `verbose=2` always a line per epoch,
-    `verbose=0` nothing. The bar reads logs at most ten times a second, and those of the execution before the newest, so
-    that no step waits for it. In a job of several processes, the first one shows it.
+    `verbose=1` shows a bar on a terminal and otherwise a line per epoch, `verbose=2` always a line per epoch,
+    `verbose=0` nothing. The bar reads logs at most ten times a second, and of the execution before the newest, so that
+    no step waits. In a job of several processes, the first process shows it.
 
     Args:
-        file: where to write; standard output by default.
+        file: file to write to; by default standard output.
     """
 
     counts_batches = True
@@ -35,7 +35,7 @@ class ProgbarLogger(Callback):
         self._last: Logs | None = None
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Return False: it shows the progress whenever it is called."""
+        """Return False, since progress can be shown at any batch."""
         return False
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class ProgbarLogger(Callback):
         self._verbose = 1 if verbose == "auto" else int(verbose)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Remember that evaluations from now on are validations."""
+        """Note that the following evaluations are validations."""
         self._in_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -60,12 +60,12 @@ class ProgbarLogger(Callback):
         self._start()
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Note where the epoch begins: a training that is resumed has taken some of its steps before."""
+        """Note the first step of the epoch: a resumed training has taken some of its steps before."""
         if self._drawing is not None and not self._seen:
             self._drawing.before = batch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._advance(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
@@ -78,7 +78,7 @@ class ProgbarLogger(Callback):
             self._start()
 
     def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar."""
+        """Update the bar."""
         if not self._in_training:
             self._advance(batch, logs)
 
@@ -92,7 +92,7 @@ class ProgbarLogger(Callback):
         self._start()
 
     def on_predict_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._advance(batch, None)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
@@ -108,7 +108,7 @@ class ProgbarLogger(Callback):
     def _advance(self, batch: int, logs: Logs | None) -> None:
         self._seen = batch + 1
         if self._drawing is not None:
-            # the logs of the execution before: waiting for the newest would hold up the next
+            # logs of the execution before, since waiting for the newest would delay the next
             self._drawing.advance(self._seen, lambda: self._last)
         self._last = logs
 

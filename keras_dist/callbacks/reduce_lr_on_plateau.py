@@ -21,22 +21,22 @@ class ReduceLROnPlateau(MonitorCallback):
     reduced, as `learning_rate_<name>`.
 
     Args:
-        monitor: the name of the value.
-        factor: what the rate is multiplied by.
+        monitor: name of the value.
+        factor: factor by which the rate is multiplied.
         patience: number of epochs without improvement after which the rate is reduced.
-        verbose: 1 to print what it does.
-        mode: `"min"` or `"max"`, whichever is better; `"auto"` takes it from the metric of this name.
-        min_delta: the smallest change that counts as an improvement.
-        cooldown: number of epochs after a reduction that are not counted.
-        min_lr: the smallest rate.
+        verbose: 1 to print messages.
+        mode: `"min"` or `"max"`, whichever is better; with `"auto"` it is the direction of the metric.
+        min_delta: smallest change that is an improvement.
+        cooldown: number of epochs to wait after a reduction.
+        min_lr: minimum rate.
 
     Attributes:
         best: the best value.
         wait: number of epochs since the last improvement.
-        cooldown_counter: number of epochs that are left of the cooldown.
+        cooldown_counter: remaining epochs of the cooldown.
 
     Raises:
-        ModelError: an argument is out of range; at the beginning of training, when `mode="auto"` finds no direction, or
+        ModelError: an argument is out of range; at the beginning of training, if `mode="auto"` finds no direction, or
             the optimizer's rate cannot be set.
 
     Example:
@@ -68,25 +68,15 @@ class ReduceLROnPlateau(MonitorCallback):
     ) -> None:
         super().__init__(monitor, mode, min_delta)
         if isinstance(factor, float | int) and factor >= 1:
-            fix = "for example factor=0.1"
-            raise ModelError("ReduceLROnPlateau does not support a factor >= 1.0", given=f"factor={factor}", fix=fix)
+            summary = "ReduceLROnPlateau does not support a factor >= 1.0"
+            raise ModelError(summary, given=f"factor={factor}", fix="for example factor=0.1")
         check_number("factor", factor, 0)
         check_number("min_lr", min_lr, 0)
-        check_int(
-            "patience",
-            patience,
-            0,
-        )
-        check_int(
-            "cooldown",
-            cooldown,
-            0,
-        )
-        self.factor = factor
-        self.min_lr = min_lr
-        self.patience = patience
+        check_int("patience", patience, 0)
+        check_int("cooldown", cooldown, 0)
+        self.factor, self.min_lr = factor, min_lr
+        self.patience, self.cooldown = patience, cooldown
         self.verbose = verbose
-        self.cooldown = cooldown
         self.cooldown_counter = self.wait = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -116,11 +106,11 @@ class ReduceLROnPlateau(MonitorCallback):
                     self.wait = 0
 
     def in_cooldown(self) -> bool:
-        """Whether a cooldown is running."""
+        """Return whether a cooldown is active."""
         return self.cooldown_counter > 0
 
     def _reduce(self, label: str, optimizer: Any, epoch: int) -> bool:
-        """Make one rate smaller; whether it was larger than the smallest."""
+        """Reduce one rate; return whether it was larger than the minimum."""
         old = optimizer.learning_rate
         if old <= np.float32(self.min_lr):
             return False

@@ -1,4 +1,4 @@
-"""How often a callback saves: at the end of epochs, every so many batches, or every so many seconds."""
+"""`save_freq` of callbacks that save: at the end of epochs, by number of batches, or by time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SaveFrequency = int | str | datetime.timedelta
 
 
 def check_save_freq(save_freq: SaveFrequency) -> SaveFrequency:
-    """Return `save_freq`, if it is "epoch", a number of batches, or a duration."""
+    """Return `save_freq` if it is "epoch", a number of batches, or a duration."""
     others = "'epoch', or a positive datetime.timedelta"
     if isinstance(save_freq, datetime.timedelta):
         if save_freq <= datetime.timedelta():
@@ -30,16 +30,13 @@ def timer_of(save_freq: SaveFrequency) -> SaveTimer | None:
 
 
 class SaveTimer:
-    """Says when a save is due, at the same step in all processes of a job, by the clock of the first one.
+    """Decides when to save, at the same step in all processes of a job, by the clock of the first process.
 
-    The processes exchange messages only at some steps, which all know: whenever the first one looks at its clock, it
-    tells after how many steps it will look again. That is half of those that fit into the time left, at the speed since
-    it last looked; and at most twice as many as it has just waited for, since the first steps of a program are only
-    dispatched, or compiled. So it looks about `2 * log2(steps between saves)` times between two saves. Where steps
-    become slower meanwhile, by a factor f, the save is late by at most f / 2 of the time that was left.
-
-    Args:
-        interval: the time between two saves, and from now to the first one.
+    The processes exchange messages only at some steps: whenever the first process looks at its clock, it announces the
+    number of steps until it looks again. That is half of the steps that fit into the remaining time, at the current
+    speed, and at most twice the last number, since the first steps of a program are only dispatched, or compiled. So it
+    looks about `2 * log2(steps between saves)` times between two saves. If steps become slower by a factor f, the save
+    is late by at most f / 2 of the remaining time.
     """
 
     def __init__(self, interval: datetime.timedelta) -> None:
@@ -49,7 +46,7 @@ class SaveTimer:
         self._steps, self._wait = 0, 1
 
     def is_due(self, steps: int) -> bool:
-        """Whether to save now, after so many further steps. All processes must call it at the same steps."""
+        """Return whether to save now, after `steps` further steps. All processes must call it at the same steps."""
         self._steps += steps
         if self._steps < self._wait:
             return False
@@ -58,7 +55,7 @@ class SaveTimer:
         return wait == 0
 
     def _look(self) -> int:
-        """Return after how many steps to look again; 0 if a save is due."""
+        """Return the number of steps until the next look; 0 if a save is due."""
         now = time.monotonic()
         seconds, self._looked = now - self._looked, now
         left = self._last_save + self._seconds - now
@@ -71,7 +68,7 @@ class SaveTimer:
         return max(1, int(min(most, left / 2 * self._steps / seconds))) if seconds > 0 else most
 
     def leave(self, error: BaseException | None) -> None:
-        """Tell the processes that wait for this one why it leaves, if an error is the reason."""
+        """Report an error to the processes that wait for this one."""
         if error is not None:
-            with contextlib.suppress(RuntimeError):  # the coordinator may be gone, too
+            with contextlib.suppress(RuntimeError):  # the coordinator may have exited, too
                 self._job.give_up(error)

@@ -1,4 +1,4 @@
-"""`SwapEMAWeights`: evaluates, and saves, the averages of the weights."""
+"""`SwapEMAWeights`: evaluates, and saves, averages of the weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from keras_dist.errors import ModelError
 
 
 class SwapEMAWeights(Callback):
-    """Puts the averages that the optimizer keeps with `use_ema=True` in the place of the weights while it evaluates.
+    """Replaces weights by the averages that the optimizer keeps with `use_ema=True` while the model is evaluated.
 
     Args:
-        swap_on_epoch: whether the averages are in the place of the weights from the end of each epoch to the begin of
-            the next one, too, where callbacks behind this one see them, such as `ModelCheckpoint`. What ends the
-            training early, such as `EarlyStopping`, comes before it.
+        swap_on_epoch: whether the averages also replace the weights from the end of each epoch to the beginning of the
+            next one, for later callbacks such as `ModelCheckpoint`. A callback that ends training early, such as
+            `EarlyStopping`, must be before it.
 
     Raises:
         ModelError: no optimizer of the model keeps averages.
 
-    Differs from Keras: `predict` gives the weights back afterwards.
+    Differs from Keras: `predict` restores the weights afterwards.
     """
 
     def __init__(self, swap_on_epoch: bool = False) -> None:
@@ -28,12 +28,12 @@ class SwapEMAWeights(Callback):
         self._is_swapped = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Give the weights back."""
+        """Restore the weights."""
         if self.swap_on_epoch:
             self._swap(False)
 
     def on_epoch_end(self, epoch: int, logs: EpochLogs | None = None) -> None:
-        """Take the averages; after the last epoch for good: `fit` ends with what the optimizer keeps as averages."""
+        """Use the averages; after the last epoch permanently."""
         if self.swap_on_epoch:
             self._swap(True)
             if epoch == self.params["epochs"] - 1 or self.model.stop_training:
@@ -42,19 +42,19 @@ class SwapEMAWeights(Callback):
                 self._is_swapped = False
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Take the averages."""
+        """Use the averages."""
         self._swap(True)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        """Give the weights back."""
+        """Restore the weights."""
         self._swap(False)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Take the averages."""
+        """Use the averages."""
         self._swap(True)
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Give the weights back."""
+        """Restore the weights."""
         self._swap(False)
 
     def _swap(self, to_averages: bool) -> None:
@@ -67,7 +67,7 @@ class SwapEMAWeights(Callback):
         self._is_swapped = to_averages
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """The variables of the model with those of their averages."""
+        """Return the variables of the model with the variables of their averages."""
         optimizers = [optimizer for optimizer in self.model.optimizers.values() if hasattr(optimizer, "averaged")]
         pairs = [pair for optimizer in optimizers for pair in optimizer.averaged()]
         if not pairs:

@@ -27,19 +27,19 @@ _TRAIN, _VALIDATION = "train", "validation"
 class TensorBoard(Callback):
     """Writes logs and learning rates, weights, the layout table and a profile for TensorBoard.
 
-    It needs `pip install tensorboardX`. In a job of several processes, the first one writes.
-    `tensorboard --logdir=logs` shows it.
+    Needs `pip install tensorboardX`. In a job of several processes, the first process writes. Show the results by
+    `tensorboard --logdir=logs`.
 
     Args:
         log_dir: the folder; created if missing. Training is written to `train` in it, validation to `validation`.
         histogram_freq: number of epochs between histograms of the weights; 0 for none.
-        write_graph: whether the layout table of the model is written, as text.
+        write_graph: whether to write the layout table of the model, as text.
         write_images: not supported.
-        write_steps_per_second: whether the steps of training per second are written, for each epoch.
-        update_freq: `"epoch"`, or also every this many batches; `"batch"` for every batch. Writing waits for the step.
-        profile_batch: which steps are profiled: a number, counted from 1, or the first and the last one; 0 for none.
-            With several steps per execution, whole executions are profiled: from the first that begins in the window or
-            after it, to the one that reaches its last step.
+        write_steps_per_second: whether to write the steps of training per second, for each epoch.
+        update_freq: `"epoch"`, or also after this number of batches; `"batch"` for every batch. Writing waits for the
+            step.
+        profile_batch: steps to profile: a number, counted from 1, or the first and the last one; 0 for none. With
+            several steps per execution, whole executions are profiled.
         embeddings_freq: not supported.
         embeddings_metadata: not supported.
 
@@ -47,8 +47,8 @@ class TensorBoard(Callback):
         MissingExtraError: tensorboardX is not installed.
         ModelError: an argument is not supported, or invalid.
 
-    Differs from Keras: `write_graph` writes the layout table; neither images nor embeddings are written. Evaluations
-    are counted in steps of training that the callback has seen.
+    Differs from Keras: `write_graph` writes the layout table; images and embeddings are not supported. Evaluations are
+    counted in steps of training that the callback has seen.
     """
 
     counts_batches = True
@@ -69,15 +69,11 @@ class TensorBoard(Callback):
     ) -> None:
         super().__init__()
         _refuse(write_images=write_images, embeddings_freq=embeddings_freq, embeddings_metadata=embeddings_metadata)
-        check_int(
-            "histogram_freq",
-            histogram_freq,
-            0,
-        )
+        check_int("histogram_freq", histogram_freq, 0)
         self.log_dir = check_path("log_dir", log_dir, "logs")
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
-        self.write_images, self.embeddings_freq, self.embeddings_metadata = False, 0, None  # nothing else is taken
+        self.write_images, self.embeddings_freq, self.embeddings_metadata = False, 0, None  # the only valid values
         self.write_steps_per_second = write_steps_per_second
         self.update_freq = _checked_frequency(update_freq)
         self._first_profiled, self._last_profiled = _checked_window(profile_batch)
@@ -89,7 +85,7 @@ class TensorBoard(Callback):
         self._epoch_began = 0.0
 
     def sees_every_batch(self, mode: Mode) -> bool:
-        """Whether logs are written or steps are profiled by batch."""
+        """Return whether logs are written or steps are profiled by batch."""
         return mode == "train" and bool(self.update_freq or self._first_profiled)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -110,7 +106,7 @@ class TensorBoard(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the time."""
-        if epoch != self._epoch:  # else it is one that is continued
+        if epoch != self._epoch:  # otherwise it is resumed
             self._epoch, self._steps_before_epoch = epoch, self._steps
         self._epoch_began = time.monotonic()
 
@@ -124,11 +120,10 @@ class TensorBoard(Callback):
             writer.flush()
 
     def _write_epoch(self, epoch: int, logs: Logs | None) -> None:
-        """Write the logs of an epoch."""
         values = dict(logs or {})
         seconds = time.monotonic() - self._epoch_began
         train = {name: value for name, value in values.items() if not name.startswith("val_")}
-        with contextlib.suppress(ModelError):  # plain optax does not tell its rate
+        with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
             log_rates(self.model, train)
         if self.write_steps_per_second:
             train["steps_per_second"] = (self._steps - self._steps_before_epoch) / seconds
@@ -142,7 +137,7 @@ class TensorBoard(Callback):
         is_time = 0 < self._first_profiled <= step and not self._has_profiled
         if is_time and is_chief():
             self._has_profiled = True
-            self._writer(_TRAIN)  # where that cannot be written, no profile is begun
+            self._writer(_TRAIN)  # raises before the profile begins
             jax.profiler.start_trace(os.path.join(self.log_dir, _TRAIN))
             self._is_profiling = True
 
@@ -201,19 +196,19 @@ class TensorBoard(Callback):
 def _refuse(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value:
-            fix = f"leave it out: {name} is not written; histogram_freq=1 writes histograms of weights"
+            fix = f"leave out {name}; histogram_freq=1 writes histograms of weights"
             raise ModelError(f"`{name}` is not supported", given=f"{name}={shorten(value)}", fix=fix)
 
 
 def _checked_frequency(update_freq: int | str) -> int:
-    """Every how many batches the logs are written; 0 for never."""
+    """Return the number of batches between two writes of logs; 0 for never."""
     if update_freq in ("epoch", "batch"):
         return int(update_freq == "batch")
     return check_int("update_freq", update_freq, 1, alternative="'epoch' or 'batch'")
 
 
 def _checked_window(profile_batch: int | str | Sequence[int]) -> tuple[int, int]:
-    """Return the first and the last step that is profiled; 0 and 0 for none."""
+    """Return the first and the last profiled step; 0 and 0 for none."""
     given = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch
     numbers: list[Any] = list(given) if isinstance(given, tuple | list) else [given]
     if isinstance(profile_batch, str) and all(number.strip().isdecimal() for number in numbers):

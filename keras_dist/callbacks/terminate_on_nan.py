@@ -20,23 +20,16 @@ from keras_dist.training.state_cell import StateCell
 
 @dataclasses.dataclass(frozen=True)
 class _Execution:
-    """One or more steps, run together, whose loss is still to be read.
+    """One or more steps, run together, whose loss is not read yet."""
 
-    Attributes:
-        first: its first batch.
-        last: its last one.
-        flags: which variables were finite before it, on the devices.
-        logs: after it.
-    """
-
-    first: int
+    first: int  # batch
     last: int
-    flags: jax.Array
+    flags: jax.Array  # on the devices: whether variables were finite before it
     logs: Logs
 
     @property
     def batches(self) -> str:
-        """Which batches it took."""
+        """Description of its batches."""
         return f"batch {self.last}" if self.first == self.last else f"batches {self.first} to {self.last}"
 
 
@@ -44,8 +37,7 @@ class TerminateOnNaN(Callback):
     """Ends training when the loss is NaN or infinite, and names the cause: a batch, or variables that were not finite.
 
     The loss of a step is read when the next one has been dispatched, so that the devices never wait: training ends one
-    step later, or with the epoch. To find the cause, the devices check the variables before each step, in one pass over
-    them.
+    step later, or with the epoch. To find the cause, the devices check the variables before each step, in one pass.
 
     Args:
         raise_error: whether to raise an error at once, instead of ending training normally.
@@ -102,7 +94,7 @@ class TerminateOnNaN(Callback):
         if math.isfinite(loss):
             return
         where = _told(self._finite.not_finite(execution.flags))
-        self._finite = None  # it is said once
+        self._finite = None  # reported once
         if self.raise_error:
             raise RuntimeError(
                 f"NaN or Inf loss encountered at {execution.batches}. Loss value: {loss}. "
@@ -113,7 +105,7 @@ class TerminateOnNaN(Callback):
 
 
 def _told(paths: list[str]) -> str:
-    """Say what was not finite first: these variables or, if there are none, the loss."""
+    """Describe what was not finite first: these variables or, if there are none, the loss."""
     if not paths:
         return "All variables were finite before that: look at the rows."
     others = f" and {len(paths) - 1} others" if len(paths) > 1 else ""
@@ -121,13 +113,7 @@ def _told(paths: list[str]) -> str:
 
 
 class _FiniteFlags:
-    """Which variables of a model are finite.
-
-    Each device looks at its own part, in one pass over the variables: no collective, and nobody waits.
-
-    Attributes:
-        paths: of the variables that are looked at: those that could hold NaN.
-    """
+    """Checks whether variables of a model are finite: each device checks its own shards, without a collective."""
 
     def __init__(self, cell: StateCell) -> None:
         self._cell = cell
@@ -137,17 +123,13 @@ class _FiniteFlags:
         self._program = _compile_flags(shardings[0].mesh, tuple(shardings[index].spec for index in self._indices))
 
     def dispatch(self) -> jax.Array:
-        """Look at the current values: flags (devices, variables), which later steps do not consume."""
+        """Check the current values: flags (devices, variables), which later steps do not consume."""
         with self._cell.lock:
             leaves = self._cell.leaves()
             return self._program([leaves[index] for index in self._indices])
 
     def not_finite(self, flags: jax.Array) -> list[str]:
-        """The paths of the variables that were not finite when the flags were dispatched, on devices of this process.
-
-        Args:
-            flags: what `dispatch` gave. Reading them waits for the step before it.
-        """
+        """Return the paths of variables that were not finite, by flags. Waits for the step before them."""
         found = np.concatenate([np.asarray(shard.data) for shard in flags.addressable_shards])
         return [path for path, on_devices in zip(self.paths, found.T, strict=True) if not on_devices.all()]
 

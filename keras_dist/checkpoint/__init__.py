@@ -4,13 +4,4 @@ from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, Saved
 from keras_dist.checkpoint.manager import CheckpointManager
 from keras_dist.checkpoint.snapshot import Snapshot, Stored
 
-__all__ = [
-    "CheckpointManager",
-    "Diagnosis",
-    "Restoring",
-    "SavedArray",
-    "SavedState",
-    "Snapshot",
-    "Stored",
-    "examine",
-]
+__all__ = ["CheckpointManager", "Diagnosis", "Restoring", "SavedArray", "SavedState", "Snapshot", "Stored", "examine"]

@@ -1,4 +1,4 @@
-"""Arrays by name in an orbax folder and back, in other layouts if need be."""
+"""Arrays by name, written to an orbax folder and read from it, also in other layouts."""
 
 from __future__ import annotations
 
@@ -22,44 +22,31 @@ from keras_dist.errors import CheckpointError, cause
 from keras_dist.saving.buckets import absolute, refreshed
 
 FOLDER = "arrays"
-
-_MERGED = "manifest.ocdbt"
-"""The file that orbax writes when it merges what the processes have written; without it nothing can be read."""
-
-_FILE_BYTES = 64 * 2**20
-"""About how large files become: several can be checked at once."""
-
-_SLICE_BYTES = 16 * 2**20
-"""Each device writes such a slice of a replicated array, or one writes all: slices take a program for each shape."""
+_MERGED = "manifest.ocdbt"  # written by orbax when it merges files of the processes; needed for reading
+_FILE_BYTES = 64 * 2**20  # approximate size of files, several of which can be checked at once
+_SLICE_BYTES = 16 * 2**20  # of a replicated array that each device writes; slices need a program for each shape
 
 
 def write_arrays(
     folder: pathlib.Path, arrays: Mapping[str, jax.Array | np.ndarray], job: Rendezvous | None = None
 ) -> Callable[[], None]:
-    """Start writing arrays, each shard by a process that holds it. Later steps may donate the arrays.
+    """Start writing arrays, each shard by a process that holds it; arrays on the host by the first process.
 
-    On CPUs it returns when copies are dispatched; on other devices, whose memory is scarce, when arrays are on the
-    host.
-
-    Args:
-        folder: the folder of the checkpoint; they are written below `FOLDER` in it.
-        arrays: by name, on devices or on the host; those on the host are taken from the first process.
-        job: synchronizes the processes that write them.
-
-    Returns:
-        A function that waits until all are written, to be called once, in any thread. It raises what went wrong.
+    Later steps may donate the arrays. On CPUs this returns when copies are dispatched; on other devices, whose memory
+    is scarce, when arrays are on the host. Returns a function that waits until all are written, to be called once, in
+    any thread; it raises errors of writing.
     """
-    from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as all the rest
+    from orbax import checkpoint as orbax  # noqa: PLC0415  # importing it takes as long as keras_dist
     from orbax.checkpoint import type_handlers  # noqa: PLC0415
 
     job = job or Rendezvous()
     on_cpus = _are_on_cpus(arrays)
-    # orbax refuses arrays without elements; reading makes them from their shapes
+    # orbax does not write arrays without elements; reading creates them from their shapes
     raw = {name: _raw(value, on_cpus, job) for name, value in arrays.items() if value.size}
     if not raw:
         return lambda: None
-    # the handler alone: where it writes, and when all have written, is for `Draft` and `Rendezvous` to know.
-    # Compressed, arrays of floats are a tenth smaller, and written and read in four times the time
+    # the handler alone, since `Draft` and `Rendezvous` organize the files and processes.
+    # compressed, arrays of floats are 10 % smaller, and are written and read in four times the time
     slices = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_SLICE_BYTES)
     kinds = type_handlers.create_type_handler_registry((jax.Array, slices), (np.ndarray, type_handlers.NumpyHandler()))
     handler = orbax.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=kinds)
@@ -77,11 +64,11 @@ def write_arrays(
             future.result()
 
     def merge() -> None:
-        # the folders it lists: the `glob` of epath, unlike that of pathlib, takes "[1]" in their path for a pattern
+        # the `glob` of epath, unlike pathlib's, reads "[1]" in their path as a pattern
         listed: Any = refreshed(absolute(folder) / FOLDER)
         handler.finalize(listed)
         if not (refreshed(place) / _MERGED).exists():
-            given = "arrays of single processes, which orbax has not found and merged"
+            given = "arrays of single processes, which orbax has not found"
             fix = "write to a folder without any of *?[] in its path"
             raise CheckpointError(f"{str(folder)!r} was not written", given=given, fix=fix)
 
@@ -99,18 +86,13 @@ def write_arrays(
             job.each(begin)
         except BaseException:
             with contextlib.closing(handler), contextlib.suppress(Exception):
-                end()  # nobody removes the folder while something is still written there
+                end()  # the folder must not be removed while it is written to
             raise
     return wait
 
 
 def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-    """Read arrays that `write_arrays` has written.
-
-    Args:
-        folder: the folder of the checkpoint.
-        wanted: the arrays to read, by name: with a sharding onto devices, else to the host.
-    """
+    """Read arrays by name, as `write_arrays` has written them: with a sharding onto devices, else to the host."""
     from orbax import checkpoint as orbax  # noqa: PLC0415
 
     raw = {name: _raw_like(like) for name, like in wanted.items() if math.prod(like.shape)}
@@ -121,7 +103,7 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
         try:
             with contextlib.closing(orbax.PyTreeCheckpointHandler()) as handler:
                 found = handler.restore(epath.Path(absolute(folder) / FOLDER), args=arguments)
-        except Exception as error:  # orbax and its storage raise whatever they like about files
+        except Exception as error:  # orbax and its storage raise errors of any class
             given = cause(error)
             fix = "restore another step; `keras-dist doctor` shows the damage"
             raise CheckpointError(f"the arrays in {str(folder)!r} cannot be read", given=given, fix=fix) from error
@@ -134,13 +116,12 @@ def read_arrays(folder: pathlib.Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
 
 
 def _make_folders(place: epath.Path) -> None:
-    """Make the folders for which the other processes wait, in orbax for minutes, if the first one fails."""
+    """Create the folders; the other processes would wait for them in orbax for minutes, if the first process fails."""
     place.mkdir()
     (place / "array_metadatas").mkdir()
 
 
 def _are_on_cpus(arrays: Mapping[str, jax.Array | np.ndarray]) -> bool:
-    """Whether no array is on other devices than CPUs."""
     devices = {device for value in arrays.values() if _is_on_device(value) for device in value.devices()}
     return all(device.platform == "cpu" for device in devices)
 
@@ -150,7 +131,7 @@ def _is_on_device(value: jax.Array | np.ndarray) -> TypeGuard[jax.Array]:
 
 
 def _raw(value: jax.Array | np.ndarray, is_copied: bool, job: Rendezvous) -> jax.Array | np.ndarray:
-    """Return what is written for an array: of PRNG keys their data."""
+    """Return the value to write for an array; for PRNG keys, their data."""
     if not _is_on_device(value):
         return np.array(value)
     value = jax.random.key_data(value) if is_key_dtype(value.dtype) else value
@@ -160,7 +141,7 @@ def _raw(value: jax.Array | np.ndarray, is_copied: bool, job: Rendezvous) -> jax
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it in a thread of its own: in this one (of a notebook) a loop may be running."""
+    """Run a coroutine in a separate thread, since an event loop may be running in this one (in a notebook)."""
 
     def run() -> Any:
         with contextlib.closing(asyncio.new_event_loop()) as loop:
@@ -171,7 +152,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _raw_like(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Return the shape that is read for an array: of PRNG keys that of their data."""
+    """Return the shape to read for an array; for PRNG keys, of their data."""
     if not is_key_dtype(like.dtype):
         return like
     data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype))

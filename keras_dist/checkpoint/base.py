@@ -1,7 +1,7 @@
-"""Bases: checkpoints of arrays that do not change in training, kept once beside the states that share them.
+"""Bases: checkpoints of arrays that training does not change, kept once beside the states that share them.
 
-A base is a checkpoint of its own, `base_00000012`, named by the step of the save that wrote it. States refer to bases
-by their names and by fingerprints of their arrays, so that a base with other arrays is never taken for them.
+A base is a separate checkpoint, `base_00000012`, named by the step of the save that wrote it. States refer to bases by
+their names and by fingerprints of their arrays, so that a base with other arrays is detected.
 """
 
 from __future__ import annotations
@@ -14,28 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-DOCUMENT = "bases"
-"""The document in which a state names its bases."""
+DOCUMENT = "bases"  # names the bases of a state
+FINGERPRINTS = "fingerprints"  # document of a base: fingerprints of its arrays, by name
+NAME = re.compile(r"base_\d{8,}_*")  # of the folder of a base
+SHARED_BYTES = 2**16  # smaller arrays stay with the states, since each array makes hashing compile longer
 
-FINGERPRINTS = "fingerprints"
-"""The document in which a base has the fingerprints of its arrays, by name."""
-
-NAME = re.compile(r"base_\d{8,}_*")
-"""The name of the folder of a base, in a directory of states."""
-
-SHARED_BYTES = 2**16
-"""Smaller arrays stay with the states: statistics have a few kilobytes, and each array makes hashing compile longer."""
-
-_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
-"""Integer types by the bytes of an element; elements of 8 bytes are read as two integers."""
-
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}  # elements of 8 bytes are two integers
 
 Bases = Mapping[str, Mapping[str, str]]
-"""Fingerprints of arrays by name, by the names of the folders of the bases that hold them."""
+"""Fingerprints of arrays by name, by folder of a base."""
 
 
 def bases_from_json(noted: Any) -> Bases | None:
-    """Return what a state has in its document; None if it is something else."""
+    """Return the bases in the document of a state; None if it is invalid."""
     if not isinstance(noted, dict):
         return None
     for folder, arrays in noted.items():
@@ -47,12 +38,12 @@ def bases_from_json(noted: Any) -> Bases | None:
 
 
 def has_arrays(fingerprints: Any, arrays: Mapping[str, str]) -> bool:
-    """Whether a base with this document has arrays with these fingerprints."""
+    """Whether the base with this document has arrays with these fingerprints."""
     return isinstance(fingerprints, dict) and all(fingerprints.get(name) == one for name, one in arrays.items())
 
 
 def fingerprints(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, str]:
-    """Return the type, the shape and a hash of 64 bits of each array, which are equal on every mesh."""
+    """Return dtype, shape and a hash of 64 bits of each array, which are equal on every mesh."""
     if not arrays:
         return {}
     hashes = jax.device_get(_hashes(dict(arrays)))
@@ -68,7 +59,7 @@ def _hashes(arrays: dict[str, jax.Array]) -> dict[str, tuple[jax.Array, jax.Arra
 
 
 def _hash(array: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two sums, modulo 2**32, of numbers that depend on an element and its place: no order of adding changes them."""
+    """Return two sums modulo 2**32 of numbers that depend on an element and its place, in any order of adding."""
     bits = _bits(array)
     place, stride = jnp.zeros(bits.shape, jnp.uint32), 1
     for dim in reversed(range(bits.ndim)):  # not flattened, so that shards stay where they are
@@ -80,7 +71,7 @@ def _hash(array: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """The bits of each element, in the low bits of one or several integers of 32 bits."""
+    """Return the bits of each element, in the low bits of one or several integers of 32 bits."""
     dtype = array.dtype
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return _bits(jnp.stack([array.real, array.imag], axis=-1))

@@ -42,11 +42,11 @@ class SavedArray:
 
     Attributes:
         name: such as `variables/d1/kernel`.
-        shape: its dims.
-        nbytes: bytes of the whole array.
+        shape: shape of the array.
+        nbytes: size of the whole array [bytes].
         axes: for each dim the mesh axis, several axes, or None; None if no plan was saved.
-        rule: what decided; see `Row.rule`.
-        nbytes_per_device: bytes of one device's shard; all of them if no plan was saved.
+        rule: origin of the layout; see `Row.rule`.
+        nbytes_per_device: size of one shard, or of the array if no plan was saved [bytes].
     """
 
     name: str
@@ -68,19 +68,19 @@ class SavedState:
     """One checkpoint. Attributes that cannot be read because of damage are empty or None.
 
     Attributes:
-        name: of its folder.
-        problems: what is damaged, by file.
+        name: name of its folder.
+        problems: damage, by file.
         files: number of files.
-        step: number of training steps taken.
-        written: the time of the save.
+        step: number of training steps.
+        written: time of the save.
         versions: versions of the packages that wrote it.
         processes: number of processes that wrote it.
-        arrays: all of them.
-        documents: the names of its JSON documents.
-        epoch: the epoch of the training; None if it was written outside of `fit`.
-        batch: number of batches of the epoch that were done; None if it was written outside of `fit`.
-        mesh: the sizes of the mesh axes it was saved on.
-        bases: the names of the bases that hold some of its arrays.
+        arrays: all arrays.
+        documents: names of its JSON documents.
+        epoch: epoch of the training; None if it was written outside of `fit`.
+        batch: number of finished batches of the epoch; None if it was written outside of `fit`.
+        mesh: sizes of the mesh axes it was saved on.
+        bases: names of the bases that hold some of its arrays.
     """
 
     name: str
@@ -99,12 +99,12 @@ class SavedState:
 
     @property
     def is_good(self) -> bool:
-        """Whether no file is damaged."""
+        """Whether it is not damaged."""
         return not self.problems
 
     @property
     def rules(self) -> dict[str, int]:
-        """The bytes per device that each layout rule saves, slots included; the largest first."""
+        """Bytes per device that each layout rule saves, slots included; the largest first."""
         followed = {array.name.partition("/")[2]: array.rule for array in self.arrays if array.kind == "variables"}
         kept_away: Counter[str] = Counter()
         for array in self.arrays:
@@ -114,7 +114,7 @@ class SavedState:
         return {rule: nbytes for rule, nbytes in kept_away.most_common() if nbytes}
 
     def restored_on(self, mesh: Mapping[str, int]) -> Restoring:
-        """Return the sizes of its arrays on another mesh with the same axes. Arrays without a plan are left out.
+        """Return the sizes of its arrays on another mesh with the same axes. Arrays without a plan are ignored.
 
         Args:
             mesh: sizes of the axes by name.
@@ -137,11 +137,11 @@ class Restoring:
     """The sizes of the arrays of a checkpoint on a mesh, with the axes that it was saved with.
 
     Attributes:
-        mesh: the sizes of its axes.
-        arrays: how many arrays there are.
-        nbytes: bytes of all of them.
-        nbytes_per_device_saved: bytes on each device of the mesh it was saved on.
-        nbytes_per_device: bytes on each device of this one; dims with a problem count as unsharded.
+        mesh: sizes of the axes.
+        arrays: number of arrays.
+        nbytes: size of all arrays [bytes].
+        nbytes_per_device_saved: size on each device of the mesh it was saved on [bytes].
+        nbytes_per_device: size on each device of this mesh [bytes]; dims with a problem are unsharded.
         problems: dims that are not divisible, and axes that the mesh lacks.
     """
 
@@ -159,12 +159,12 @@ class Diagnosis:
 
     Attributes:
         path: the directory, or the folder of one checkpoint.
-        states: the checkpoints, in the order of their steps.
+        states: the checkpoints, by step.
         drafts: folders of saves that are still running or were killed; they are never read.
         aside: damaged folders that were moved aside.
-        writer: who holds the lock; None if nobody.
-        restoring: for each state that has a plan, what restoring it on the mesh that `examine` was given would do.
-        bases: arrays that states share. What is wrong with one is among the problems of its states, too.
+        writer: holder of the lock, or None.
+        restoring: by state with a plan, its sizes on the mesh that was passed to `examine`.
+        bases: arrays that states share. Their problems are also problems of these states.
     """
 
     path: pathlib.Path
@@ -179,30 +179,30 @@ class Diagnosis:
         return render_diagnosis(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values that JSON can hold."""
+        """Return all of it as JSON values."""
         found = dataclasses.asdict(self)
         found |= {"path": str(self.path), "is_good": self.is_good}
-        told_of = [*found["states"], *found["bases"]]
-        for state, told in zip((*self.states, *self.bases), told_of, strict=True):
-            told |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
+        entries = [*found["states"], *found["bases"]]
+        for state, entry in zip((*self.states, *self.bases), entries, strict=True):
+            entry |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
         return found
 
     @property
     def is_good(self) -> bool:
-        """Whether there is at least one state, and none is damaged. Folders that were moved aside do not count."""
+        """Whether there is at least one state, and none is damaged, except folders that were moved aside."""
         return bool(self.states) and all(state.is_good for state in self.states)
 
 
 def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None = None) -> Diagnosis:
-    """Compare the files of checkpoints with their manifests. No array is read, no device is started.
+    """Compare the files of checkpoints with their manifests. No array is read, no device is used.
 
     Args:
-        path: a directory of checkpoints, or the folder of one. Nothing in it is changed.
-        mesh: sizes of axes, also as `"data=2,model=4"`: `restoring` then tells what restoring on it would do.
+        path: a directory of checkpoints, or the folder of one. It is not changed.
+        mesh: sizes of axes, also as `"data=2,model=4"`, for `restoring`.
 
     Raises:
-        CheckpointError: there is no such directory.
-        MeshError: `mesh` is none, or a size is -1.
+        CheckpointError: the directory does not exist.
+        MeshError: `mesh` is invalid, or a size is -1.
 
     Example:
         >>> import tempfile
@@ -246,12 +246,12 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
 
 
 def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
-    """The sizes of mesh axes; all must be given, for no device is counted."""
+    """Return the sizes of mesh axes; all must be given, since no device is counted."""
     sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else mesh
     sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
     if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
         summary = f"examine: axis {wrong[0]!r} of `mesh` must have a size of at least 1: no device is counted"
-        raise MeshError(summary, given=f"mesh={shorten(mesh)}", fix="write the size that the axis is to have")
+        raise MeshError(summary, given=f"mesh={shorten(mesh)}", fix="write the size of the axis")
     return sizes
 
 
@@ -265,7 +265,7 @@ def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _examined(folder: pathlib.Path) -> SavedState:
-    """Return what is known about a checkpoint, damaged or not."""
+    """Return the known facts about a checkpoint, damaged or not."""
     name = absolute(folder).name
     if not folder.is_dir():
         return SavedState(name, (f"{name} is a file",))
@@ -297,20 +297,20 @@ def _examined(folder: pathlib.Path) -> SavedState:
 
 
 def _with_bases(state: SavedState, folder: pathlib.Path, known: Mapping[str, SavedState]) -> SavedState:
-    """Return the state with what is wrong with the bases that it names."""
+    """Add the problems of the bases of a state."""
     if BASES not in state.documents:
         return state
     bases = bases_from_json(_read_or_none(folder, BASES))
     if bases is None:
         unread = () if state.problems else (f"{BASES}.json cannot be read",)
         return dataclasses.replace(state, problems=(*state.problems, *unread))
-    told: list[str] = []
+    found: list[str] = []
     for name, arrays in bases.items():
         problems = known[name].problems if name in known else (f"{manifest.NAME} is missing",)
         if not problems and not has_arrays(_read_or_none(folder.parent / name, FINGERPRINTS), arrays):
             problems = ("has other arrays than the state was saved with",)
-        told += [f"{name}: {problem}" for problem in problems]
-    return dataclasses.replace(state, bases=tuple(bases), problems=(*state.problems, *told))
+        found += [f"{name}: {problem}" for problem in problems]
+    return dataclasses.replace(state, bases=tuple(bases), problems=(*state.problems, *found))
 
 
 def _read_or_none(folder: pathlib.Path, document: str) -> Any:
@@ -326,14 +326,14 @@ def _read(folder: pathlib.Path, document: str) -> Any:
 
 def _count(value: Any) -> int:
     if not is_count(value):
-        raise ValueError(f"{shorten(value)} is no count")
+        raise ValueError(f"{shorten(value)} is not a count")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shorten(value)} is no text")
-    value.encode()  # JSON may hold halves of characters, which cannot be printed
+        raise TypeError(f"{shorten(value)} is not text")
+    value.encode()  # JSON may contain surrogates, which cannot be printed
     return value
 
 
@@ -353,7 +353,7 @@ def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
     if not is_array(noted):
-        raise ValueError(f"{shorten(noted)} is no shape and type of {_text(name)!r}")
+        raise ValueError(f"{shorten(noted)} is not a shape and dtype of {_text(name)!r}")
     shape = tuple(noted["shape"])
     if row is None:
         nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(noted["dtype"]))
@@ -368,7 +368,7 @@ def _axis(axis: Any) -> Axis:
 
 
 def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:
-    """Return the bytes of one array on each device of a mesh, and what is in the way of its axes."""
+    """Return the size of one array on each device of a mesh, and the problems of its axes."""
     problems: list[str] = []
     shards = 1
     for dim, (size, axis) in enumerate(zip(array.shape, array.axes or (), strict=True)):

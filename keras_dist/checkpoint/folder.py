@@ -1,4 +1,4 @@
-"""`Draft`: a folder that is written atomically; and `BucketDraft`, one in a bucket."""
+"""`Draft`: a folder that is written atomically. `BucketDraft`: the same in a bucket."""
 
 from __future__ import annotations
 
@@ -23,23 +23,19 @@ from keras_dist.saving.syncing import make_folders, sync, sync_below
 class Draft:
     """A temporary folder beside its final place; `commit` writes the manifest of its files and moves it there.
 
-    A writer that is killed leaves the draft, and what was in its place before; the next draft of the place removes it.
-    Drafts that are still being written, here or in other processes, are kept: they hold a lock that ends with its
-    process. Where folders have no locks, as on Windows and NFS, all drafts are kept.
+    A writer that is killed leaves the draft, and the previous content of the place; the next draft of the place removes
+    it. Drafts that are still being written, by any process, are kept: they have a lock that ends with their process.
+    Where folders have no locks, as on Windows and NFS, all drafts are kept.
 
     Args:
-        place: where the folder is to be.
-        job: synchronizes the processes that write to it; the first one makes it and moves it.
-        fsync: whether `commit` forces all of it to the disk before it is moved, and then its new name.
-
-    Attributes:
-        place: where the folder is to be.
-        folder: where it is written.
+        place: final path of the folder.
+        job: synchronizes the processes that write to it; the first one creates and moves it.
+        fsync: whether `commit` forces it to the disk before it is moved, and then its new name.
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None, fsync: bool = False) -> None:
         self._job, self._fsync, self._lock, self._is_over = job or Rendezvous(), fsync, None, True
-        self.place = place = _resolved(place)  # the program may go elsewhere; links stay, and point to the new
+        self.place = place = _resolved(place)  # the current directory may change; links are kept
         _check_same(place, self._job)
         number = self._job.first(self._begin, str)
         self.folder = draft_path(place, number)
@@ -50,19 +46,18 @@ class Draft:
             raise
 
     def commit(self) -> None:
-        """Move the folder to its place, and replace what was there."""
+        """Move the folder to its place, and replace its previous content."""
         write_manifest(self.folder, self._job)
         if self._fsync:
-            self._job.each(lambda: sync_below(self.folder))  # by all: on other machines it may be in their memory
+            self._job.each(lambda: sync_below(self.folder))  # by all, since files may be cached on other machines
         self._job.first(self._move)
 
     def _begin(self) -> str:
-        """Make the folder, of this number."""
+        """Create the folder; return its number."""
         place = self.place
         if place == pathlib.Path.cwd():
-            given = "a checkpoint that would replace the current directory"
-            fix = "write to a folder in it"
-            raise CheckpointError(f"{str(place)!r} is where the program runs", given=given, fix=fix)
+            summary, given = f"{str(place)!r} is where the program runs", "a checkpoint that would replace it"
+            raise CheckpointError(summary, given=given, fix="write to a folder in it")
         for path in (place, *place.parents):
             if path.exists() and not path.is_dir():
                 given = f"a checkpoint to be written to {str(place)!r}"
@@ -78,14 +73,13 @@ class Draft:
         return self._number
 
     def _check_shared(self) -> None:
-        """Check that this process sees the folder that the first one has made."""
+        """Raise if this process does not see the folder of the first one."""
         if place_of(self.folder) != self.place or not self.folder.is_dir():
             given = f"a folder that process 0 has made, and process {self._job.process} does not see"
             fix = "write to a folder that the machines of the job share"
             raise CheckpointError(f"{str(self.folder)!r} is not there", given=given, fix=fix)
 
     def _move(self) -> None:
-        """Put the folder in its place."""
         if self.place.exists():
             self._exchange()
         else:
@@ -98,12 +92,12 @@ class Draft:
             sync(self.place.parent)
 
     def _exchange(self) -> None:
-        _check_holds_no_other(self.place)  # they may have come meanwhile
+        _check_holds_no_other(self.place)  # it may have changed meanwhile
         replaced = self.place.with_name(f".{self.place.name}.replaced-{self._number}")
-        if replaced.exists():  # by a process of this number, which was killed before it had removed it
+        if replaced.exists():  # left by a killed process of this number
             shutil.rmtree(replaced)
         with contextlib.ExitStack() as locks:
-            with contextlib.suppress(OSError):  # so that nobody takes it for one that was left
+            with contextlib.suppress(OSError):  # so that it does not look like one that was left
                 locks.callback(unlock_folder, lock_folder(self.place))
             os.rename(self.place, replaced)
             try:
@@ -112,10 +106,10 @@ class Draft:
                 os.rename(replaced, self.place)
                 raise
             self._sync_name()
-            shutil.rmtree(replaced, ignore_errors=True)  # the new one is there, whatever becomes of the old one
+            shutil.rmtree(replaced, ignore_errors=True)  # the new one is in its place, even if this fails
 
     def abandon(self) -> None:
-        """Remove it. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
         if not self._is_over:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._release()
@@ -126,10 +120,9 @@ class Draft:
 
 
 class BucketDraft:
-    """A folder in a bucket. It is written in its place, and is there when its manifest is, which is written last.
+    """A folder in a bucket. It is written in place, and is valid once it has its manifest, which is written last.
 
-    What was in its place before is deleted first. What a killed writer leaves has no manifest; the next draft of the
-    place removes it. The other arguments and attributes are those of `Draft`.
+    The previous content is deleted first. The next draft of the place removes what a killed writer leaves.
     """
 
     def __init__(self, place: pathlib.Path, job: Rendezvous | None = None) -> None:
@@ -149,7 +142,7 @@ class BucketDraft:
         self._is_over = True
 
     def abandon(self) -> None:
-        """Remove it. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
         if not self._is_over:
             self._is_over = True
             with contextlib.suppress(OSError):  # the next draft removes it
@@ -157,12 +150,12 @@ class BucketDraft:
 
 
 def draft_at(place: pathlib.Path, job: Rendezvous, fsync: bool) -> Draft | BucketDraft:
-    """Return a draft of a folder, here or in a bucket, where an object that is written is safe."""
+    """Return a draft of a folder in a file system or in a bucket."""
     return BucketDraft(place, job) if in_bucket(place) else Draft(place, job, fsync)
 
 
 def _check_same(place: pathlib.Path, job: Rendezvous) -> None:
-    """Check that all processes write to the same place."""
+    """Raise if the processes write to different places."""
     places = job.each(lambda: str(place))
     if len({*places}) > 1:
         given = ", ".join(f"process {process}: {one!r}" for process, one in enumerate(places))
@@ -178,13 +171,13 @@ def _resolved(place: pathlib.Path) -> pathlib.Path:
 
 
 def _check_holds_no_other(place: pathlib.Path) -> None:
-    """Check that a folder holds nothing but an earlier checkpoint, or does not exist."""
+    """Raise if a folder has other content than an earlier checkpoint."""
     if not place.is_dir():
         return
     listed = listed_in(place) if (place / NAME).is_file() else None
     own = {NAME, *(pathlib.PurePosixPath(name).parts[0] for name in listed or ())}
     others = sorted(path.name for path in place.iterdir() if path.name not in own)
-    if not listed and (listed is not None or in_bucket(place)):  # it is damaged, or half-written, and cannot tell
+    if not listed and (listed is not None or in_bucket(place)):  # the manifest is damaged, or not yet written
         others = [name for name in others if name != "arrays" and not name.endswith(".json")]
     if others:
         given = f"a folder with {shorten(others)}, which a checkpoint would delete"
@@ -193,14 +186,10 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
-    """Finish or undo the work of a killed writer.
+    """Finish or undo the work of a killed writer: move a folder back whose replacement is missing, and remove drafts.
 
-    A folder whose replacement was never moved in goes back to its place. Drafts are removed.
-
-    Args:
-        place: of the folder.
-        is_only_writer: whether nobody else can be writing there. If not, drafts of others are kept, and the folder that
-            `present` finds is moved to its place, because it may have been read from there.
+    Unless it `is_only_writer`, drafts of others are kept, and the folder that `present` finds is moved to its place,
+    since it may have been read there.
     """
     if not place.parent.is_dir():
         return
@@ -220,15 +209,12 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
 
 def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
     os.rename(path, place)
-    what = "what was there before is used again" if ".replaced-" in path.name else "it was whole, and is used"
+    what = "the previous state is used again" if ".replaced-" in path.name else "it was complete, and is used"
     warnings.warn(f"{path}: a save was killed; {what}", CheckpointWarning, 4)
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """Return the folder at its place; or a complete one beside it, if a writer was killed before moving it there.
-
-    A writer that is moving it there is waited for. Nothing is moved: a reader may lack the permission to write.
-    """
+    """Return the folder at its place, once a writer has moved it there; or a complete draft of a killed writer."""
     if in_bucket(place):
         return refreshed(place)
     for wait in WAITS:
@@ -238,7 +224,8 @@ def present(place: pathlib.Path) -> pathlib.Path:
     resolved = place.resolve()
     if place.exists() or not resolved.parent.is_dir():
         return place
-    for path in sorted(resolved.parent.iterdir()):  # the draft, which is newer, before what it was to replace
+    # nothing is moved, since a reader may lack the permission to write; the draft is newer than what it replaces
+    for path in sorted(resolved.parent.iterdir()):
         if place_of(path) == resolved and not _is_locked(path) and not damage_of(path):
             warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
             return path
@@ -246,7 +233,7 @@ def present(place: pathlib.Path) -> pathlib.Path:
 
 
 def is_being_written(place: pathlib.Path) -> bool:
-    """Whether a process that still runs writes the folder of this place; False where folders have no locks."""
+    """Whether a running process writes the folder of this place; False if folders have no locks."""
     if in_bucket(place):
         return False
     place = place.resolve()
@@ -267,13 +254,10 @@ def _is_locked(folder: pathlib.Path) -> bool:
 
 
 def discard(place: pathlib.Path) -> None:
-    """Delete a folder atomically: if the process is killed meanwhile, it is either gone or complete.
-
-    In a bucket it is gone when its manifest is.
-    """
+    """Delete a folder atomically: if the process is killed meanwhile, it is either gone or complete."""
     if in_bucket(place):
         objects = cast(Any, refreshed(place))
-        (objects / NAME).unlink(missing_ok=True)
+        (objects / NAME).unlink(missing_ok=True)  # first: without it the folder is not a checkpoint
         objects.rmtree(missing_ok=True)
         return
     draft = draft_path(place, str(os.getpid()))

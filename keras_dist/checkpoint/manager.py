@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # so that its hook for the end is there before ours, which runs first
+import concurrent.futures.thread  # noqa: F401  # so that its exit hook is registered before ours, which runs first
 import contextlib
 import dataclasses
 import os
@@ -13,12 +13,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
-from keras_dist._support.arguments import (
-    check_flag,
-    check_int,
-    check_kind,
-    check_path,
-)
+from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME
@@ -34,7 +29,7 @@ from keras_dist.saving.syncing import make_folders
 
 
 def check_number_kept(argument: str, number: object) -> None:
-    """Check that `number` is a number of states, or None."""
+    """Raise if `number` is not a number of states or None."""
     if number is not None:
         check_int(argument, number, 1, alternative="None for all", example=2, error=CheckpointError)
 
@@ -44,7 +39,7 @@ class Checkpointable(Protocol):
     """An object that a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which no other thread consumes the arrays that a snapshot holds."""
+        """Return a context in which no other thread consumes the arrays of a snapshot."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -59,43 +54,43 @@ class Checkpointable(Protocol):
 class CheckpointManager:
     """Keeps the newest states of a model in a directory, as folders `step_00000012`.
 
-    Saves are atomic: the process may be killed at any time. Each state has a manifest of the CRC-32C of its files.
-    Damaged states are skipped with a warning, and are never deleted. A state that a power failure damages is detected;
-    with `fsync=True` it is not damaged. In a job of several processes, all make the manager and call it at
-    the same points, with a directory that all share; the first process checks and deletes.
+    Saves are atomic: the process may be killed at any time. Each state has a manifest with the CRC-32C of its files.
+    Damaged states are skipped with a warning, and are never deleted. Damage by a power failure is detected; with
+    `fsync=True` it does not happen. In a job of several processes, all create the manager and call it at the same
+    points, with a shared directory; the first process checks and deletes.
 
-    Where there are no locks, a second writer is not refused: on Windows, on network disks whose `flock` fails (NFS
-    without its lock service), in buckets. See to it that only one job writes there: a manager takes the half-written
-    states that it finds for those of killed processes, and deletes them.
+    Without locks, a second writer is not detected: on Windows, on network disks whose `flock` fails (NFS without its
+    lock service), in buckets. Make sure that only one job writes there: a manager takes incomplete states for states of
+    killed processes, and deletes them.
 
-    In a bucket (`"gs://bucket/states"`, for which etils needs the package `gcsfs`) there are no renames either. A state
-    is written in its place, and is there when its manifest is, which is written last. So saves are atomic there, too,
-    but one that replaces the state of its step is not: that state is deleted first, and a kill meanwhile loses it; the
-    states before remain. Each state is read once after it was written, for its manifest. `fsync` changes nothing.
+    In a bucket (`"gs://bucket/states"`, for which etils needs the package `gcsfs`) a state is written in place, and is
+    valid once it has its manifest, which is written last. Saves are atomic there, too, except a save that replaces a
+    state of the same step: the old state is deleted first, and is lost if the process is killed meanwhile; earlier
+    states remain. Each state is read once after it was written, for its manifest. `fsync` has no effect.
 
     Args:
         model: a `Model` whose weights exist.
-        directory: created if missing; or one in a bucket. Only one manager may write there at a time, among all jobs
-            that share it.
-        keep: number of states to keep, the newest ones; None for all.
-        keep_every: number of steps of which one state is kept for good, beside the newest ones: the first one at or
-            after each multiple of it. None for none. `delete` deletes these, too.
+        directory: a directory, created if missing, or one in a bucket. Only one manager may write there at a time,
+            among all jobs that share it.
+        keep: number of newest states to keep; None for all.
+        keep_every: keep one state permanently for every `keep_every` steps, in addition to the newest ones: the first
+            state at or after each multiple of it. None for none. `delete` deletes these, too.
         asynchronous: whether `save` returns while the arrays are still being written. Errors are then raised by the
-            next call and by `wait_until_finished`. A program that ends waits for the save; on Python 3.12.0 to 3.12.2,
-            which start no threads at exit, call `close` first: else the save may fail, with a warning.
-        fsync: whether the files and folders of a state are forced to the disk before it is moved to its place, and
-            older ones are deleted only when that is on the disk, too. It costs what the disk takes to write.
-        share_frozen: whether weights of 64 KiB or more that training leaves alone, such as a base under LoRA,
-            are written once, to a folder `base_00000012` that states refer to. Weights that no gradient trains, and
-            that are equal at two saves, or at `note_frozen` and a save, are taken for such. What has changed meanwhile
-            is with the state, and in another base from the next save on. Equal are fingerprints of 64 bits, which the
-            devices compute. A base is written before `save` returns, and is deleted with the last state that refers to
-            it. Copy the whole directory then: a state alone lacks these weights.
+            next call and by `wait_until_finished`. Python waits for the save at exit; on Python 3.12.0 to 3.12.2, which
+            start no threads at exit, call `close` first, else the save may fail, with a warning.
+        fsync: whether to force the files and folders of a state to the disk before it is moved to its place, and to
+            delete older states only after that. It costs the time of writing to the disk.
+        share_frozen: whether to write weights of 64 KiB or more that training does not change, such as a base under
+            LoRA, only once, to a folder `base_00000012` that states refer to. These are weights that no gradient
+            trains, and that are equal at two saves, or at `note_frozen` and a save, by fingerprints of 64 bits that the
+            devices compute. Weights that change later are saved with the state, and in another base from the next save
+            on. A base is written before `save` returns, and is deleted with the last state that refers to it. Copy the
+            whole directory then, since a state alone lacks these weights.
 
     Raises:
-        CheckpointError: another job writes there, an argument cannot be used, or the directory is of another storage
-            than a file system or a bucket `gs://`.
-        MissingExtraError: it is in a bucket, and `gcsfs` is not installed.
+        CheckpointError: another job writes there, an argument is invalid, or the storage of the directory is neither a
+            file system nor a bucket `gs://`.
+        MissingExtraError: the directory is in a bucket, and `gcsfs` is not installed.
         OSError: the directory cannot be written.
 
     Example:
@@ -105,7 +100,7 @@ class CheckpointManager:
         >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(1)])
         >>> model.compile("adam", loss="mse")
         >>> with kd.checkpoint.CheckpointManager(model, tempfile.mkdtemp(), keep=2) as manager:
-        ...     manager.restore_or_initialize()  # nothing is there yet
+        ...     manager.restore_or_initialize()  # there is no state yet
         ...     for _ in range(3):
         ...         loss = model.train_on_batch(np.ones((4, 3)), np.ones((4, 1)))
         ...         path = manager.save()
@@ -132,7 +127,7 @@ class CheckpointManager:
         directory = check_path("directory", directory, "states", CheckpointError)
         check_kind("model", model, Checkpointable, "a Model", error=CheckpointError)
         self._model = model
-        self.directory = absolute(folder_path(directory))  # the program may go elsewhere meanwhile
+        self.directory = absolute(folder_path(directory))  # the current directory may change
         self._keep, self._keep_every = keep, keep_every
         self._asynchronous = check_flag("asynchronous", asynchronous, CheckpointError)
         self._fsync = check_flag("fsync", fsync, CheckpointError)
@@ -164,11 +159,11 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest state; None if there is none. It may be damaged; `restore_or_initialize` checks."""
+        """The path of the newest state, or None. It may be damaged; `restore_or_initialize` checks."""
         return next(reversed(self.checkpoints), None)
 
     def save(self, snapshot: Snapshot | None = None) -> str:
-        """Write the state of the model, and delete the oldest ones beyond `keep`.
+        """Write the state of the model, and delete the oldest states beyond `keep`.
 
         Other threads may call `train_on_batch`: their steps wait until the arrays are copied. While `fit` runs, save
         from its callbacks.
@@ -180,10 +175,10 @@ class CheckpointManager:
             The path of the state, where it is or will be.
 
         Raises:
-            CheckpointError: this save, or the one before in the background, failed; the states before are untouched. Or
-                the directory holds states of later steps, which would be restored instead.
+            CheckpointError: this save, or the one before in the background, failed; earlier states are untouched. Or
+                the directory has states of later steps, which would be restored instead.
             ModelError: `fit` runs in another thread; its callbacks may save, and `Model.save` writes the model alone.
-            ClusterError: some process has no device of the model's mesh.
+            ClusterError: a process has no device of the model's mesh.
         """
         self._check_open()
         if snapshot is not None:
@@ -208,10 +203,7 @@ class CheckpointManager:
         return str(path)
 
     def note_frozen(self) -> None:
-        """Note the weights as they are before training: what is equal at the first save is taken for frozen.
-
-        With `share_frozen`; otherwise nothing happens.
-        """
+        """Note the weights before training, for `share_frozen`: weights that are equal at the first save are frozen."""
         if self._share_frozen:
             with self._model.at_rest():
                 self._noted = self._fingerprints(self._model.snapshot())
@@ -221,7 +213,7 @@ class CheckpointManager:
         return fingerprints({name: array for name, array in large.items() if name in snapshot.untrained})
 
     def _with_bases(self, snapshot: Snapshot) -> Snapshot:
-        """Let a state refer to bases for what has not changed since it was noted; write one with what none has."""
+        """Let a state refer to bases for unchanged arrays; write a base for unchanged arrays that are in none."""
         if not self._share_frozen:
             return snapshot
         found, before = self._fingerprints(snapshot), self._noted
@@ -240,21 +232,21 @@ class CheckpointManager:
             except OSError as error:
                 raise not_written(place, error) from error
             bases[name] = frozen
-        # another base than these may be deleted, for no state needs it
+        # other bases may be deleted, since no state needs them
         self._bases = {folder: arrays for folder, arrays in bases.items() if arrays}
         return dataclasses.replace(snapshot, bases=self._bases)
 
     def _free_base(self, step: int) -> str:
-        """A name that no base has: states may refer to another one of this step."""
+        """Return an unused name of a base, since states may refer to another one of this step."""
         name, taken = f"base_{step:08d}", {path.name for path in bases_in(self.directory)}
         while name in taken:
             name += "_"
         return name
 
     def check(self) -> None:
-        """Raise the error of a save in the background that has failed.
+        """Raise the error of a failed save in the background.
 
-        In jobs of several processes the next save raises it: all must raise at the same step.
+        In jobs of several processes the next save raises it, since all must raise at the same step.
 
         Raises:
             CheckpointError: a save has failed.
@@ -270,12 +262,12 @@ class CheckpointManager:
         """
         writer = self._writer
         if writer is not None:
-            writer.wait()  # Ctrl-C leaves it to the next one who waits
+            writer.wait()  # after Ctrl-C, the next caller waits
             self._writer = None
             writer.check()
 
     def newest(self) -> Stored | None:
-        """Return the newest good state; None if there are no states. Warns of damaged ones.
+        """Return the newest good state, or None if there are no states. Warns of damaged ones.
 
         Raises:
             CheckpointError: all states are damaged.
@@ -293,7 +285,6 @@ class CheckpointManager:
         return found
 
     def _newest(self) -> Stored | None:
-        """See `newest`."""
         tried: list[str] = []
         for step in reversed(self.steps):
             try:
@@ -302,26 +293,22 @@ class CheckpointManager:
                 self._damaged.add(step)
                 problems = "; ".join(error.problems) or error.given
                 tried.append(f"{self._path(step).name}: {problems}")
-                warnings.warn(
-                    f"{self._path(step)} is passed over, for an older one if there is any: {problems}",
-                    CheckpointWarning,
-                    stacklevel=3,
-                )
+                text = f"{self._path(step)} is skipped, for an older one if there is any: {problems}"
+                warnings.warn(text, CheckpointWarning, stacklevel=3)
         if tried:
-            given = "; ".join(tried)
             summary = f"no checkpoint in {str(self.directory)!r} can be restored"
-            fix = "to begin anew, choose another directory or move these away; nothing was deleted"
-            raise CheckpointError(summary, given=given, fix=fix, problems=tuple(tried))
+            fix = "to start again, choose another directory or move these away; nothing was deleted"
+            raise CheckpointError(summary, given="; ".join(tried), fix=fix, problems=tuple(tried))
         return None
 
     def restore_or_initialize(self) -> str | None:
         """Restore the newest good state.
 
         Returns:
-            Its path; None if there is no state, in which case the model stays as it is.
+            Its path; None if there is no state, in which case the model is unchanged.
 
         Raises:
-            CheckpointError: all states are damaged, or they are of another model; the model stays as it is.
+            CheckpointError: all states are damaged, or belong to another model; the model is unchanged.
         """
         self._check_open()
         stored = self.newest()
@@ -331,7 +318,7 @@ class CheckpointManager:
         return str(stored.folder)
 
     def delete(self) -> None:
-        """Delete all states that were not found damaged, and the directory if it is then empty."""
+        """Delete all states that are not known to be damaged, and the directory if it is then empty."""
         self._check_open()
         try:
             self.wait_until_finished()
@@ -346,8 +333,8 @@ class CheckpointManager:
         """Wait for the save in the background, and release the directory.
 
         Args:
-            wait: if False, that save continues, and the directory is released when it ends.
-            error: why this process of a job leaves the others, if it does: they no longer wait for it.
+            wait: if False, the save continues, and the directory is released when it ends.
+            error: reason for which this process of a job leaves the others, if it does: they no longer wait for it.
 
         Raises:
             CheckpointError: the save failed.
@@ -370,11 +357,11 @@ class CheckpointManager:
 
     def _check_open(self) -> None:
         if self._closed:
-            given = "a call after close()"
-            raise CheckpointError("the CheckpointManager is closed", given=given, fix="make another one")
+            summary = "the CheckpointManager is closed"
+            raise CheckpointError(summary, given="a call after close()", fix="make another one")
 
     def _begin(self) -> None:
-        """Take the lock, and clear away what killed processes have left of states. Drafts of others are not ours."""
+        """Take the lock, and remove what killed processes have left of states, but not drafts of other things."""
         if in_bucket(self.directory):
             self._discard_half_written()
             return
@@ -391,14 +378,14 @@ class CheckpointManager:
             raise
 
     def _discard_half_written(self) -> None:
-        """In a bucket: delete what has no manifest, which is written last."""
+        """Delete what has no manifest in a bucket, where it is written last."""
         for path in (*map(self._path, self.steps), *bases_in(self.directory)):
             if not (path / manifest.NAME).is_file():
                 discard(path)
                 warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
 
     def _make_room(self, step: int) -> None:
-        """Rename a damaged state of this step."""
+        """Raise if there are states of later steps; rename a damaged state of this step."""
         later = [self._path(one).name for one in self._whole() if one > step]
         if later:
             given = f"a state of step {step}; there are {', '.join(later)}"
@@ -422,7 +409,7 @@ class CheckpointManager:
         self._damaged.discard(step)
 
     def _prune(self) -> None:
-        """Delete the oldest states. Damaged ones neither count nor go."""
+        """Delete the oldest states. Damaged ones are neither counted nor deleted."""
         if self._keep is not None:
             whole = self._whole()
             for step in sorted({*whole[: -self._keep]} - self._kept_for_good(whole)):
@@ -430,7 +417,6 @@ class CheckpointManager:
         self._prune_bases()
 
     def _prune_bases(self) -> None:
-        """Delete the bases that no state refers to."""
         bases = bases_in(self.directory)
         needed = bases_needed(self.directory) if bases else frozenset()
         for path in bases:
@@ -438,7 +424,7 @@ class CheckpointManager:
                 discard(path)
 
     def _kept_for_good(self, whole: list[int]) -> set[int]:
-        """The first step at or after each multiple of `keep_every`."""
+        """Return the first step at or after each multiple of `keep_every`."""
         if self._keep_every is None:
             return set()
         first = {step // self._keep_every: step for step in reversed(whole)}
@@ -451,12 +437,12 @@ class CheckpointManager:
         self._prune_bases()
 
     def _remove_empty(self) -> None:
-        """Remove the directory, unless other things are in it. A bucket has none."""
+        """Remove the directory if it is empty. A bucket has no directories."""
         if not in_bucket(self.directory) and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _whole(self) -> list[int]:
-        """The steps whose states were not found damaged, ascending. Without a manifest a state is, at first sight."""
+        """Return the steps of states that are not known to be damaged and have a manifest, ascending."""
         return [
             step for step in self.steps if step not in self._damaged and (self._path(step) / manifest.NAME).is_file()
         ]
@@ -466,7 +452,7 @@ _waited_for_by_nobody: set[_Writer] = set()
 
 
 def _wait_at_the_end() -> None:
-    """Wait for saves whose managers nobody closes, and tell of those that failed."""
+    """Wait for saves of managers that were not closed, and warn of failed ones."""
     for writer in tuple(_waited_for_by_nobody):
         writer.wait()
         try:
@@ -475,12 +461,12 @@ def _wait_at_the_end() -> None:
             warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
 
 
-# `atexit` is too late: the pools of threads, with which orbax writes, have been closed then
+# `atexit` is too late: the thread pools of orbax are closed then
 threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
 
 
 class _Writer:
-    """One save, which ends in a thread of its own."""
+    """One save, which ends in a separate thread."""
 
     def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
         self._path = path
@@ -489,14 +475,14 @@ class _Writer:
         try:
             finish = snapshot.begin(path, fsync)
         except OSError as error:
-            raise self._failed(error) from error
+            raise not_written(path, error) from error
 
         def run() -> None:
             try:
                 finish()
                 heartbeat.current().note_save(str(path), steps)
                 then()
-            except BaseException as error:  # whatever it is, `check` raises it in the thread that trains
+            except BaseException as error:  # `check` raises it in the training thread
                 self._error = error
 
         self._thread = threading.Thread(target=run, name=f"save {path.name}")
@@ -521,10 +507,7 @@ class _Writer:
         """Raise the error of the save, if it failed."""
         _waited_for_by_nobody.discard(self)
         if self._error is not None:
-            raise self._failed(self._error) from self._error
-
-    def _failed(self, error: BaseException) -> CheckpointError:
-        return not_written(self._path, error)
+            raise not_written(self._path, self._error) from self._error
 
 
 def not_written(path: pathlib.Path, error: BaseException) -> CheckpointError:

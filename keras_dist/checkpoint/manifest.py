@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is seen before it is loaded.
+"""The manifest of a checkpoint: name, length and CRC-32C of every file, so that damage is detected before loading.
 
 A checksum detects accidents, in a fifth of the time of a digest. Anyone who may write to the folder can forge either;
 therefore loading runs no code that it reads, and reads only regular files, no longer than stated.
@@ -26,8 +26,7 @@ from keras_dist.saving.regular_files import open_regular, read_regular
 NAME = "manifest.json"
 FORMAT = 1
 
-_CHUNK_BYTES = 2**20
-"""How much of a file is in memory at a time."""
+_CHUNK_BYTES = 2**20  # of a file that are in memory at a time
 
 
 def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
@@ -48,13 +47,9 @@ def write_manifest(folder: pathlib.Path, job: Rendezvous | None = None) -> None:
 
 
 def damage_of(folder: pathlib.Path, follow_links: bool = False) -> list[str]:
-    """Return what is wrong with the files of a checkpoint, by file name; empty if nothing is.
+    """Return the problems of the files of a checkpoint; an empty list if there are none.
 
-    Any changed byte is detected, also in the manifest itself.
-
-    Args:
-        folder: of the checkpoint.
-        follow_links: whether files may be links to regular files, as in caches of models.
+    Any changed byte is detected, also in the manifest itself. In caches of models, files may be links to regular files.
     """
     try:
         content = read_regular(refreshed(folder) / NAME, follow_links)
@@ -79,12 +74,12 @@ def listed_in(folder: pathlib.Path) -> frozenset[str]:
 
 
 def is_manifest_in(folder: pathlib.Path) -> bool:
-    """Whether the manifest of a folder is one of keras_dist, unchanged."""
+    """Whether the manifest of a folder was written by keras_dist and is unchanged."""
     return _files_of(read_regular(folder / NAME, follow_links=True)) is not None
 
 
 def _irregular_below(folder: pathlib.Path) -> list[str]:
-    """What is neither a file nor a folder. Where no manifest lists it orbax may still be led there."""
+    """Return what is neither a file nor a folder; orbax may read it although it is not in the manifest."""
     if in_bucket(folder):
         return []
     paths = [pathlib.Path(place, name) for place, *names in os.walk(folder) for name in itertools.chain(*names)]
@@ -111,7 +106,7 @@ def _note(folder: pathlib.Path, name: Any) -> dict[str, Any]:
 
 
 def _is_noted(noted: Any) -> bool:
-    """Whether this is what `_note` gives."""
+    """Whether this is a result of `_note`."""
     is_size = isinstance(noted, dict) and type(noted.get("bytes")) is int
     return is_size and noted.keys() == {"bytes", "crc32c"} and isinstance(noted["crc32c"], str)
 
@@ -134,12 +129,12 @@ def _damage(folder: pathlib.Path, follow_links: bool, name: str, noted: dict[str
         return None if is_same else f"{name} has other bytes than were written"
     except FileNotFoundError:
         return f"{name} is missing"
-    except (OSError, ValueError) as error:  # a name may be none that the system takes
+    except (OSError, ValueError) as error:  # a name may be invalid on this system
         return f"{name} cannot be read: {error}"
 
 
 def _files_of(content: bytes) -> dict[str, dict[str, Any]] | None:
-    """Return the entries of a manifest; None if it is not, byte for byte, as it was written."""
+    """Return the entries of a manifest; None if it is not unchanged, byte for byte."""
     try:
         files = json.loads(content)["files"]
         return files if _rendered(files) == content else None
@@ -167,5 +162,5 @@ def _hexadecimal(checksum: int) -> str:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """For checksums: files are read outside of Python's lock."""
+    """Return threads for checksums: files are read without Python's lock."""
     return ThreadPoolExecutor(os.cpu_count())

@@ -1,4 +1,4 @@
-"""What was found in a directory of checkpoints, as text."""
+"""Tables of a directory of checkpoints, as text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def render_diagnosis(found: Diagnosis) -> str:
     for state in found.states:
         lines += _listed(f"damaged: {state.name}: ", state.problems)
     lines += [_base(base, [state.name for state in found.states if base.name in state.bases]) for base in found.bases]
-    lines += [f"draft: {name}: being written, or half-written by a process that was killed" for name in found.drafts]
-    lines += [f"put aside: {name}" for name in found.aside]
+    lines += [f"draft: {name}: being written, or left by a process that was killed" for name in found.drafts]
+    lines += [f"moved aside: {name}" for name in found.aside]
     if found.writer is not None:
-        ends = {True: "", False: "; it has ended without releasing it", None: "; whether it runs is not known here"}
+        ends = {True: "", False: "; it has exited without releasing it", None: "; it may still run on its machine"}
         lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
     lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
     lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
@@ -82,8 +82,8 @@ def _plan(state: SavedState) -> str:
     planned = [array for array in state.arrays if array.axes is not None]
     each, whole = sum(array.nbytes_per_device for array in planned), sum(array.nbytes for array in planned)
     rules = [f"{rule} ({render_bytes(nbytes)})" for rule, nbytes in [*state.rules.items()][:_RULES_LISTED]]
-    kept_away = f"; kept away from each by {', '.join(rules)}" if rules else ""
-    return f"mesh {_mesh(state.mesh)}, {render_bytes(each)} of {render_bytes(whole)} on each device{kept_away}"
+    saved = f"; saved per device by {', '.join(rules)}" if rules else ""
+    return f"mesh {_mesh(state.mesh)}, {render_bytes(each)} of {render_bytes(whole)} on each device{saved}"
 
 
 def _mesh(sizes: Mapping[str, int]) -> str:

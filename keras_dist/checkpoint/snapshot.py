@@ -18,13 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist._support.arguments import (
-    check_flag,
-    check_int,
-    check_kind,
-    check_path,
-    is_int,
-)
+from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path, is_int
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint.arrays import FOLDER as ARRAYS
@@ -42,16 +36,10 @@ from keras_dist.saving.drafts import place_of, writing_to
 from keras_dist.saving.regular_files import identity_of, overwritten, read_regular, retried
 
 FORMAT = 1
-RECORD = "record"
-"""The document that every checkpoint has; see `Stored.record`."""
-KINDS = ("variables", "optimizers", "training")
-"""The kinds of arrays, as their names begin; others, such as `step`, are `other`."""
-
-STEP = re.compile(r"step_(\d{8,})")
-"""The name of the folder of a state, in a directory of them."""
-
-_LIMIT = 2**63
-"""There are fewer of anything."""
+RECORD = "record"  # document of every checkpoint; see `Stored.record`
+KINDS = ("variables", "optimizers", "training")  # of arrays, by the beginning of their names; `other` else
+STEP = re.compile(r"step_(\d{8,})")  # folder of a state
+_LIMIT = 2**63  # of counts
 
 _PACKAGES = ("keras_dist", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -61,12 +49,12 @@ class Snapshot:
     """The contents of a checkpoint to write.
 
     Attributes:
-        step: number of training steps taken.
-        arrays: by name.
-        plan: the layouts of those of a model.
+        step: number of training steps.
+        arrays: arrays by name.
+        plan: layouts of the model's arrays.
         documents: JSON values by file name.
-        untrained: the names of weights that no gradient trains; training may change them, as it does statistics.
-        bases: hold some of the arrays already, beside the place of this checkpoint.
+        untrained: names of weights that no gradient trains; training may change them, such as statistics.
+        bases: checkpoints beside this one that already have some of the arrays.
     """
 
     step: int
@@ -80,7 +68,7 @@ class Snapshot:
         """Return a snapshot of some of the planned arrays, with their rows of the plan.
 
         Args:
-            names: of the arrays.
+            names: names of the arrays.
             documents: replace the documents of this snapshot.
         """
         planned = [name for name in self.arrays if not name.startswith("training/")]
@@ -90,7 +78,6 @@ class Snapshot:
         return Snapshot(self.step, arrays, plan, documents)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         check_int("step", self.step, 0, example=100, error=CheckpointError)
         check_kind("arrays", self.arrays, Mapping, "a dict of arrays by name", error=CheckpointError)
         check_kind("plan", self.plan, LayoutPlan, "a LayoutPlan, as model.layout_plan", error=CheckpointError)
@@ -103,17 +90,17 @@ class Snapshot:
             raise CheckpointError("every entry of a snapshot must be an array with a name", given=given, fix=fix)
 
     def begin(self, place: pathlib.Path, fsync: bool = False) -> Callable[[], None]:
-        """Start writing it to a folder, atomically. All processes of a job must call it.
+        """Start writing the snapshot to a folder, atomically. All processes of a job must call it.
 
         Args:
-            place: of the folder.
-            fsync: whether it is forced to the disk.
+            place: path of the folder.
+            fsync: whether to force it to the disk.
 
         Returns:
-            A function that waits until it is written, to be called once, in any thread. It raises what went wrong.
+            A function that waits until it is written, to be called once, in any thread. It raises errors of writing.
 
         Raises:
-            CheckpointError: the place cannot hold it.
+            CheckpointError: the place is not suitable.
             OSError: it cannot be written.
         """
         place = folder_path(check_path("place", place, "states", CheckpointError))
@@ -167,15 +154,15 @@ class Stored:
     """A checkpoint in a folder. Opening it reads no arrays and needs no devices.
 
     Args:
-        folder: where it is.
+        folder: path of the folder.
         is_checked: whether its files were already compared with the manifest, perhaps by another process.
-        is_base: whether it is itself a base of another one.
+        is_base: whether it is a base of another checkpoint.
 
     Attributes:
-        folder: where it is.
-        bases: the arrays that are in other checkpoints beside it; see `CheckpointManager`.
-        record: the format, the step, when and with which versions it was written, the names, shapes and element types
-            of its arrays, and the layout plan they had.
+        folder: path of the folder.
+        bases: arrays that are in other checkpoints beside it; see `CheckpointManager`.
+        record: the format, the step, time and versions of the save, the names, shapes and dtypes of its arrays, and
+            their layout plan.
 
     Raises:
         CheckpointError: it is damaged, or not a checkpoint.
@@ -216,7 +203,7 @@ class Stored:
             fix = "read it with the version of keras_dist that wrote it, or a later one"
             raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
         if not _is_record(self.record):
-            raise self.unreadable(RECORD, "a document that does not tell of a step and of arrays")
+            raise self.unreadable(RECORD, "a document without a step and arrays")
         self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
         self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
 
@@ -238,18 +225,17 @@ class Stored:
         return found
 
     def _without_base(self, name: str, problems: Sequence[str]) -> CheckpointError:
-        told = tuple(f"{name}: {problem}" for problem in problems)
+        problems = tuple(f"{name}: {problem}" for problem in problems)
         summary = f"{str(self.folder)!r} is damaged: some of its arrays are in {name}"
-        given = "; ".join(told)
         fix = "restore another one, or copy the whole directory again"
-        return CheckpointError(summary, given=given, fix=fix, problems=told)
+        return CheckpointError(summary, given="; ".join(problems), fix=fix, problems=problems)
 
     @classmethod
     def of_job(cls, folder: pathlib.Path) -> Stored:
-        """Open a checkpoint in all processes of a job; the first one checks it for all.
+        """Open a checkpoint in all processes of a job; the first process checks it for all.
 
         Args:
-            folder: where it is; or a directory of a `CheckpointManager`, of whose states it is the newest.
+            folder: path of the folder; or a directory of a `CheckpointManager`, for its newest state.
         """
         folder = folder_path(check_path("folder", folder, "states", CheckpointError))
         checked = {}
@@ -260,22 +246,22 @@ class Stored:
 
         place = folder_path(Rendezvous("a load").first(check, str))
         if not checked and resolved(folder) not in (resolved(place), place_of(place), resolved(place.parent)):
-            given = f"process 0: {str(place)!r}, here: {str(folder)!r}"
-            fix = "give all processes the same path, which all see"
+            given = f"process 0: {str(place)!r}, this process: {str(folder)!r}"
+            fix = "give all processes the same path, on a shared disk"
             raise CheckpointError("the processes load from different places", given=given, fix=fix)
         return checked[0] if checked else cls(place, is_checked=True)
 
     @property
     def step(self) -> int:
-        """The number of training steps taken."""
+        """Number of training steps."""
         return self.record["step"]
 
     def has(self, name: str) -> bool:
-        """Whether the manifest lists a document of this name."""
+        """Return whether the manifest lists a document of this name."""
         return f"{name}.json" in self._files
 
     def document(self, name: str) -> Any:
-        """Return the document of this name; None if the manifest lists none.
+        """Return the document of this name; None if the manifest does not list it.
 
         Raises:
             CheckpointError: it is not JSON.
@@ -288,17 +274,17 @@ class Stored:
                 raise self.unreadable(name, cause(error)) from error
 
     def unreadable(self, name: str, given: str) -> CheckpointError:
-        """Return the error for a document that cannot be used.
+        """Return the error for an invalid document.
 
         Args:
-            name: of the document.
-            given: what is wrong with it.
+            name: name of the document.
+            given: its mistake.
         """
-        fix = "restore another checkpoint, or write it again: another version, or someone on purpose, wrote it"
+        fix = "restore another checkpoint, or write it again; it may be from another version, or forged"
         return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some of its arrays, on devices where a sharding is given, else on the host; see `read_arrays`.
+        """Return some arrays, on devices if a sharding is given, else on the host.
 
         Raises:
             CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
@@ -334,7 +320,7 @@ def _json_of(name: str, document: Any) -> str:
 
 
 def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
-    """The folders of the states in the directory of a `CheckpointManager`, by their steps, ascending."""
+    """Return the folders of the states in the directory of a `CheckpointManager`, by step, ascending."""
     directory = refreshed(directory)
     if not directory.is_dir():
         return {}
@@ -343,13 +329,13 @@ def states_in(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 
 
 def bases_in(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of the bases in the directory of a `CheckpointManager`."""
+    """Return the folders of the bases in the directory of a `CheckpointManager`."""
     directory = refreshed(directory)
     return [path for path in directory.iterdir() if NAME.fullmatch(path.name)] if directory.is_dir() else []
 
 
 def bases_needed(directory: pathlib.Path) -> frozenset[str] | None:
-    """The names of the bases that states in a directory refer to, damaged ones too; None where one cannot tell."""
+    """Return the names of the bases that states in a directory refer to, also damaged ones; None if unknown."""
     found: set[str] = set()
     for folder in refreshed(directory).iterdir():
         try:
@@ -365,7 +351,7 @@ def bases_needed(directory: pathlib.Path) -> frozenset[str] | None:
 
 
 def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
-    """The newest state with a manifest in a directory that has none itself; None if there is none."""
+    """Return the newest state with a manifest in a directory without a manifest, or None."""
     if (refreshed(directory) / MANIFEST).is_file():
         return None
     whole = [path for path in states_in(directory).values() if (path / MANIFEST).is_file()]
@@ -375,49 +361,43 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 def _problems_of(folder: pathlib.Path) -> list[str]:
     if folder.is_dir():
         return damage_of(folder)
-    return [f"{folder} is no folder" + (", but is being written" if is_being_written(folder) else "")]
+    return [f"{folder} is not a folder" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
-    """Return the error for a checkpoint that is damaged, or for a path that holds something else."""
+    """Return the error for a damaged checkpoint, or for a path of something else."""
     is_folder = folder.is_dir()
     names = sorted(path.name for path in folder.iterdir()) if is_folder else []
     if {MANIFEST, f"{RECORD}.json", ARRAYS} & {*names}:
-        what, parts = "damaged", list(problems)
-        expected, fix = "every file as it was written", "restore another one, or copy it again, whole"
+        what, parts, fix = "damaged", list(problems), "restore another one, or copy it again completely"
     else:
         what, held = "not a checkpoint", f"the folder holds {shorten(names)}" if names else "the folder is empty"
         parts = [*problems, *[held] * is_folder]
-        expected = "a folder that save, save_weights or a CheckpointManager has written"
-        fix = "load it again when the save has ended" if is_being_written(folder) else "correct the path"
+        fix = "the path of a folder that save, save_weights or a CheckpointManager has written"
+        fix = "load it again when the save has ended" if is_being_written(folder) else fix
     summary = f"{str(folder)!r} is {what}"
-    return CheckpointError(summary, given="; ".join(parts), expected=expected, fix=fix, problems=tuple(problems))
+    return CheckpointError(summary, given="; ".join(parts), fix=fix, problems=tuple(problems))
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a record tells of a step and of arrays."""
     arrays = record.get("arrays")
     return is_count(record.get("step")) and isinstance(arrays, dict) and all(map(is_array, arrays.values()))
 
 
 def is_array(noted: Any) -> bool:
-    """Whether a value of a document is the shape and the element type of an array."""
-    if (
-        not isinstance(noted, dict)
-        or not isinstance(noted.get("shape"), list)
-        or not all(map(is_count, noted["shape"]))
-    ):
+    """Whether a value of a document is the shape and the dtype of an array."""
+    shape = noted.get("shape") if isinstance(noted, dict) else None
+    if not isinstance(shape, list) or not all(map(is_count, shape)):
         return False
     try:
         itemsize = jax_internals.itemsize(dtype_named(noted["dtype"])) if isinstance(noted.get("dtype"), str) else 0
     except (TypeError, ValueError, StopIteration):
         return False
-    # numpy counts a dim of 0 as 1
-    return itemsize > 0 and math.prod(size or 1 for size in noted["shape"]) * itemsize < _LIMIT
+    return itemsize > 0 and math.prod(size or 1 for size in shape) * itemsize < _LIMIT  # as in numpy
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of a document counts something: steps, devices, bytes."""
+    """Whether a value of a document is a number of steps, devices, bytes ..."""
     return is_int(value, 0, _LIMIT - 1)
 
 

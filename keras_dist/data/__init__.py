@@ -8,12 +8,11 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batched import BatchedDataset, split_dataset, timeseries_dataset_from_array
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.directories import image_dataset_from_directory, text_dataset_from_directory
-from keras_dist.data.global_arrays import global_batch
+from keras_dist.data.global_arrays import global_batch, prefetch_to_mesh
 from keras_dist.data.image_files import array_to_img, img_to_array, load_img, save_img
 from keras_dist.data.loader import DataLoader
 from keras_dist.data.lookup import LookupSource
 from keras_dist.data.padding import pad_batch
-from keras_dist.data.prefetch import prefetch_to_mesh
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
 from keras_dist.data.sharding import ShardPolicy, ShareRows, auto_shard_dataset, replica_group, shard_batch, share_rows

@@ -10,8 +10,7 @@ import numpy as np
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batch import unpack
-from keras_dist.data.batch_keys import BatchKeys
+from keras_dist.data.batch import BatchKeys, unpack
 from keras_dist.data.conversion import Arrays, is_array
 from keras_dist.data.lookup import LookupSource, list_as_array
 from keras_dist.data.source import DataSource, RowSource, registered
@@ -38,14 +37,12 @@ def source_of(
     """Return the source that reads the data given to `fit`, `evaluate` or `predict`.
 
     Args:
-        x: inputs, or a data set that includes targets and weights.
+        x: inputs, or a dataset that includes targets and weights.
         y: targets of inputs, or None.
         sample_weight: weights of inputs, or None.
         name: prefix of the data's name in error messages, such as `"validation "`.
-        prepare: makes arrays of numbers of rows of inputs: of all at once where they are arrays or lists, else of those
-            of a batch.
-        keys: of inputs, targets and weights in batches and examples that are dicts, and in `x` where it is a dict of
-            arrays without `y`; None where dicts are inputs.
+        prepare: converts inputs to numbers: all arrays or lists at once, other data by batch.
+        keys: keys in batches and examples that are dicts, and in `x` if it is a dict of arrays without `y`.
     """
     kind = _kind_of(x)
     if kind is None and keys is not None and y is None and sample_weight is None:
@@ -53,13 +50,13 @@ def source_of(
     if kind is None:
         if isinstance(x, dict | list | tuple | None) or is_array(x):
             return ArraySource(x if prepare is None else prepare(x), y, sample_weight, name)
-        fix = "make an array of it, or a class with __iter__ that gives batches"
+        fix = "convert it to an array, or define a class whose __iter__ yields batches"
         raise DataError(f"{name}x must be {TAKEN}", given=with_type(x), fix=fix)
     for argument, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             given = f"{name}x={shorten(x)}, and {argument}"
-            fix = "let the data set give (x, y) or (x, y, sample_weight), or pass x as an array"
-            raise DataError(f"`{argument}` cannot be used with a data set as x", given=given, fix=fix)
+            fix = "let the dataset yield (x, y) or (x, y, sample_weight), or pass x as an array"
+            raise DataError(f"`{argument}` cannot be used with a dataset as x", given=given, fix=fix)
     if prepare is None and keys is None:
         return kind(x, name=name)
     if kind is LookupSource:
@@ -103,21 +100,21 @@ class _MappedExamples:
 
 
 class _ListsOfExamples(_MappedExamples):
-    """The same, of which several are read at once."""
+    """Changed examples of which several are read at once."""
 
     def __getitems__(self, numbers: list[int]) -> list[PyTree]:
         return [self._change(example) for example in self._examples.__getitems__(numbers)]
 
 
 def _prepared(example: PyTree, prepare: Callable[[PyTree], PyTree]) -> PyTree:
-    """An example whose inputs are made arrays of numbers."""
+    """Convert the inputs of an example to numbers."""
     x, *others = unpack(example, "the example")
     lifted = jax.tree.map(lambda leaf: np.asarray(leaf)[None], x)
     return (jax.tree.map(lambda leaf: leaf[0], prepare(lifted)), *others)
 
 
 def is_data_set(x: PyTree) -> bool:
-    """Whether `x` is a data set that includes targets and weights, not an array or a pytree of arrays."""
+    """Return whether `x` is a dataset that includes targets and weights, not an array or a pytree of arrays."""
     return _kind_of(x) is not None
 
 

@@ -1,17 +1,19 @@
-"""`Batch`: padded rows that can be placed on the mesh. `unpack`: the parts of an element of a data set."""
+"""`Batch`: padded rows that can be placed on the mesh. `unpack`, `BatchKeys`: the parts of an element of a dataset."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Self
 
 import jax
 import numpy as np
 
+from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.data.conversion import Arrays, describe
 from keras_dist.distribution.jobs.process_rows import BatchSlice
-from keras_dist.errors import DataError, shorten
+from keras_dist.errors import DataError, shorten, unknown_name_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +23,11 @@ class Batch:
     Attributes:
         arrays: `(x, y, sample_weight)`, each leaf (padded rows, ...), in a stack (batches, padded rows, ...); y and
             sample_weight may be None.
-        rows: number of real rows, in a job of several processes of the global batch; the others are padding that
-            repeats the last real row.
+        rows: number of real rows of the global batch; the others are padding that repeats the last real row.
         form: equal for batches whose arrays have the same structure, shapes and dtypes.
-        name: prefix of the data set's name in error messages, such as `"validation "`.
+        name: prefix of the dataset's name in error messages, such as `"validation "`.
         stacked: number of batches in the stack; None for a single batch.
-        portion: which rows of the global batch these are; None for all.
+        portion: the rows of the global batch that these are; None for all.
     """
 
     arrays: Arrays
@@ -37,7 +38,7 @@ class Batch:
     portion: BatchSlice | None = None
 
     def describe(self) -> str:
-        """Return the arrays with the shapes that a step sees."""
+        """Return the arrays with the shapes of a step's arguments, as text."""
         first = 1 if self.stacked is None else 2
         return describe(self.arrays, self.name, lambda leaf: (self.rows, *leaf.shape[first:]))
 
@@ -60,7 +61,7 @@ def stacked(batches: Iterator[Batch], count: int) -> Iterator[Batch]:
 
 
 def unpack(element: PyTree, name: str) -> Arrays:
-    """Return `(x, y, sample_weight)`, with None for what is missing.
+    """Return `(x, y, sample_weight)`, with None for missing parts.
 
     Source: `keras.utils.unpack_x_y_sample_weight`.
     """
@@ -70,24 +71,24 @@ def unpack(element: PyTree, name: str) -> Arrays:
         x, y, sample_weight = (*element, None, None)[:3]
         return x, y, sample_weight
     given = f"a {type(element).__name__} of {len(element)}: {shorten(element)}"
-    fix = "put several inputs in a tuple of their own: ((a, b), y)"
+    fix = "put several inputs in a separate tuple: ((a, b), y)"
     raise DataError(f"{name} must be x, (x,), (x, y) or (x, y, sample_weight)", given=given, fix=fix)
 
 
 def unpack_x_y_sample_weight(data: PyTree) -> Arrays:
-    """Return `(x, y, sample_weight)` of a batch, with None for what is missing.
+    """Return `(x, y, sample_weight)` of a batch, with None for missing parts.
 
     Args:
-        data: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, as steps of a model are given it.
+        data: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, as passed to the steps of a model.
 
     Raises:
-        DataError: it is none of these.
+        DataError: `data` is a tuple or list of another length.
     """
     return unpack(data, "data")
 
 
 def pack_x_y_sample_weight(x: PyTree, y: PyTree = None, sample_weight: PyTree = None) -> PyTree:
-    """Return a batch as steps of a model are given it: without what is missing at its end; inputs alone as they are.
+    """Return a batch as passed to the steps of a model: without missing parts at its end, and inputs alone unchanged.
 
     Args:
         x: inputs.
@@ -99,3 +100,47 @@ def pack_x_y_sample_weight(x: PyTree, y: PyTree = None, sample_weight: PyTree = 
     if y is not None:
         return x, y
     return (x,) if isinstance(x, tuple | list) else x
+
+
+_PARTS = ("x", "y", "sample_weight")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchKeys:
+    """Keys, or structures of keys, of inputs, targets and weights in batches that are dicts."""
+
+    x: PyTree
+    y: PyTree = None
+    sample_weight: PyTree = None
+
+    def of_inputs(self) -> Self:
+        """Return the keys of inputs alone."""
+        return dataclasses.replace(self, y=None, sample_weight=None)
+
+    def parts(self, batch: PyTree, name: str, convert: Callable[[Any, str], Any] | None = None) -> PyTree:
+        """Return `(x, y, sample_weight)`, converted, of a batch or example that is a dict; return others unchanged."""
+        if isinstance(batch, tuple) and all(part is None for part in batch[1:]):  # (x, None, None) of a DataLoader
+            batch = batch[0] if batch and isinstance(batch[0], Mapping) else batch
+        if not isinstance(batch, Mapping):
+            return batch
+
+        def entry(key: str) -> Any:
+            if key not in batch:
+                fix = f"let the dataset return {key!r}, or name another key in compile(..., batch_keys=...)"
+                raise unknown_name_error(f"{name} has no key", key, map(str, batch), fix=fix, error=DataError)
+            return batch[key] if convert is None else convert(batch[key], repr(key))
+
+        return jax.tree.map(entry, (self.x, self.y, self.sample_weight))
+
+
+def check_batch_keys(given: Any) -> BatchKeys | None:
+    """Return the checked argument `batch_keys` of `compile`."""
+    if given is None:
+        return None
+    is_dict = isinstance(given, Mapping) and "x" in given and set(given) <= {*_PARTS}
+    keys = [key for part in given.values() for key in (jax.tree.leaves(part) or [part])] if is_dict else [None]
+    if not all(isinstance(key, str) for key in keys):
+        fix = 'for example batch_keys=dict(x="input_ids", y="labels", sample_weight="attention_mask")'
+        expected = "a dict of 'x', 'y' and 'sample_weight', each a key or a structure of keys, with at least 'x'"
+        raise argument_error("batch_keys", given, expected, fix=fix)
+    return BatchKeys(**given)

@@ -1,4 +1,4 @@
-"""`BatchedDataset`: rows that are read by their numbers, in batches, as `fit` and loops over numpy arrays take them."""
+"""`BatchedDataset`: batches of rows that are read by number, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_int,
-    check_option,
-    is_int,
-)
+from keras_dist._support.arguments import argument_error, check_int, check_option, is_int
 from keras_dist._support.types import PyTree
 from keras_dist.data.source import order_of, register_source
 from keras_dist.data.streams import NumberedSource, read_in_threads
@@ -25,20 +20,19 @@ _MOST_THREADS = 8
 
 
 class BatchedDataset:
-    """Batches of rows that are read by their numbers; an iterable of numpy arrays, which `fit` takes as it is.
+    """Batches of rows that are read by number: an iterable of numpy arrays, for `fit` and other loops.
 
-    In `fit` the rows of a dataset that shuffles come in another order in each epoch, the same in all processes and
-    after a restart.
+    If `shuffles`, `fit` reads the rows in another order in each epoch, the same in all processes and after a restart.
 
     Args:
-        read: `read(numbers)` gives a batch of the rows with these numbers: `x` or `(x, y)`.
-        numbers: those of the rows, in the order in which loops get them.
-        batch_size: rows of a batch; None for single rows.
-        shuffles: whether `fit` changes the order of rows.
-        **attributes: of the dataset, such as `class_names`.
+        read: `read(numbers)` returns a batch of the rows with these numbers: `x` or `(x, y)`.
+        numbers: numbers of the rows, in the order of iteration.
+        batch_size: number of rows in a batch; None for single rows.
+        shuffles: whether `fit` shuffles the rows.
+        **attributes: attributes of the dataset, such as `class_names`.
 
     Attributes:
-        class_names: the names of the classes; None without labels.
+        class_names: names of the classes; None without labels.
         file_paths: the files, in the order of the rows.
     """
 
@@ -60,11 +54,11 @@ class BatchedDataset:
         vars(self).update(attributes)
 
     def __len__(self) -> int:
-        """Return the number of batches; of rows where they come one by one."""
+        """Return the number of batches; without `batch_size`, of rows."""
         return -(-len(self._numbers) // (self.batch_size or 1))
 
     def cardinality(self) -> int:
-        """Return the number of batches, as of `tf.data`."""
+        """Return the number of batches, as in `tf.data`."""
         return len(self)
 
     def __iter__(self) -> Iterator[PyTree]:
@@ -72,7 +66,7 @@ class BatchedDataset:
         return self.batches(self._numbers)
 
     def __getitem__(self, index: int) -> PyTree:
-        """Return the batch of this number."""
+        """Return a batch by number."""
         if not is_int(index, -len(self), len(self) - 1):
             raise IndexError(f"batch {index!r} of {len(self)}")
         size = self.batch_size or 1
@@ -80,7 +74,7 @@ class BatchedDataset:
         return self._batch(self._numbers[start : start + size])
 
     def batches(self, numbers: np.ndarray, skip: int = 0) -> Iterator[PyTree]:
-        """Yield batches of the rows with these numbers but for the first `skip`, which threads read ahead."""
+        """Yield batches of the rows with these numbers, except the first `skip`; threads read ahead."""
         size = self.batch_size or 1
         count = max(-(-len(numbers) // size) - skip, 0)
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
@@ -92,18 +86,18 @@ class BatchedDataset:
         return read_in_threads(read, count, threads, threads)
 
     def order(self, shuffle_key: tuple[int, ...] | None) -> np.ndarray:
-        """Return the numbers of the rows for a pass of `fit`."""
+        """Return the numbers of the rows in the order of one pass of `fit`."""
         if shuffle_key is None or not self.shuffles:
             return self._numbers
         return self._numbers[order_of(len(self._numbers), shuffle_key)]
 
     def map(self, function: Callable[..., PyTree], *args: Any, **kwargs: Any) -> Self:
-        """Return a dataset of `function(batch)`, or `function(x, y)` where it takes two arguments.
+        """Return a dataset of `function(batch)`, or of `function(x, y)` if it has two arguments.
 
         Args:
-            function: of a batch.
-            *args: not used: `num_parallel_calls` of `tf.data`.
-            **kwargs: not used.
+            function: function of a batch.
+            *args: ignored, as `num_parallel_calls` of `tf.data`.
+            **kwargs: ignored.
         """
         del args, kwargs
         return self._with(_maps=(*self._maps, _of_batches(function)))
@@ -113,11 +107,11 @@ class BatchedDataset:
         return self._rows(slice(count * (self.batch_size or 1)))
 
     def skip(self, count: int) -> Self:
-        """Return a dataset of all batches but the first `count`."""
+        """Return a dataset without the first `count` batches."""
         return self._rows(slice(count * (self.batch_size or 1), None))
 
     def batch(self, batch_size: int) -> Self:
-        """Return a dataset of batches, where rows come one by one."""
+        """Return a dataset of batches, from a dataset of single rows."""
         if self.batch_size is not None:
             given = f"a dataset of batches of {self.batch_size} rows"
             fix = "make it with batch_size=None"
@@ -125,11 +119,11 @@ class BatchedDataset:
         return self._with(batch_size=check_int("batch_size", batch_size, 1, error=DataError))
 
     def prefetch(self, buffer_size: Any = None) -> Self:
-        """Return the dataset itself, which reads ahead."""
+        """Return the dataset itself, which always reads ahead."""
         return self
 
     def cache(self, filename: str = "") -> Self:
-        """Return the dataset itself: files are read again in each epoch."""
+        """Return the dataset itself; files are read again in each epoch."""
         return self
 
     def _batch(self, numbers: np.ndarray) -> PyTree:
@@ -156,7 +150,7 @@ class BatchedDataset:
 
 @register_source
 class BatchedSource(NumberedSource):
-    """Batches of a `BatchedDataset`, whose rows come in another order in each epoch."""
+    """Batches of a `BatchedDataset`, shuffled by row in each epoch."""
 
     def __init__(self, dataset: BatchedDataset, name: str = "") -> None:
         if dataset.batch_size is None:
@@ -165,26 +159,26 @@ class BatchedSource(NumberedSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it is a `BatchedDataset`."""
+        """Whether `x` is a `BatchedDataset`."""
         return isinstance(x, BatchedDataset)
 
     @property
     def num_batches(self) -> int:
-        """The number of batches."""
+        """Number of batches."""
         return len(self._dataset)
 
     @property
     def is_endless(self) -> bool:
-        """Whether they never end."""
+        """False."""
         return False
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over the batches of a pass."""
+        """Iterate over the batches of one pass."""
         return self._dataset.batches(self._dataset.order(shuffle_key), skip)
 
 
 def _of_batches(function: Callable[..., PyTree]) -> Callable[[PyTree], PyTree]:
-    """Return a function of a batch: of x and y apart, where the given one takes both."""
+    """Return a function of a batch, which passes x and y separately if `function` has two arguments."""
     try:
         named = inspect.signature(function).parameters.values()
         positional = [p for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -202,18 +196,18 @@ def split_dataset(
     seed: int | None = None,
     preferred_backend: str | None = None,
 ) -> tuple[BatchedDataset, BatchedDataset]:
-    """Return the first rows of a dataset, and the last ones, each as a dataset of single rows.
+    """Split a dataset into its first and its last rows, two datasets of single rows.
 
     Args:
-        dataset: an array, a tuple or list of arrays, or what has `__len__` and gives examples.
-        left_size: how many rows, or which part of all of them, the first has; by default what the other leaves.
-        right_size: the same for the second.
-        shuffle: whether rows are shuffled before.
-        seed: fixes the order.
-        preferred_backend: not used.
+        dataset: an array, a tuple or list of arrays, or an object with `__len__` that yields examples.
+        left_size: size of the first dataset: a number of rows, or a fraction; by default the remainder.
+        right_size: the same for the second dataset.
+        shuffle: whether to shuffle rows before.
+        seed: seed of the order.
+        preferred_backend: ignored.
 
     Raises:
-        DataError: a size is none, or leaves no row.
+        DataError: a size is invalid, or leaves no row.
 
     Example:
         >>> import numpy as np
@@ -291,22 +285,22 @@ def timeseries_dataset_from_array(
 
     Args:
         data: the steps of the series, (steps, ...).
-        targets: `targets[i]` belongs to the window that begins at step i; None for windows alone.
-        sequence_length: steps of a window.
-        sequence_stride: steps from the beginning of a window to that of the next.
-        sampling_rate: steps of the series from one of a window to the next.
-        batch_size: windows of a batch; None for single ones.
-        shuffle: whether windows are shuffled.
-        seed: fixes their order.
-        start_index: the first step that is used; by default 0.
-        end_index: the first step that is not used; by default the number of steps.
-        format: `"tf"` or `"grain"`: the same dataset comes back for both.
+        targets: `targets[i]` belongs to the window that begins at step i; None for no targets.
+        sequence_length: number of steps in a window.
+        sequence_stride: number of steps between the beginnings of two windows.
+        sampling_rate: number of steps of the series between two steps of a window.
+        batch_size: number of windows in a batch; None for single windows.
+        shuffle: whether to shuffle windows.
+        seed: seed of their order.
+        start_index: first step to use; by default 0.
+        end_index: step after the last one to use; by default the number of steps.
+        format: `"tf"` or `"grain"`; the result is the same.
 
     Returns:
-        A dataset of numpy arrays `(x, y)`, x of shape (batch, sequence_length, ...); without targets of x.
+        A dataset of numpy arrays `(x, y)`, x of shape (batch, sequence_length, ...); without targets, of x.
 
     Raises:
-        DataError: there is no window.
+        DataError: there is not one window.
 
     Example:
         >>> import numpy as np
@@ -318,12 +312,9 @@ def timeseries_dataset_from_array(
     Source: `keras.utils.timeseries_dataset_from_array`.
     """
     check_option("format", format, ("tf", "grain"), error=DataError)
-    for name, value in (
-        ("sequence_length", sequence_length),
-        ("sequence_stride", sequence_stride),
-        ("sampling_rate", sampling_rate),
-    ):
-        check_int(name, value, 1, error=DataError)
+    check_int("sequence_length", sequence_length, 1, error=DataError)
+    check_int("sequence_stride", sequence_stride, 1, error=DataError)
+    check_int("sampling_rate", sampling_rate, 1, error=DataError)
     steps = np.asarray(data)
     total = len(steps)
     first = check_int("start_index", start_index or 0, 0, total, error=DataError)

@@ -1,4 +1,4 @@
-"""`Batching` and `Streaming`: which batches make an epoch."""
+"""`Batching` and `Streaming`: the batches of each epoch."""
 
 from __future__ import annotations
 
@@ -20,37 +20,25 @@ from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]
-"""The numbers of the epochs with their batches, which are taken before the next epoch is asked for."""
+"""Numbers of the epochs with their batches, which must be consumed before the next epoch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The batches of an epoch.
+    """The batches of an epoch."""
 
-    Attributes:
-        began: the epoch in which this pass over the examples began; examples are shuffled once per pass.
-        batches: indices of the batches in the pass.
-    """
-
-    began: int
-    batches: range
+    began: int  # epoch in which this pass over the examples began; examples are shuffled once per pass
+    batches: range  # indices in the pass
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batching:
-    """Examples split into batches of equal size.
-
-    Attributes:
-        source: the examples.
-        batch_size: rows in all batches but the last.
-        steps: number of batches per epoch; None for all.
-        drop_remainder: whether to drop the last batch if it is smaller.
-    """
+    """Examples split into batches of equal size."""
 
     source: RowSource
     batch_size: int
-    steps: int | None = None
-    drop_remainder: bool = False
+    steps: int | None = None  # per epoch; None for all batches
+    drop_remainder: bool = False  # whether to drop a partial last batch
 
     def __post_init__(self) -> None:
         if self.drop_remainder and self.source.length < self.batch_size:
@@ -60,26 +48,24 @@ class Batching:
 
     @property
     def batches(self) -> int:
-        """The number of batches."""
+        """Number of batches."""
         full, left = divmod(self.source.length, self.batch_size)
         return full + (left > 0 and not self.drop_remainder)
 
     @property
     def steps_of_epoch(self) -> int:
-        """The number of batches of a full epoch."""
+        """Number of batches of a full epoch."""
         return self.steps or self.batches
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The counts that must be equal in all processes, by name."""
+        """Counts that must be equal in all processes, by name."""
         return {"rows": self.source.length, "rows of a batch": self.batch_size, "steps": self.steps_of_epoch}
 
     def spans(self, epochs: range) -> Iterator[tuple[int, Span]]:
-        """Return the epochs with their batches; each epoch continues where the previous one stopped.
+        """Yield the epochs with their batches; each epoch continues where the previous one stopped.
 
-        A pass over the examples ends with an epoch. If that epoch has fewer than `steps` batches, a warning is given.
-
-        Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
+        A pass ends with an epoch, which may have fewer than `steps` batches. As in Keras's `EpochIterator`.
         """
         began, start = epochs.start, 0
         for epoch in epochs:
@@ -90,7 +76,7 @@ class Batching:
             began, start = (began, stop) if stop < self.batches else (epoch + 1, 0)
 
     def spans_from(self, epochs: range, start: Cursor | None) -> Iterator[tuple[int, Span]]:
-        """Return the epochs with the batches that remain from `start` on; None for all."""
+        """Yield the epochs with the batches from `start` on; None for all."""
         start = start or Cursor(epochs.start)
         for epoch, span in self.spans(epochs):
             if epoch >= start.epoch:
@@ -110,9 +96,9 @@ class Batching:
 
         Args:
             numbers: indices of the epochs.
-            multiple_of: batches are padded up to a multiple of this many rows.
+            multiple_of: batches are padded to a multiple of this number of rows.
             shuffle_key: seeds the order of each pass, together with the epoch in which it began; None for no shuffling.
-            stack: number of batches per stack; when fewer are left, they come one by one.
+            stack: number of batches per stack; the remaining batches are yielded singly.
             start: position to begin at, in one of the epochs; earlier batches are skipped.
             share: the rows of each batch that this process loads; None for all.
         """
@@ -121,10 +107,10 @@ class Batching:
             yield epoch, self.source.batches(self.batch_size, multiple_of, key, stack, span.batches, share)
 
     def state(self) -> None:
-        """Return None: the index of a batch is enough to resume."""
+        """Return None, since the index of a batch is sufficient to resume."""
 
     def check_passes(self, count: int) -> None:
-        """Do nothing: examples can be read any number of times."""
+        """Do nothing, since examples can be read any number of times."""
 
     def example(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return the first batch in the order of the examples, for its structure."""
@@ -137,17 +123,11 @@ class Batching:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Streaming:
-    """Batches of a data set that yields batches.
-
-    Attributes:
-        source: the batches.
-        steps: number of batches per epoch; None for all.
-        steps_argument: the name of `steps` in error messages.
-    """
+    """Batches of a dataset that yields batches."""
 
     source: StreamSource
-    steps: int | None = None
-    steps_argument: str = "steps"
+    steps: int | None = None  # per epoch; None for all batches
+    steps_argument: str = "steps"  # in errors
 
     def __post_init__(self) -> None:
         if self.steps is None and self.source.is_endless:
@@ -155,12 +135,12 @@ class Streaming:
 
     @property
     def steps_of_epoch(self) -> int | None:
-        """The number of batches of a full epoch; None where that is not known."""
+        """Number of batches of a full epoch; None if unknown."""
         return self.steps or self.source.num_batches
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The counts that must be equal in all processes, by name."""
+        """Counts that must be equal in all processes, by name."""
         rows = len(jax.tree.leaves(self.source.like)[0])
         return {"rows of the first batch": rows, "steps": self.steps_of_epoch}
 
@@ -173,12 +153,9 @@ class Streaming:
         start: Cursor | None = None,
         share: HostSlice | None = None,
     ) -> Epochs:
-        """Yield the batches of each epoch; with `steps`, each epoch continues where the previous one stopped.
+        """Yield the batches of each epoch as `Batching.epochs`; with `steps`, each continues where the last stopped.
 
-        Stops early when an iterator that can be used only once is exhausted. No batch is read before its epoch begins.
-        For the arguments see `Batching.epochs`.
-
-        Source: `keras.src.trainers.epoch_iterator.EpochIterator`.
+        Stops early when an iterator is exhausted. No batch is read before its epoch begins.
         """
         source = self.source
         start = start or Cursor(numbers.start)
@@ -187,7 +164,7 @@ class Streaming:
         batches: Iterator[Batch] | None = None
         for epoch in numbers:
             is_done = epoch < start.epoch
-            if is_done and self.steps is None:  # of a pass of its own, which need not be gone through
+            if is_done and self.steps is None:  # a separate pass, which can be skipped
                 source.begin_epoch()
                 source.end_epoch()
                 continue
@@ -206,7 +183,7 @@ class Streaming:
             key = pass_key(shuffle_key, epoch)
             new = functools.partial(self.source.batches, multiple_of, key, skip, state, share)
             taken = _Taken(begun, batches, new, self.steps, self.source.title, skip)
-            left = self._told(iter(taken), done, stack)
+            left = self._with_hooks(iter(taken), done, stack)
             if is_done:
                 collections.deque(left, maxlen=0)
             else:
@@ -218,14 +195,14 @@ class Streaming:
                 batches = None if not source.is_once else iter(())
 
     def state(self) -> Any:
-        """Return the state of the iterator of the batches, as JSON; None if it has none."""
+        """Return the state of the iterator of the batches, as JSON; None if there is none."""
         return self.source.state()
 
     def example(self, multiple_of: int, share: HostSlice | None = None) -> Batch:
         """Return the first batch, for its structure."""
         return self.source.example(multiple_of, share)
 
-    def _told(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
+    def _with_hooks(self, batches: Iterator[Batch], done: int, stack: int) -> Iterator[Batch]:
         """Yield the remaining batches of an epoch between the hooks `begin_epoch` and `end_epoch` of the source."""
         self.source.begin_epoch()
         for _ in shown_skipping(itertools.islice(batches, done), done, self.source.title):
@@ -234,12 +211,10 @@ class Streaming:
         self.source.end_epoch()
 
     def check_passes(self, count: int) -> None:
-        """Check that the batches can be iterated `count` times, without reading one."""
+        """Raise if the batches cannot be iterated `count` times. Reads no batch."""
         if self.source.is_once and self.steps is None and count > 1:
-            raise self._needs_steps(
-                f"an iterator, which can be gone through once, for {count} times",
-                "; for all batches each time a PyDataset, or an object whose __iter__ begins anew",
-            )
+            fix = "; for all batches each time a PyDataset, or an object whose __iter__ begins anew"
+            raise self._needs_steps(f"an iterator, which can be used once, for {count} passes", fix)
 
     def _needs_steps(self, given: str, otherwise: str = "") -> DataError:
         summary = f"`{self.steps_argument}` is missing: the number of batches of an epoch"
@@ -248,21 +223,7 @@ class Streaming:
 
 
 class _Taken:
-    """The batches of one epoch, counted.
-
-    Args:
-        begun: the first one, if it was taken already.
-        batches: what is left of a pass, if one has begun.
-        new: begins a pass, where nothing is left.
-        steps: how many to take; None for all.
-        title: how errors call the source.
-        count: how many were taken before, in another run.
-
-    Attributes:
-        batches: what is left of the pass.
-        count: how many were taken.
-        is_over: whether there was no other.
-    """
+    """The batches of one epoch, counted."""
 
     def __init__(
         self,
@@ -273,9 +234,9 @@ class _Taken:
         title: str,
         count: int,
     ) -> None:
-        self.batches = batches
+        self.batches = batches  # rest of a pass, if one has begun
         self._begun, self._new, self._steps, self._title = begun, new, steps, title
-        self.count, self.is_over = count, False
+        self.count, self.is_over = count, False  # batches taken, also in another run; whether the pass has ended
 
     def __iter__(self) -> Iterator[Batch]:
         while self._steps is None or self.count < self._steps:
@@ -291,7 +252,7 @@ class _Taken:
 
     def _next(self) -> Batch | None:
         batch = next(self.batches, None) if self.batches is not None else None
-        if batch is None and (self.batches is None or self.count == 0):  # all were taken by the epochs before
+        if batch is None and (self.batches is None or self.count == 0):  # earlier epochs have taken all
             self.batches = self._new()
             batch = next(self.batches, None)
         return batch
@@ -316,7 +277,7 @@ def _warn_of_epochs(count: int, epochs: int, given: str) -> None:
     warnings.warn(
         f"Your input ran out of data: training ends after {count} of {epochs} epochs\n"
         f"  given:    {given}\n"
-        "  expected: batches that can be gone through in every epoch\n"
+        "  expected: batches that can be iterated in every epoch\n"
         "  fix:      an object with __iter__ in place of an iterator, or steps_per_epoch=...",
         stacklevel=3,
     )
@@ -324,21 +285,13 @@ def _warn_of_epochs(count: int, epochs: int, given: str) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """The validation data, and the epochs after which it is evaluated.
-
-    Attributes:
-        examples: the validation data, in batches.
-        freq: number of epochs between evaluations; or the epochs after which to evaluate, counted from 1.
-    """
+    """The validation data, and the epochs after which it is evaluated."""
 
     examples: Batching | Streaming
-    freq: int | Collection[int] = 1
+    freq: int | Collection[int] = 1  # number of epochs between evaluations; or the epochs, counted from 1
 
     def repeatable(self, epochs: range) -> Validation:
-        """Return the same validation, with examples that can be evaluated after each of these epochs.
-
-        Batches of an iterator are kept, so that all evaluations see the same; see `Streaming.check_passes`.
-        """
+        """Return the same validation for these epochs; batches of an iterator are kept, to be used each time."""
         examples, times = self.examples, self.times(epochs)
         examples.check_passes(times)
         if times > 1 and isinstance(examples, Streaming) and examples.source.is_once and examples.steps is not None:
@@ -347,7 +300,7 @@ class Validation:
         return self
 
     def times(self, epochs: range) -> int:
-        """How many of the epochs an evaluation follows."""
+        """Return the number of evaluations in these epochs."""
         return sum(map(self.is_due, epochs))
 
     def is_due(self, epoch: int) -> bool:

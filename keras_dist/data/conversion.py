@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
 
 from keras_dist._support import tree_paths
-from keras_dist._support.arguments import check_int
+from keras_dist._support.arguments import argument_error, check_exclusive, check_int
 from keras_dist._support.array_operators import native
 from keras_dist._support.integer_checks import check_fits
 from keras_dist._support.types import PyTree
@@ -35,24 +35,24 @@ def as_arrays(value: PyTree, argument: str) -> PyTree:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Whether it is an iterator, which JAX refuses inside a tree with an error of its own, or a sparse array of JAX."""
+    """Whether it is an iterator, for which JAX raises an error inside a tree, or a sparse array of JAX."""
     return isinstance(node, Iterator) or hasattr(node, "todense")
 
 
 def all_as_arrays(given: Arrays, name: str) -> Arrays:
-    """Convert the leaves of `(x, y, sample_weight)`; `name` comes before theirs in errors."""
+    """Convert the leaves of `(x, y, sample_weight)`; `name` is the prefix of their names in errors."""
     x, y, sample_weight = given
     return as_arrays(x, f"{name}x"), as_arrays(y, f"{name}y"), as_arrays(sample_weight, f"{name}sample_weight")
 
 
 def with_lists_as_arrays(value: PyTree) -> PyTree:
-    """Convert lists of numbers, and of equally long lists of them, to arrays, as in `tf.keras`."""
+    """Convert lists of numbers, and of equally long such lists, to arrays, as in `tf.keras`."""
     if type(value) is dict:
         return {key: with_lists_as_arrays(item) for key, item in value.items()}
     if type(value) not in (list, tuple) or not value:
         return value
     if all(isinstance(leaf, bool | int | float | np.number | np.bool_) for leaf in jax.tree.leaves(value)):
-        with contextlib.suppress(ValueError):  # of different lengths: errors tell what is no array
+        with contextlib.suppress(ValueError):  # lists of different lengths, which raise later
             array = np.asarray(value)
             if array.dtype.kind in "biuf":
                 return array
@@ -60,7 +60,7 @@ def with_lists_as_arrays(value: PyTree) -> PyTree:
 
 
 def leaf_name(argument: str, path: tuple[PyTree, ...]) -> str:
-    """Return the name of a leaf of the pytree `argument`, as errors show it."""
+    """Return the name of a leaf of the pytree `argument` in errors."""
     parts = tree_paths.parts_of(path)
     return argument + "".join(f"[{part!r}]" for part in parts)
 
@@ -81,7 +81,7 @@ def describe(arrays: Arrays, name: str = "", shape_of: Callable[[Any], Any] = np
 
 @contextlib.contextmanager
 def noting(place: str | Callable[[], str]) -> Iterator[None]:
-    """Add a note to errors that says where they were raised; a function of the text is called for errors alone."""
+    """Add a note with a place to errors; a function is called for errors only."""
     try:
         yield
     except Exception as error:
@@ -101,13 +101,13 @@ def as_array(leaf: Any, name: str) -> np.ndarray | SparseRows:
         summary = f"{name} must hold numbers or booleans, with the examples along the first dim"
         fix = f"convert it first, for example {name}.astype('float32')" if array.ndim else f"{name}[None]"
         raise DataError(summary, given=f"shape {array.shape}, dtype {array.dtype}", fix=fix)
-    if not isinstance(array, np.memmap):  # a file may be larger than memory: its rows are checked when they are taken
+    if not isinstance(array, np.memmap):  # a file may be larger than memory: rows are checked when they are read
         check_fits(array, name)
     return array
 
 
-def common_length(arrays: Arrays, name: str, what: str = "data set") -> int:
-    """Return the number of rows of `(x, y, sample_weight)`; raise if their arrays differ in it."""
+def common_length(arrays: Arrays, name: str, what: str = "dataset") -> int:
+    """Return the number of rows of `(x, y, sample_weight)`; raise if it differs between arrays."""
     lengths = {leaf_name: len(leaf) for leaf_name, leaf in named_leaves(arrays, name)}
     if not jax.tree.leaves(arrays[0]):
         fix = "pass the inputs as x: an array, or a pytree of arrays"
@@ -125,32 +125,32 @@ def common_length(arrays: Arrays, name: str, what: str = "data set") -> int:
         if isinstance(weights, np.ndarray) and not np.isfinite(weights).all():
             place = tuple(np.argwhere(~np.isfinite(weights))[0])
             given = f"{weights[place]} in row {place[0]}"
-            fix = "weigh examples that are to be left out 0"
+            fix = "give weight 0 to examples that must be left out"
             raise DataError(f"{leaf_name(f'{name}sample_weight', path)} must be finite", given=given, fix=fix)
     return length
 
 
 def check_targets(arrays: Arrays, name: str, way: str = "pass y") -> None:
-    """Check that there are targets."""
+    """Raise if targets are missing."""
     x, y, _ = arrays
     if jax.tree.leaves(y):
         return
     pair = type(x) if isinstance(x, tuple | list) else None
     batches = f"; if these are batches, {OF_BATCHES}" if are_batches(x) else ""
     given = f"{name}y is None, {name}x is a {type(x).__name__}" + (f" of {len(x)}" if pair else "")
-    fix = f"pass y separately: (x, y){batches}" if pair else f"{way}, or a loss (y_true, y_pred) that does without it"
+    fix = f"pass y separately: (x, y){batches}" if pair else f"{way}, or a loss (y_true, y_pred) that ignores y_true"
     raise DataError(f"{name}y is missing, which the loss or a metric needs", given=given, fix=fix)
 
 
 OF_BATCHES = (
-    "join their arrays to (x, y), or give a data set: a PyDataset, a DataLoader, or an object whose __iter__ yields "
+    "join their arrays to (x, y), or pass a dataset: a PyDataset, a DataLoader, or an object whose __iter__ yields "
     "them (iter(batches) serves one epoch)"
 )
-"""The way out for lists of batches."""
+"""Fix for lists of batches."""
 
 
 def are_batches(value: object) -> bool:
-    """Whether `value` looks like a list of batches, each of which is `(x, y)` or `(x, y, sample_weight)`."""
+    """Whether `value` looks like a list of batches, each `(x, y)` or `(x, y, sample_weight)`."""
     items = cast("list[object] | tuple[object, ...]", value) if isinstance(value, tuple | list) else ()
     return bool(items) and all(isinstance(one, tuple) and len(cast("tuple[object]", one)) in (2, 3) for one in items)
 
@@ -161,16 +161,12 @@ def is_array(x: object) -> bool:
 
 
 def is_plain(x: object) -> bool:
-    """Whether `x` is an array, a container of arrays, a string or a class, and so no data set."""
+    """Whether `x` is an array, a container of arrays, a string or a class, and not a dataset."""
     return isinstance(x, dict | list | tuple | str | bytes | type | None) or is_array(x)
 
 
 def to_host(leaf: Any) -> Any:
-    """Convert an array of any library to one of numpy, without a copy where possible; return anything else unchanged.
-
-    Tensors of torch and TensorFlow, arrays of JAX, columns and tables of pandas; sparse matrices of scipy become
-    `SparseRows`, sparse arrays of JAX dense ones.
-    """
+    """Convert an array of any library to a numpy array or `SparseRows`, without a copy if possible; return others."""
     if isinstance(leaf, np.ndarray):
         return native(leaf)
     if isinstance(leaf, SparseRows):
@@ -187,16 +183,12 @@ def to_host(leaf: Any) -> Any:
 
 
 def dense(array: np.ndarray | SparseRows) -> np.ndarray:
-    """Return all rows of an array, those of a sparse one in a copy."""
+    """Return an array, or a dense copy of sparse rows."""
     return array.copy() if isinstance(array, SparseRows) else array
 
 
 class SparseRows:
-    """A sparse matrix whose rows become dense when they are read.
-
-    Args:
-        matrix: a scipy matrix in CSR format.
-    """
+    """A sparse matrix, a scipy matrix in CSR format, whose rows are converted to dense arrays when they are read."""
 
     ndim = 2
 
@@ -215,7 +207,7 @@ class SparseRows:
 
     def take(self, rows: np.ndarray, axis: int = 0) -> np.ndarray:
         """Return these rows as a dense array of shape `(*rows.shape, columns)`."""
-        del axis  # the rows; as of numpy
+        del axis  # for the signature of numpy
         return self._matrix[rows.ravel()].toarray().reshape(*rows.shape, self.shape[1])
 
     def outside(self, limits: np.iinfo) -> tuple[int, int] | None:
@@ -228,3 +220,37 @@ class SparseRows:
     def copy(self) -> np.ndarray:
         """Return all rows, dense."""
         return self._matrix.toarray()
+
+
+def weights_of_classes(y: PyTree, class_weight: Mapping[int, float], sample_weight: PyTree = None) -> np.ndarray:
+    """Return the weight of the class of each example, by index or by the largest of several scores; by default 1.
+
+    Source: `keras.src.trainers.data_adapters.data_adapter_utils.class_weight_to_sample_weights`.
+    """
+    fix = "multiply sample_weight by the weight of each example's class"
+    check_exclusive(DataError, fix, class_weight=class_weight, sample_weight=sample_weight)
+    _check_weights(class_weight)
+    if not hasattr(y, "shape") or len(y.shape) not in (1, 2):
+        summary = "`class_weight` needs one output, with y of shape (examples,), (examples, 1) or (examples, classes)"
+        given = "y=None" if y is None else f"y: {_shape(y)}"
+        raise DataError(summary, given=given, fix="pass weights for each output by sample_weight")
+    y = np.asarray(dense(y))
+    if y.ndim == 2:
+        y = y.argmax(-1) if y.shape[1] > 1 else y[:, 0]
+    classes, places = np.unique(np.round(y).astype(np.int32), return_inverse=True)
+    return np.array([class_weight.get(int(label), 1.0) for label in classes], np.float32)[places]
+
+
+def _check_weights(class_weight: object) -> None:
+    numbers = (int, float, np.number)
+    fits = isinstance(class_weight, Mapping) and all(
+        isinstance(label, numbers) and float(label).is_integer() and isinstance(weight, numbers) and np.isfinite(weight)
+        for label, weight in class_weight.items()
+    )
+    if not fits:
+        expected, example = "a dict from class indices to finite weights", {0: 1.0, 1: 5.0}
+        raise argument_error("class_weight", class_weight, expected, example=example, error=DataError)
+
+
+def _shape(y: PyTree) -> str:
+    return f"shape {y.shape}" if hasattr(y, "shape") else f"a {type(y).__name__} for several outputs"

@@ -15,11 +15,11 @@ class Cursor:
     """The position of a run in its data, which does not depend on the mesh or the number of processes.
 
     Attributes:
-        epoch: the epoch that is running, counted from 0.
-        batch: number of its batches that are done.
-        rows: number of its rows that are done.
+        epoch: current epoch, counted from 0.
+        batch: number of finished batches of the epoch.
+        rows: number of finished rows of the epoch.
         seed: fixes the order of the rows, together with the epoch; None if they are not shuffled.
-        source: the state of an iterator that has one, as JSON; None for all others.
+        source: state of an iterator that has one, as JSON; otherwise None.
     """
 
     epoch: int = 0
@@ -44,13 +44,10 @@ class Cursor:
             DataError: `state` is not such a result.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        if (
-            not isinstance(state, Mapping)
-            or set(state) != set(names)
-            or not all(_fits(*item) for item in state.items())
-        ):
+        is_dict = isinstance(state, Mapping) and set(state) == set(names)
+        if not is_dict or not all(_fits(*item) for item in state.items()):
             fix = f"pass the result of `get_state()`: a dict of {', '.join(names)}, integers of at least 0"
-            raise DataError("this is not the position of a run over data", given=shorten(state), fix=fix)
+            raise DataError("`state` must be the position of a run over data", given=shorten(state), fix=fix)
         return cls(**state)
 
 

@@ -1,4 +1,4 @@
-"""`image_dataset_from_directory` and `text_dataset_from_directory`: files in folders, one for each class."""
+"""`image_dataset_from_directory` and `text_dataset_from_directory`: files in one folder for each class."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_number,
-    check_option,
-    check_sizes,
-)
+from keras_dist._support.arguments import argument_error, check_number, check_option, check_sizes
 from keras_dist._support.types import PyTree
 from keras_dist.config.settings import check_data_format
 from keras_dist.data.batched import BatchedDataset
@@ -48,37 +43,37 @@ def image_dataset_from_directory(
     format: str = "tf",
     verbose: bool = True,
 ) -> Any:
-    """Return a dataset of the images in a folder, with the number of the subfolder that each is in.
+    """Return a dataset of the images in a folder, labelled by subfolder.
 
-    Files are read by Pillow in threads, when a batch is due: `pip install pillow`.
+    Files are read by Pillow in threads, when a batch is needed: `pip install pillow`.
 
     Args:
         directory: the folder.
         labels: `"inferred"` from the subfolders, None, or a list with the label of each file, in the order of paths.
         label_mode: `"int"`, `"categorical"` for vectors, `"binary"` for 0.0 and 1.0 of shape (batch, 1), or None.
-        class_names: the subfolders that are read, in the order of their numbers; by default all, in order.
+        class_names: the subfolders to read, in the order of their labels; by default all, sorted.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
-        batch_size: images of a batch; None for single ones.
+        batch_size: number of images in a batch; None for single images.
         image_size: height and width.
-        shuffle: whether files are shuffled, in `fit` in each epoch anew.
-        seed: fixes the first order.
-        validation_split: the part of the files that is for validation.
+        shuffle: whether to shuffle files; `fit` shuffles them in each epoch.
+        seed: seed of the first order.
+        validation_split: fraction of the files for validation.
         subset: `"training"`, `"validation"`, or `"both"` for two datasets.
         interpolation: `"bilinear"`, `"nearest"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
-        follow_links: whether folders that are links are read, each once.
-        crop_to_aspect_ratio: whether only the largest centered part of the ratio of `image_size` is taken.
-        pad_to_aspect_ratio: whether images are padded to that ratio.
+        follow_links: whether to read folders that are links, each once.
+        crop_to_aspect_ratio: whether to crop images to the ratio of `image_size`, around their center.
+        pad_to_aspect_ratio: whether to pad images to that ratio.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-        format: `"tf"` or `"grain"`: the same dataset comes back for both.
-        verbose: whether the number of files is printed.
+        format: `"tf"` or `"grain"`; the result is the same.
+        verbose: whether to print the number of files.
 
     Returns:
         A `BatchedDataset` with `class_names` and `file_paths`, whose batches are `(images, labels)`: images float32
         from 0 to 255, (batch, height, width, channels). For `subset="both"` a list of two.
 
     Raises:
-        DataFileMissingError: there is no such folder; it is a FileNotFoundError, as in Keras.
-        DataError: there are no such files, or an argument cannot be used; a broken file is named when it is read.
+        DataFileMissingError: the folder does not exist. It is a `FileNotFoundError`, as in Keras.
+        DataError: the folder has no such files, or an argument is invalid; when a broken file is read, which is named.
 
     Source: `keras.utils.image_dataset_from_directory`, with `format="grain"`.
     """
@@ -86,9 +81,8 @@ def image_dataset_from_directory(
     check_option("color_mode", color_mode, ("rgb", "rgba", "grayscale"), error=DataError)
     check_option("interpolation", interpolation, INTERPOLATIONS, error=DataError)
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
-        fix, given = "leave one of them out", "both are True"
         summary = "`crop_to_aspect_ratio` and `pad_to_aspect_ratio` cannot be used together"
-        raise DataError(summary, given=given, fix=fix)
+        raise DataError(summary, given="both are True", fix="leave one of them out")
     size = check_sizes("image_size", image_size, 2)
     read_file = functools.partial(
         read_image,
@@ -123,30 +117,32 @@ def text_dataset_from_directory(
     format: str = "tf",
     verbose: bool = True,
 ) -> Any:
-    """Return a dataset of the `.txt` files in a folder, with the number of the subfolder that each is in.
+    """Return a dataset of the `.txt` files in a folder, labelled by subfolder.
+
+    For the other arguments see `image_dataset_from_directory`.
 
     Args:
         directory: the folder.
-        labels: as of `image_dataset_from_directory`, as are the other arguments.
+        labels: `"inferred"` from the subfolders, None, or a list with the label of each file.
         label_mode: `"int"`, `"categorical"`, `"binary"` or None.
-        class_names: the subfolders that are read, in the order of their numbers.
-        batch_size: texts of a batch; None for single ones.
-        max_length: the number of characters that texts are cut to; by default they are whole.
-        shuffle: whether files are shuffled.
-        seed: fixes the first order.
-        validation_split: the part of the files that is for validation.
+        class_names: the subfolders to read, in the order of their labels.
+        batch_size: number of texts in a batch; None for single texts.
+        max_length: maximum number of characters of a text; by default unlimited.
+        shuffle: whether to shuffle files.
+        seed: seed of the first order.
+        validation_split: fraction of the files for validation.
         subset: `"training"`, `"validation"`, or `"both"` for two datasets.
-        follow_links: whether folders that are links are read, each once.
-        format: `"tf"` or `"grain"`: the same dataset comes back for both.
-        verbose: whether the number of files is printed.
+        follow_links: whether to read folders that are links, each once.
+        format: `"tf"` or `"grain"`; the result is the same.
+        verbose: whether to print the number of files.
 
     Returns:
         A `BatchedDataset` with `class_names`, whose batches are `(texts, labels)`, texts an array of `str`. Map it by a
-        `TextVectorization`, or give it to a model that begins with one.
+        `TextVectorization`, or pass it to a model that begins with one.
 
     Raises:
-        DataFileMissingError: there is no such folder.
-        DataError: there are no such files, an argument cannot be used, or a file is no text in UTF-8.
+        DataFileMissingError: the folder does not exist.
+        DataError: the folder has no such files, an argument is invalid, or a file is not text in UTF-8.
 
     Source: `keras.utils.text_dataset_from_directory`, with `format="grain"`.
     """
@@ -170,10 +166,7 @@ def _text(path: str) -> str:
 
 
 class _Files:
-    """The files of a folder, with their labels, in the order in which they are read.
-
-    The arguments are those of the functions above.
-    """
+    """The files of a folder with their labels, in the order in which they are read; for the arguments see above."""
 
     def __init__(
         self,
@@ -229,7 +222,7 @@ class _Files:
         subset: str | None,
         seed: int | None,
     ) -> Any:
-        """Return the dataset, or two of them."""
+        """Return one dataset, or two for `subset="both"`."""
         check_option("subset", subset, ("training", "validation", "both", None), error=DataError)
         if validation_split is not None:
             check_number("validation_split", validation_split, above=0, below=1, example=0.2, error=DataError)
@@ -252,7 +245,7 @@ class _Files:
         if not len(numbers):
             given = f"{self._directory}, of which {len(self._order)} files are used in all"
             fix = f"check the folder: each subset needs a file that ends in {', '.join(self._endings)}"
-            raise DataError("there are no files", given=given, fix=fix)
+            raise DataError("the folder must have at least one file", given=given, fix=fix)
         paths, labels, mode = self._paths_in_order, self._labels, self._mode
         count = len(self.class_names or ())
 
@@ -278,7 +271,7 @@ class _Files:
         return list(class_names)
 
     def _paths(self, top: str, follow_links: bool) -> Iterator[str]:
-        """Yield the files below a folder in the order of folders and names; a folder that links lead to once."""
+        """Yield the files below a folder, sorted by folder and name; a folder behind several links once."""
         seen: set[str] = set()
         found: list[tuple[str, list[str]]] = []
         for folder, below, files in os.walk(top, followlinks=follow_links):

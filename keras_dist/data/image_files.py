@@ -1,4 +1,4 @@
-"""Images in files, by Pillow: `load_img`, `save_img`, arrays of them and back, and other sizes without devices."""
+"""Images in files, by Pillow: `load_img`, `save_img`, conversion from and to arrays, and resizing on the host."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def load_img(
     interpolation: str = "nearest",
     keep_aspect_ratio: bool = False,
 ) -> Any:
-    """Return an image of a file, as Pillow holds it.
+    """Load an image file as an image of Pillow.
 
     Args:
-        path: of the file, or an `io.BytesIO` of its content.
+        path: path of the file, or an `io.BytesIO` of its content.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         target_size: height and width; by default as in the file.
         interpolation: `"nearest"`, `"bilinear"`, `"bicubic"`, `"hamming"`, `"box"` or `"lanczos"`.
-        keep_aspect_ratio: whether only the largest centered part of the new ratio is taken.
+        keep_aspect_ratio: whether to crop the image to the new ratio, around its center.
 
     Raises:
-        DataError: the file is no image that Pillow reads; it names the file.
+        DataError: Pillow cannot read the file; names the file.
 
     Source: `keras.utils.load_img`.
     """
@@ -68,12 +68,12 @@ def load_img(
 
 
 def img_to_array(img: Any, data_format: str | None = None, dtype: Any = None) -> np.ndarray:
-    """Return an image of Pillow as an array (height, width, channels).
+    """Convert an image of Pillow to an array (height, width, channels).
 
     Args:
         img: the image.
         data_format: `"channels_last"`, the default, or `"channels_first"` for (channels, height, width).
-        dtype: float32 by default.
+        dtype: dtype of the array; by default float32.
 
     Source: `keras.utils.img_to_array`.
     """
@@ -85,13 +85,13 @@ def img_to_array(img: Any, data_format: str | None = None, dtype: Any = None) ->
 
 
 def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dtype: Any = None) -> Any:
-    """Return an array (height, width, channels) as an image of Pillow.
+    """Convert an array (height, width, channels) to an image of Pillow.
 
     Args:
         x: an array with 1, 3 or 4 channels.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-        scale: whether values are stretched to 0 to 255.
-        dtype: in which this is computed; float32 by default.
+        scale: whether to scale values to the range from 0 to 255.
+        dtype: dtype of the computation; by default float32.
 
     Source: `keras.utils.array_to_img`.
     """
@@ -113,21 +113,16 @@ def array_to_img(x: Any, data_format: str | None = None, scale: bool = True, dty
 
 
 def save_img(
-    path: Any,
-    x: Any,
-    data_format: str | None = None,
-    file_format: str | None = None,
-    scale: bool = True,
-    **kwargs: Any,
+    path: Any, x: Any, data_format: str | None = None, file_format: str | None = None, scale: bool = True, **kwargs: Any
 ) -> None:
-    """Write an array (height, width, channels) to a file as an image.
+    """Save an array (height, width, channels) as an image file.
 
     Args:
-        path: of the file, or a file object.
+        path: path of the file, or a file object.
         x: an array with 1, 3 or 4 channels.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-        file_format: as `"png"`; by default that of the name of the file.
-        scale: whether values are stretched to 0 to 255.
+        file_format: such as `"png"`; by default the suffix of the file.
+        scale: whether to scale values to the range from 0 to 255.
         **kwargs: arguments of `PIL.Image.Image.save`.
 
     Source: `keras.utils.save_img`.
@@ -151,7 +146,7 @@ def read_image(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
 ) -> np.ndarray:
-    """Return the image of a file in another size, as float32 (height, width, channels) from 0 to 255."""
+    """Load an image file in another size, as float32 (height, width, channels) from 0 to 255."""
     array = img_to_array(_decoded(path, _MODES[color_mode]))
     height, width = array.shape[:2]
     if crop_to_aspect_ratio:
@@ -169,7 +164,7 @@ def read_image(
 
 
 def _decoded(path: Any, mode: str) -> Any:
-    """Return the image of a file; of several images in it the first."""
+    """Return the image of a file, or the first of several images."""
     image = _pillow("images in files")
     try:
         content = path if isinstance(path, io.BytesIO) else io.BytesIO(read_regular(pathlib.Path(path), True))
@@ -180,12 +175,12 @@ def _decoded(path: Any, mode: str) -> Any:
         return opened
     except Exception as error:  # Pillow raises errors of many kinds for broken files, and one for bombs
         given = cause(error)
-        fix = "remove the file, or write it again as PNG, JPEG, GIF or BMP, whole and of a size that Pillow accepts"
+        fix = "remove the file, or write it again as PNG, JPEG, GIF or BMP, complete and of a size that Pillow accepts"
         raise unreadable(error)(f"{shorten(str(path))} cannot be read as an image", given=given, fix=fix) from error
 
 
 def _resized(array: np.ndarray, axis: int, size: int, interpolation: str) -> np.ndarray:
-    """Return an array with another size of a dim: each entry is made of those around its place, as by `jax.image`."""
+    """Resize one dim of an array by interpolation, as `jax.image`."""
     old = array.shape[axis]
     if old == size:
         return array

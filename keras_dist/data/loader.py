@@ -19,22 +19,22 @@ from keras_dist.errors import DataError
 
 
 class DataLoader:
-    """An iterable of batches `(x, y, sample_weight)` of numpy arrays; each `iter()` gives the next epoch.
+    """An iterable of batches `(x, y, sample_weight)` of numpy arrays; each `iter()` is the next epoch.
 
-    Each row comes once per epoch. Batches are global: they do not depend on the mesh or the number of processes.
+    Each row is used once per epoch. Batches are global: they do not depend on the mesh or the number of processes.
     `get_state()` of an iterator returns its position, which `set_state` restores, on any mesh.
 
     Args:
-        x: inputs, or a data set: whatever `Model.fit` takes.
+        x: inputs, or a dataset, as for `Model.fit`.
         y: targets, or None.
         sample_weight: a weight for each example, or None.
-        batch_size: rows per batch, 32 by default; the last batch may be smaller. Not for data sets that yield batches.
+        batch_size: number of rows per batch, by default 32; the last batch may be smaller. Not for datasets of batches.
         shuffle: whether to shuffle the rows (or the batches of a `PyDataset`) in each epoch.
-        seed: seeds the shuffling.
-        drop_remainder: whether to drop the last batch if it is smaller. Not for data sets that yield batches.
+        seed: seed of the order.
+        drop_remainder: whether to drop a partial last batch. Not for datasets of batches.
 
     Raises:
-        DataError: the data or an argument cannot be used.
+        DataError: the data or an argument is invalid.
 
     Example:
         >>> import numpy as np
@@ -78,38 +78,33 @@ class DataLoader:
         """Return the number of batches of an epoch.
 
         Raises:
-            TypeError: the source does not tell.
+            TypeError: it is unknown.
         """
         steps = self._examples.steps_of_epoch
         if steps is None:
-            raise TypeError(f"{self._examples.source.title} does not tell how many batches it has")
+            raise TypeError(f"{self._examples.source.title} does not know how many batches it has")
         return steps
 
     def __iter__(self) -> LoaderIterator:
-        """Iterate over the next epoch; the first time, over the first one."""
+        """Iterate over the next epoch."""
         cursor = Cursor(self._epoch, seed=self._seed)
         self._epoch += 1
         return LoaderIterator(self, cursor)
 
     def batches_from(self, start: Cursor) -> Iterator[Batch]:
-        """Yield the batches of an epoch that remain from `start` on."""
+        """Yield the batches of an epoch from `start` on."""
         self._epoch = start.epoch + 1
         key = None if start.seed is None else (start.seed,)
         for _, batches in self._examples.epochs(range(start.epoch, start.epoch + 1), 1, key, start=start):
             yield from batches
 
     def state(self) -> Any:
-        """Return the state of the iterator of the data set, as JSON; None if it has none."""
+        """Return the state of the iterator of the dataset, as JSON; None if it has none."""
         return self._examples.state()
 
 
 class LoaderIterator:
-    """The batches of one epoch of a `DataLoader`.
-
-    Args:
-        loader: the loader.
-        cursor: the position to begin at.
-    """
+    """The batches of one epoch of a `DataLoader`."""
 
     def __init__(self, loader: DataLoader, cursor: Cursor) -> None:
         self._loader, self._cursor = loader, cursor
@@ -127,16 +122,12 @@ class LoaderIterator:
         return x, y, sample_weight
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position after the last batch that was returned, as JSON values."""
+        """Return the position after the last batch, as JSON values."""
         return self._cursor.to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Move to the position of another iterator over the same data.
+        """Move to the position of another iterator over the same data; the loader continues with the epoch after it.
 
-        The loader continues with the epoch after it. Iterators with a state of their own, such as grain's, are set to
-        it; other iterables are read up to the position, with a progress bar.
-
-        Raises:
-            DataError: `state` is not from `get_state`.
+        Iterators with a state, such as grain's, are set to it; other iterables are read up to the position.
         """
         self._cursor, self._batches = Cursor.from_json(state), None

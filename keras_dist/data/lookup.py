@@ -1,4 +1,4 @@
-"""`LookupSource`: examples that are read one by one by their number, as from tfds, torch or Hugging Face."""
+"""`LookupSource`: examples that are read by number, as from tfds, torch or Hugging Face."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_dist.distribution.jobs.process_rows import HostSlice
 from keras_dist.errors import DataError, shorten
 
 _THREADS = 1
-"""More would read from files that are sought and read in two steps, or into one buffer, at once: rows get mixed up."""
+"""With more, datasets that seek and read a file in two steps, or share a buffer, would mix up rows."""
 
 _AHEAD = 2
 
@@ -29,12 +29,12 @@ class LookupSource(RowSource):
 
     Args:
         dataset: `dataset[i]` is an example: `x`, `(x, y)` or `(x, y, sample_weight)`, each a number, an array or a
-            pytree of them; lists of numbers in a dict are arrays, too. `dataset.__getitems__(numbers)`, if it exists,
-            returns a list of examples.
+            pytree of them, or in a dict a list of numbers. `dataset.__getitems__(numbers)`, if it exists, returns a
+            list of examples.
         name: prefix of the data's name in error messages, such as `"validation "`.
 
     Raises:
-        DataError: it is empty, or its first example cannot be used.
+        DataError: the dataset is empty, or its first example is invalid.
     """
 
     def __init__(self, dataset: Any, name: str = "") -> None:
@@ -42,7 +42,7 @@ class LookupSource(RowSource):
         self.title = f"{name}{shorten(dataset)}"
         if self.length == 0:
             given = f"{self.title} with 0 examples"
-            raise DataError(f"the {name}data set is empty", given=given, fix="check the path or filter that made it")
+            raise DataError(f"the {name}dataset is empty", given=given, fix="check the path or filter that made it")
         self._first = self._checked(dataset[0], 0)
         self._like = jax.tree.map(lambda leaf: leaf[None], self._first)
         leaves, self._tree = jax.tree.flatten(self._first)
@@ -82,8 +82,8 @@ class LookupSource(RowSource):
         return stacked(read_in_threads(read, sum(len(rows.wanted) for rows in parts), _THREADS, _AHEAD), stack)
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """Return a batch of the examples with these numbers, the first `rows` of which are real."""
-        different = int(np.argmax(padded == padded[-1])) + 1  # from there on it is repeated
+        """Return a batch of examples by number, of which the first `rows` are real."""
+        different = int(np.argmax(padded == padded[-1])) + 1  # the others are repeated
         numbers = [int(number) for number in padded[:different]]
         if hasattr(self._dataset, "__getitems__"):
             with noting(f"examples {numbers[0]}, ... {numbers[-1]} of {self.title}"):
@@ -114,7 +114,7 @@ class LookupSource(RowSource):
         return [leaf.copy() for leaf in leaves]
 
     def _checked(self, example: PyTree, number: int) -> Arrays:
-        """`(x, y, sample_weight)` as arrays without a dim for the examples: numbers have none at all."""
+        """Return `(x, y, sample_weight)` as arrays without a dim for the examples."""
         with noting(self._place(number)):
             named = zip(("x", "y", "sample_weight"), unpack(example, "the example"), strict=True)
             arrays: PyTree = tuple(
@@ -125,14 +125,14 @@ class LookupSource(RowSource):
 
 
 def _unlisted(value: PyTree, name: str) -> PyTree:
-    """Convert the lists of numbers in a dict, as in rows of Hugging Face, to arrays."""
+    """Convert lists of numbers in a dict, as in rows of Hugging Face, to arrays."""
     if type(value) is not dict:
         return value
     return {key: list_as_array(item, f"{name}[{key!r}]") for key, item in value.items()}
 
 
 def list_as_array(item: PyTree, name: str) -> PyTree:
-    """Convert a list of numbers, or of such lists, to an array, in dicts, too; return anything else unchanged."""
+    """Convert a list of numbers, or of such lists, to an array, also in dicts; return anything else unchanged."""
     if not isinstance(item, list):
         return _unlisted(item, name)
     first: PyTree = item
@@ -144,11 +144,11 @@ def list_as_array(item: PyTree, name: str) -> PyTree:
         return np.array(item)
     except ValueError as error:
         summary = f"the lists in {name} must have one length, the same in all examples"
-        fix = f"pad or cut {name}, or let the data set give it as an array"
+        fix = f"pad or cut {name}, or let the dataset return it as an array"
         raise DataError(summary, given=shorten(item), fix=fix) from error
 
 
 def _lifted(leaf: PyTree) -> PyTree:
-    """Add a dim of size 1 before those of a number or an array; return anything else unchanged."""
+    """Add a first dim of size 1 to a number or an array; return anything else unchanged."""
     host = dense(np.asarray(leaf) if np.isscalar(leaf) else to_host(leaf))
     return host[None] if isinstance(host, np.ndarray) else leaf

@@ -8,14 +8,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from keras_dist._support.arguments import (
-    LARGEST_SIZE,
-    argument_error,
-    check_int,
-    check_kind,
-    check_option,
-    shapes,
-)
+from keras_dist._support.arguments import LARGEST_SIZE, argument_error, check_int, check_kind, check_option, shapes
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import unpack
 from keras_dist.data.conversion import as_arrays, common_length, dense, named_leaves
@@ -36,45 +29,48 @@ def pad_batch(
     """Pad a batch, so that batches of many lengths have few shapes: JAX compiles a program for each shape.
 
     Added rows repeat the last row and have weight 0, so that they change neither the loss of the batch nor its
-    gradients, if `reduction` is the right one:
+    gradients, with the right `reduction`:
 
-    - Padded steps that a mask leaves out, as of `Embedding(mask_zero=True)` or `Masking`: `reduction=None`, whatever
-      the loss divides by. It divides by the values that the mask leaves, and weights must stay as they are. The
-      default would make loss and gradients larger by `padded / real`.
+    - Padded steps with a mask, as by `Embedding(mask_zero=True)` or `Masking`: `reduction=None`, whatever the loss
+    divides
+      by. It divides by the unmasked values, and weights must not change. The default would multiply loss and gradients
+      by `padded / real`.
     - A loss that divides by the sum of weights, "mean_with_sample_weight", or by nothing, "sum": that reduction, with
-      a mask or without.
+    or
+      without a mask.
     - A loss with the default reduction and no mask: the default.
-    - Padded rows of a model with a mask and the default reduction: there is none, since the loss divides by the steps
-      of the added rows, too. Compile the loss with `reduction="mean_with_sample_weight"`, and give that here.
+    - Padded rows of a model with a mask and the default reduction: not possible, since the loss also divides by the
+    steps
+      of the added rows. Compile the loss with `reduction="mean_with_sample_weight"`, and pass that here.
 
-    The model treats added rows like any other rows: they enter the statistics of `BatchNormalization`, activity
-    regularizers and `metrics`, and `predict` returns outputs for them. They also count where batches are put together:
-    the loss that `fit` and `evaluate` log is, as in Keras, the mean over batches by their numbers of rows, in which a
-    padded batch has the weight of its padded rows. A last batch of 1 row that is padded to 8 counts like 8 rows.
-    `weighted_metrics` are exact over any batches where weights are left as they are: for the mean loss of all rows
-    compile the loss with `reduction="mean_with_sample_weight"`, and once more as a weighted metric.
+    The model treats added rows like any other rows: they are part of the statistics of `BatchNormalization`, activity
+    regularizers and `metrics`, and `predict` returns outputs for them. The loss that `fit` and `evaluate` log is, as in
+    Keras, the mean over batches weighted by their numbers of rows, including padded rows: a last batch of 1 row that is
+    padded to 8 has the weight of 8 rows. `weighted_metrics` are exact over any batches if weights do not change: for
+    the mean loss of all rows compile the loss with `reduction="mean_with_sample_weight"`, and again as a weighted
+    metric.
 
     Args:
         batch: `x`, `(x, y)` or `(x, y, sample_weight)`; each may be a pytree of arrays.
-        multiple_of: pad to the next multiple of this number. Give this or `lengths`.
+        multiple_of: pad to the next multiple of this number. Pass this or `lengths`.
         lengths: pad to the smallest of these lengths that is large enough.
-        dim: which dim to pad. 0 is the rows, of all arrays. Another one is padded in all arrays of `x`, for example 1
-            for the steps of sequences `(rows, steps, ...)`.
+        dim: dim to pad: 0 for the rows, of all arrays; another one is padded in all arrays of `x`, for example 1 for
+            the steps of sequences `(rows, steps, ...)`.
         value: padding value of `x` along a dim other than the rows.
-        pads_targets: whether `y` has the dim, too, as `(rows, steps)` or `(rows, steps, classes)`. Its added
-            positions are 0 and have weight 0: weights become those of positions. Only for a dim other than the rows.
-        reduction: the reduction of the loss. "sum_over_batch_size" and "mean" divide by all values, the padding
-            included; therefore the weights of the real ones are multiplied by `padded / real`. "sum" and
-            "mean_with_sample_weight" leave weights as they are, and so do "none" and None.
+        pads_targets: whether `y` has the dim, too, as `(rows, steps)` or `(rows, steps, classes)`. Its added positions
+            are 0 and have weight 0, and weights get this dim. Only for a dim other than the rows.
+        reduction: reduction of the loss. "sum_over_batch_size" and "mean" divide by all values, including padding;
+            therefore the weights of real values are multiplied by `padded / real`. "sum", "mean_with_sample_weight",
+            "none" and None do not change weights.
 
     Returns:
-        `(x, y, sample_weight)` of numpy arrays. Weights that were not given are 1 for what is real; they stay None
-        where a dim of `x` alone is padded.
+        `(x, y, sample_weight)` of numpy arrays. New weights are 1 for real values, and None if a dim of `x` alone is
+        padded.
 
     Raises:
-        DataError: an argument cannot be used, an array lacks the dim, is longer than all `lengths`, or the weights do
-            not fit the targets.
-        ModelError: there is no such reduction.
+        DataError: an argument is invalid, an array lacks the dim, is longer than all `lengths`, or the weights do not
+            fit the targets.
+        ModelError: the reduction is unknown.
 
     Example:
         >>> import numpy as np
@@ -85,7 +81,7 @@ def pad_batch(
         >>> data.pad_batch(np.ones((3, 70)), lengths=(64, 128), dim=1)[0].shape
         (3, 128)
 
-        Sequences for a model with `Embedding(mask_zero=True)`, where 0 is no token:
+        Sequences for a model with `Embedding(mask_zero=True)`, which masks 0:
 
         >>> tokens = np.array([[5, 2, 3]])
         >>> batch = data.pad_batch((tokens, tokens), multiple_of=4, dim=1, pads_targets=True, reduction=None)
@@ -148,7 +144,7 @@ def pad_batch(
 
 
 def _checked(multiple_of: int | None, lengths: Sequence[int] | None) -> list[int]:
-    """The lengths in ascending order, where there are some."""
+    """Return `lengths` in ascending order."""
     if (multiple_of is None) == (lengths is None):
         given = f"multiple_of={shorten(multiple_of)}, lengths={shorten(lengths)}"
         fix = "for example multiple_of=32, or lengths=(64, 128, 256)"
@@ -160,7 +156,7 @@ def _checked(multiple_of: int | None, lengths: Sequence[int] | None) -> list[int
 
 
 def _padded_length(multiple_of: int | None, lengths: list[int], length: int, name: str) -> int:
-    """The length that this one is padded to."""
+    """Return the length to pad to."""
     if multiple_of is not None:
         return -(-length // multiple_of) * multiple_of
     for enough in lengths:

@@ -1,4 +1,4 @@
-"""Preprocessing: one-hot classes, rows of norm 1, sequences of one length."""
+"""Preprocessing: one-hot classes, normalized rows, sequences of equal length."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.
     """Convert class indices to one-hot rows.
 
     Args:
-        x: integers from 0 to `num_classes - 1`, of any shape; a last dim of size 1 is left out.
-        num_classes: the length of the rows; by default the largest index plus 1.
+        x: integers from 0 to `num_classes - 1`, of any shape; a last dim of size 1 is dropped.
+        num_classes: length of the rows; by default the largest index plus 1.
 
     Returns:
-        An array of shape `(*x.shape, num_classes)`: numpy's, or JAX's where `x` is one of JAX.
+        An array of shape `(*x.shape, num_classes)`, of JAX if `x` is an array of JAX, else of numpy.
 
     Raises:
         DataError: an index is negative, not an integer, or too large.
@@ -42,7 +42,7 @@ def to_categorical(x: PyTree, num_classes: int | None = None) -> jax.Array | np.
         indices = indices[..., 0]
     classes = num_classes or int(indices.max()) + 1
     fix = f"leave out num_classes={classes}, or shift the indices to begin at 0"
-    check_indices(indices, classes, "to_categorical: an index in `x` is no class", fix)
+    check_indices(indices, classes, "to_categorical: an index in `x` is not a class", fix)
     return jax.nn.one_hot(indices, classes) if is_jax else np.eye(classes)[indices]
 
 
@@ -51,11 +51,11 @@ def normalize(x: PyTree, axis: int = -1, order: int | float | str = 2) -> jax.Ar
 
     Args:
         x: an array.
-        axis: the axis of the norm.
+        axis: axis of the norm.
         order: order of the norm, as in `numpy.linalg.norm`.
 
     Returns:
-        An array of the shape of `x`: numpy's, or JAX's where `x` is one of JAX.
+        An array of the shape of `x`, of JAX if `x` is an array of JAX, else of numpy.
 
     Source: `keras.utils.normalize`.
     """
@@ -76,17 +76,17 @@ def pad_sequences(
 
     Args:
         sequences: sequences of numbers, or of arrays of equal shape.
-        maxlen: the common length; by default that of the longest sequence.
-        dtype: element type; `object` for strings.
+        maxlen: the common length; by default the length of the longest sequence.
+        dtype: dtype of the result; `object` for strings.
         padding: pad shorter sequences at the beginning ("pre") or the end ("post").
         truncating: cut longer sequences at the beginning ("pre") or the end ("post").
-        value: the padding value.
+        value: padding value.
 
     Returns:
         An array of shape `(len(sequences), maxlen, ...)`.
 
     Raises:
-        DataError: an argument cannot be used, or the elements have different shapes.
+        DataError: an argument is invalid, or the elements have different shapes.
 
     Example:
         >>> from keras_dist import utils

@@ -1,4 +1,4 @@
-"""`PyDataset`: batches that are computed on demand, by number."""
+"""`PyDataset`: batches that are computed by number."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from keras_dist._support.types import PyTree
 
 
 class PyDataset:
-    """Base class of data sets that compute batches by index. Subclasses define `__getitem__` and `__len__`.
+    """Base class of datasets that compute batches by index. Subclasses define `__getitem__` and `__len__`.
 
-    Without `__len__` (or where `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
+    Without `__len__` (or if `num_batches` is None) the batches never end, and `fit` needs `steps_per_epoch`.
 
     Args:
-        workers: how many threads read batches; 1 reads them in the thread that trains. Several need a thread-safe
+        workers: number of threads that read batches; 1 reads them in the thread that trains. Several need a thread-safe
             `__getitem__`.
         use_multiprocessing: accepted for compatibility with Keras; workers are always threads.
-        max_queue_size: how many batches several workers read ahead.
+        max_queue_size: number of batches that several workers read ahead.
 
     Example:
         >>> import numpy as np
@@ -40,7 +40,7 @@ class PyDataset:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are; None if they never end."""
+        """Number of batches; None if they never end."""
         return len(self) if hasattr(self, "__len__") else None  # type: ignore[arg-type]
 
     def on_epoch_begin(self) -> None:

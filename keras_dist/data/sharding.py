@@ -1,4 +1,4 @@
-"""The share of a data set that one process reads: whole files, or rows of each global batch."""
+"""The part of a dataset that one process reads: whole files, or rows of each global batch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from keras_dist.errors import DataError, did_you_mean, one_of, with_type
 
 
 class ShardPolicy(enum.StrEnum):
-    """How a data set is divided among the processes of a job. Its string values are accepted, too.
+    """Ways to divide a dataset among the processes of a job. Functions also accept the string values.
 
     Attributes:
-        AUTO: FILE if the files of the data set are known and there is one for each group of processes, else DATA.
-        DATA: every process reads all rows and keeps its share of each global batch.
+        AUTO: FILE if the files of the dataset are known and there is one for each group of processes, else DATA.
+        DATA: every process reads all rows and keeps its part of each global batch.
         FILE: each group of processes reads whole files.
-        OFF: the data set is already the share of this process, and is left as it is.
+        OFF: the dataset is already the part of this process, and is returned unchanged.
 
     Raises:
-        DataError: there is no such policy.
+        DataError: the policy is unknown.
 
     Source: `tf.data.experimental.AutoShardPolicy`.
     """
@@ -60,8 +60,8 @@ def replica_group(
     """Return the group of processes that load the same rows as one process.
 
     Args:
-        layout: layout of the batch, see `process_rows`; by default that of the current distribution.
-        process_index: which process; by default this one.
+        layout: layout of the batch, see `process_rows`; by default of the current distribution.
+        process_index: index of the process; by default this process.
         process_of: function from a device to the index of its process.
 
     Raises:
@@ -76,15 +76,15 @@ def replica_group(
         return ReplicaGroup.numbered(1, 0)
     given = f"{job.process_count()} processes, no distribution"
     fix = "set_distribution(DataParallel()), or give num_groups and group_index"
-    raise DataError("no distribution says which rows each process owns", given=given, fix=fix)
+    raise DataError("a distribution is needed to divide rows among processes", given=given, fix=fix)
 
 
 class ShareRows(NamedTuple):
-    """The rows of a data set that a group of processes reads in an epoch, batch after batch.
+    """The rows of a dataset that a group of processes reads in an epoch, batch after batch.
 
     Attributes:
-        numbers: row numbers (rows of the share,).
-        is_padding: which of them are padding, which repeats the last row of the batch (rows of the share,).
+        numbers: row numbers (rows of the group,).
+        is_padding: whether they are padding, which repeats the last row of the batch (rows of the group,).
     """
 
     numbers: np.ndarray
@@ -92,21 +92,21 @@ class ShareRows(NamedTuple):
 
 
 def share_rows(length: int, group: ReplicaGroup, batch_size: int | None = None) -> ShareRows:
-    """Return which of `length` rows, in their (shuffled) order, a group reads.
+    """Return the rows, of `length` rows in their (shuffled) order, that a group reads.
 
-    Global batch k holds the rows from k * batch_size on, and is padded as by `ArraySource`: its last row is repeated
-    up to a multiple of `group.multiple_of`. The group takes the rows that its devices own, so that the global batches
-    are the same for any number of processes.
+    Global batch k has the rows from k * batch_size on, and is padded as by `ArraySource`: its last row is repeated up
+    to a multiple of `group.multiple_of`. The group reads the rows that its devices own, so that global batches are the
+    same for any number of processes.
 
     Args:
-        length: rows of the data set.
+        length: number of rows of the dataset.
         group: the processes that read.
-        batch_size: rows of all global batches but the last. Without it a group takes the rows of its shards of every
-            `group.multiple_of` rows, for `ReplicaGroup.numbered(n, i)` those of `[i::n]`: global batches whose size is
-            a multiple of that number hold the same rows for any number of processes, in another order.
+        batch_size: number of rows in all global batches but the last. Without it a group reads the rows of its shards
+            of every `group.multiple_of` rows, `[i::n]` for `ReplicaGroup.numbered(n, i)`: global batches whose size is
+            a multiple of that number have the same rows for any number of processes, in another order.
 
     Raises:
-        DataError: there are no rows, or `batch_size` is no positive integer.
+        DataError: `length` is 0, or `batch_size` is not a positive integer.
     """
     size = check_batch_size(batch_size, default=group.multiple_of)
     numbers, is_padding = [], []
@@ -123,7 +123,7 @@ def shard_batch(batch: PyTree, group: ReplicaGroup | None = None) -> PyTree:
 
     Args:
         batch: arrays or a pytree of arrays with one length.
-        group: the processes that read; by default the one of this process in the current distribution.
+        group: the processes that read; by default the group of this process in the current distribution.
 
     Raises:
         DataError: `batch` is empty or not such a pytree; or see `replica_group`.
@@ -146,35 +146,35 @@ def auto_shard_dataset(
     group_index: int | None = None,
     group: ReplicaGroup | None = None,
 ) -> Any:
-    """Return the share of a data set that this process reads.
+    """Return the part of a dataset that this process reads.
 
-    The data set is divided among groups of processes that own the same rows; where the model axis spans processes,
-    there are fewer groups than processes. With one group nothing is cut or padded.
+    The dataset is divided among groups of processes that own the same rows; if the model axis spans processes, there
+    are fewer groups than processes. With one group nothing is cut or padded.
 
-    Under DATA all processes must see the rows in the same order (shuffle with the same seed). Batches are padded to a
-    number of rows that the mesh divides, so that all groups get the same number of batches; `share_rows` says which
-    rows are padding. Under FILE groups may get different numbers of rows: stop all after the same step.
+    Under DATA all processes must read the rows in the same order (shuffle with the same seed). Batches are padded to a
+    number of rows that the mesh divides, so that all groups get the same number of batches; see `share_rows`. Under
+    FILE groups may get different numbers of rows: stop all after the same step.
 
     Args:
-        dataset: the rows: arrays or a pytree of arrays with one length; anything with `__len__` and `__getitem__` by
-            number; an iterable. With `files`, a function from a list of files to one of these, or None. Of batches
-            `shard_batch` takes a share.
+        dataset: the rows: arrays or a pytree of arrays with one length; an object with `__len__` and `__getitem__` by
+            number; an iterable. With `files`, a function from a list of files to one of these, or None. For batches use
+            `shard_batch`.
         policy: a `ShardPolicy` or its value.
-        batch_size: rows of a global batch, see `share_rows`.
-        files: the files that hold the rows, in an order that is the same in all processes. Not needed for a data set
-            with `files` and `with_files(files)`.
-        num_groups: how many groups there are; by default those of the current distribution.
-        group_index: which of them reads, from 0.
+        batch_size: number of rows of a global batch, see `share_rows`.
+        files: the files of the rows, in an order that is the same in all processes. Not needed for a dataset with
+            `files` and `with_files(files)`.
+        num_groups: number of groups; by default of the current distribution.
+        group_index: index of the group that reads.
         group: the group that reads, instead of `num_groups` and `group_index`.
 
     Returns:
-        For arrays and pytrees of them, copies of the rows of the share. For sequences and iterables, views that read
+        For arrays and pytrees of them, copies of the rows of the group. For sequences and iterables, views that read
         rows on demand; an iterable is read one global batch at a time. Under FILE, the result of `dataset` or
         `with_files` for the group's files, or the list of these if `dataset` is None.
 
     Raises:
-        DataError: there is no such policy or group; the data set holds no rows in a fixed order; FILE without files, or
-            with fewer files than groups; DATA with file names only.
+        DataError: the policy or group is invalid; the dataset has no rows in a fixed order; FILE without files, or with
+            fewer files than groups; DATA with file names only.
 
     Example:
         >>> from keras_dist.data import auto_shard_dataset
@@ -209,10 +209,10 @@ class _Files(NamedTuple):
 
 
 def _files(dataset: Any, files: Iterable[Any] | None) -> _Files | None:
-    """Return the files of a data set, if they are known, and what makes a data set of some of them."""
+    """Return the files of a dataset, if they are known, and a function that opens some of them."""
     if files is not None:
         if dataset is not None and not callable(dataset):
-            summary = "with `files`, the data set must be a function that opens them, or None"
+            summary = "with `files`, `dataset` must be a function that opens them, or None"
             given = f"a {type(dataset).__name__} and files"
             raise DataError(summary, given=given, fix="auto_shard_dataset(open_files, files=files), or leave files out")
         return _Files(_in_order(files), list if dataset is None else dataset)
@@ -239,14 +239,14 @@ def _reader(num_groups: int | None, group_index: int | None, group: ReplicaGroup
 
 def _share_of_files(known: _Files | None, reader: ReplicaGroup) -> Any:
     if known is None or len(known.names) < reader.count:
-        given = "a data set whose files are not known" if known is None else f"{len(known.names)} files"
+        given = "a dataset with unknown files" if known is None else f"{len(known.names)} files"
         fix = "policy='data', or files=[...]" if known is None else "policy='data', or write more, smaller files"
         raise DataError(f"{reader.count} groups of processes need at least one file each", given=given, fix=fix)
     return known.open(known.names[reader.index :: reader.count])
 
 
 def _share_of_rows(dataset: Any, reader: ReplicaGroup, batch_size: int | None) -> Any:
-    # JAX is about to refuse iterators inside a tree
+    # JAX will refuse iterators inside a tree
     leaves = jax.tree.leaves(dataset, is_leaf=lambda node: isinstance(node, Iterator))
     if leaves and all(getattr(leaf, "shape", ()) and hasattr(leaf, "dtype") for leaf in leaves):
         source = ArraySource(dataset)
@@ -257,12 +257,12 @@ def _share_of_rows(dataset: Any, reader: ReplicaGroup, batch_size: int | None) -
             return _SequenceShare(dataset, share_rows(len(dataset), reader, batch_size).numbers)
         if hasattr(dataset, "__iter__"):
             return _IterableShare(dataset, reader, check_batch_size(batch_size, default=reader.multiple_of))
-    summary = "the data set must have rows in a fixed order: arrays, __len__ and __getitem__, or an iterable"
-    raise DataError(summary, given=with_type(dataset), fix="cut it yourself and pass policy='off'")
+    summary = "`dataset` must have rows in a fixed order: arrays, __len__ and __getitem__, or an iterable"
+    raise DataError(summary, given=with_type(dataset), fix="divide it yourself and pass policy='off'")
 
 
 class _SequenceShare(Sequence[Any]):
-    """Some rows of a sequence, read when they are asked for."""
+    """Some rows of a sequence, read on demand."""
 
     def __init__(self, rows: Any, numbers: np.ndarray) -> None:
         self._rows, self._numbers = rows, numbers
@@ -277,7 +277,7 @@ class _SequenceShare(Sequence[Any]):
 
 
 class _IterableShare:
-    """The rows of a group, out of each global batch of an iterable."""
+    """The rows of a group, from each global batch of an iterable."""
 
     def __init__(self, rows: Iterable[Any], reader: ReplicaGroup, batch_size: int) -> None:
         self._rows, self._reader, self._batch_size = rows, reader, batch_size

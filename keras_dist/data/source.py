@@ -10,8 +10,7 @@ import numpy as np
 
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
-from keras_dist.data.batch import Batch
-from keras_dist.data.batch_keys import BatchKeys
+from keras_dist.data.batch import Batch, BatchKeys
 from keras_dist.data.conversion import Arrays, check_targets
 from keras_dist.distribution.jobs.process_rows import BatchSlice, HostSlice
 from keras_dist.errors import DataError
@@ -21,24 +20,17 @@ class DataSource:
     """Base class of readers of one kind of data: `RowSource` and `StreamSource`.
 
     A subclass with `@register_source` reads the data that its `recognises` accepts; its arguments are `x` and `name`.
-
-    Attributes:
-        name: prefix of `x`, `y` and `sample_weight` in error messages, such as `"validation "`.
-        title: the name of the data set in error messages.
-        way_of_targets: how targets are given, for error messages.
-        prepare: makes arrays of numbers of the inputs of a batch; None where they are.
-        keys: of inputs, targets and weights in batches that are dicts; None where dicts are inputs.
     """
 
-    prepare: Callable[[PyTree], PyTree] | None = None
-    keys: BatchKeys | None = None
-    way_of_targets = "let the data set give (x, y)"
-    name: str
-    title: str
+    prepare: Callable[[PyTree], PyTree] | None = None  # converts the inputs of a batch to numbers
+    keys: BatchKeys | None = None  # in batches that are dicts; None if dicts are inputs
+    way_of_targets = "let the dataset yield (x, y)"  # in errors
+    name: str  # prefix of `x`, `y` and `sample_weight` in errors, such as "validation "
+    title: str  # name of the dataset in errors
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether this class reads `x`. Imports no library for it."""
+        """Return whether this class reads `x`. Must not import a library for it."""
         return False
 
     @property
@@ -52,27 +44,23 @@ class DataSource:
         return self.like[0]
 
     def check_targets(self) -> None:
-        """Check that there are targets.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Raise a `DataError` if targets are missing."""
         check_targets(self.like, self.name, self.way_of_targets)
 
 
 S = TypeVar("S", bound=type[DataSource])
 
 registered: list[type[DataSource]] = []
-"""The classes in the order in which they are asked."""
+"""Classes of sources; the first that recognises the data is used."""
 
 
 def register_source(source: S) -> S:
-    """Class decorator that makes `fit`, `evaluate`, `predict` and `DataLoader` read what the class `recognises`.
+    """Class decorator: `fit`, `evaluate`, `predict` and `DataLoader` read data that the class `recognises`.
 
     Classes that are registered later take precedence.
 
     Raises:
-        DataError: it is no class, or has no `recognises`.
+        DataError: it is not a class, or has no `recognises`.
     """
     if not isinstance(source, type) or not callable(getattr(source, "recognises", None)):  # pyright: ignore[reportUnnecessaryIsInstance]
         fix = "derive it from ArraySource, LookupSource or StreamSource, and define recognises(cls, x)"
@@ -83,25 +71,17 @@ def register_source(source: S) -> S:
 
 @dataclasses.dataclass(frozen=True)
 class RowNumbers:
-    """Row numbers of batches of equal length; arrays of them exist only for the batches that `of` is asked for.
+    """Row numbers of batches of equal length; arrays of them exist only for batches passed to `of`."""
 
-    Attributes:
-        order: numbers of the real rows of all batches, one batch after the other.
-        size: number of rows of each batch in `order`.
-        multiple_of: each batch is padded to a multiple of this many rows.
-        wanted: indices of the batches that are wanted.
-        portion: which rows of the global batches these are; None for all.
-    """
-
-    order: range | np.ndarray
-    size: int
-    multiple_of: int
-    wanted: range
-    portion: BatchSlice | None = None
+    order: range | np.ndarray  # numbers of the real rows of all batches
+    size: int  # rows of each batch in `order`
+    multiple_of: int  # divisor of the rows of padded batches
+    wanted: range  # indices of batches
+    portion: BatchSlice | None = None  # the rows of the global batches; None for all
 
     @property
     def real(self) -> int:
-        """The number of real rows in each batch."""
+        """Number of real rows in each batch."""
         return self.size if self.portion is None else self.portion.rows
 
     def __len__(self) -> int:
@@ -119,7 +99,7 @@ class RowNumbers:
 
     @property
     def padded(self) -> np.ndarray:
-        """The row numbers of all batches."""
+        """Row numbers of all batches."""
         return self.of(range(len(self)))
 
 
@@ -127,7 +107,7 @@ class RowSource(DataSource):
     """Base class of sources with random access to examples.
 
     Attributes:
-        length: how many examples there are.
+        length: number of examples.
         form: equal for sources whose arrays differ only in values and number of rows.
     """
 
@@ -135,7 +115,7 @@ class RowSource(DataSource):
     form: Hashable
 
     def gather(self, padded: np.ndarray, rows: int, stacked: int | None = None) -> Batch:
-        """Return the rows at these indices as a batch or a stack of batches, each with `rows` real rows first."""
+        """Return rows by index as a batch or a stack of batches, each with `rows` real rows first."""
         raise NotImplementedError
 
     def batches(
@@ -150,10 +130,10 @@ class RowSource(DataSource):
         """Yield the examples in batches, each exactly once.
 
         Args:
-            batch_size: rows in all batches but the last.
-            multiple_of: batches are padded up to a multiple of this many rows.
+            batch_size: number of rows in all batches but the last.
+            multiple_of: batches are padded to a multiple of this number of rows.
             shuffle_key: integers that seed a permutation of the examples; None for no shuffling.
-            stack: number of batches of `batch_size` rows per stack; when fewer are left, they come one by one.
+            stack: number of full batches per stack; the remaining batches are yielded singly.
             span: indices of the batches to yield; None for all.
             share: the rows of each batch that this process loads; None for all.
         """
@@ -174,10 +154,7 @@ class RowSource(DataSource):
         span: range | None = None,
         share: HostSlice | None = None,
     ) -> list[RowNumbers]:
-        """Return the rows of the batches, in order: first all full ones, then the shorter one, if there is one.
-
-        The arguments are those of `batches`.
-        """
+        """Return the rows of all full batches, then of the partial one; arguments as for `batches`."""
         span = range(self.length) if span is None else span
         batch_size = min(batch_size, self.length)
         order = order_of(self.length, shuffle_key)

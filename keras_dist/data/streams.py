@@ -1,4 +1,4 @@
-"""`StreamSource`: batches of data sets that yield batches, checked, copied and padded."""
+"""`StreamSource`: batches of datasets that yield batches, checked, copied and padded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from rich.progress import track
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import Batch, unpack
-from keras_dist.data.class_weights import weights_of_classes
 from keras_dist.data.conversion import (
     Arrays,
     all_as_arrays,
@@ -27,6 +26,7 @@ from keras_dist.data.conversion import (
     describe,
     is_plain,
     noting,
+    weights_of_classes,
 )
 from keras_dist.data.source import DataSource, order_of, register_source
 from keras_dist.distribution.jobs.job import is_chief
@@ -36,16 +36,16 @@ from keras_dist.errors import DataError, shorten
 _END: Any = object()
 
 _ENDLESS = 2**40
-"""As many batches never end: to grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a part of that."""
+"""Endless number of batches: in grain, `repeat()` has `sys.maxsize` examples, and `batch(n)` a fraction of that."""
 
 
 class StreamSource(DataSource):
     """Base class of sources that yield batches of any length, with fixed structure, dtypes and numbers of dims.
 
-    Subclasses define `first` and `open`, and override the other attributes and methods as needed.
+    Subclasses define `first` and `open`, and override other attributes and methods as needed.
 
     Args:
-        dataset: the data set that yields the batches.
+        dataset: the dataset that yields the batches.
         name: prefix of the data's name in error messages, such as `"validation "`.
 
     Attributes:
@@ -71,10 +71,10 @@ class StreamSource(DataSource):
         """Iterate over one pass of batches.
 
         Args:
-            shuffle_key: seeds the order of batches that have indices; None for the order of the data set.
-            skip: number of batches to leave out at the beginning. Batches without indices are read and dropped, with a
+            shuffle_key: seeds the order of batches that have indices; None for the order of the dataset.
+            skip: number of batches to skip at the beginning. Batches without indices are read and dropped, with a
                 progress bar, unless the iterator can be set to `state`.
-            state: what `state()` returned after these batches; None where the iterator has none.
+            state: result of `state()` after these batches; None if the iterator has no state.
         """
         raise NotImplementedError
 
@@ -92,7 +92,7 @@ class StreamSource(DataSource):
         """`(x, y, sample_weight)` of the first batch, which is read when this is first used.
 
         Raises:
-            DataError: there is no batch, or the first one cannot be used.
+            DataError: there is no batch, or the first one is invalid.
         """
         with noting(self._place(0)):
             return self._arrays(self.first())
@@ -116,12 +116,12 @@ class StreamSource(DataSource):
         state: Any = None,
         share: HostSlice | None = None,
     ) -> Iterator[Batch]:
-        """Yield all batches but the first `skip`, padded to a multiple of `multiple_of` rows and cut to `share`.
+        """Yield all batches except the first `skip`, padded to a multiple of `multiple_of` rows and reduced to `share`.
 
-        An iterator that can be set to `state` does not read the skipped ones.
+        An iterator that can be set to `state` does not read the skipped batches.
 
         Raises:
-            DataError: a batch cannot be used, or its form differs from that of the first one.
+            DataError: a batch is invalid, or its form differs from the first batch.
         """
         like = self.like
         elements = self.open(shuffle_key, skip, state)
@@ -167,10 +167,7 @@ class StreamSource(DataSource):
 
 @register_source
 class IterableSource(StreamSource):
-    """Batches of an iterable that can be iterated any number of times.
-
-    A `tf.data.Dataset`, a torch or grain `DataLoader`, or another object with `__iter__`.
-    """
+    """Batches of an object with `__iter__`, as a `tf.data.Dataset`, or a torch or grain `DataLoader`."""
 
     def __init__(self, dataset: Iterable[PyTree], name: str = "") -> None:
         super().__init__(dataset, name)
@@ -182,7 +179,7 @@ class IterableSource(StreamSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it has `__iter__`, and is neither a container of arrays nor text."""
+        """Whether `x` has `__iter__`, and is neither a container of arrays nor text."""
         return isinstance(x, Iterable) and not is_plain(x)
 
     def first(self) -> PyTree:
@@ -196,7 +193,7 @@ class IterableSource(StreamSource):
         raise _empty(self.title)
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over a pass."""
+        """Iterate over one pass."""
         begun, self._begun = self._begun, None
         if begun is not None and state is None:
             return _skipped(begun, skip, self.title)
@@ -207,23 +204,20 @@ class IterableSource(StreamSource):
         return self._passing
 
     def state(self) -> Any:
-        """Return the state of an iterator that has `get_state` and `set_state`, as those of grain."""
+        """Return the state of an iterator with `get_state` and `set_state`, as grain's."""
         if not hasattr(self._passing, "get_state") or not hasattr(self._passing, "set_state"):
             return None
         state = self._passing.get_state()
         try:
             json.dumps(state)
         except TypeError:
-            return None  # it is no JSON
+            return None
         return state
 
 
 @register_source
 class IteratorSource(StreamSource):
-    """Batches of a generator or another iterator.
-
-    No batch is read before it is needed.
-    """
+    """Batches of a generator or another iterator. No batch is read before it is needed."""
 
     is_once = True
 
@@ -233,7 +227,7 @@ class IteratorSource(StreamSource):
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it is an iterator."""
+        """Whether `x` is an iterator."""
         return isinstance(x, Iterator) and not is_plain(x)
 
     def first(self) -> PyTree:
@@ -243,11 +237,11 @@ class IteratorSource(StreamSource):
         raise _empty(self.title, "a generator can be used once: make a new one, or pass something with __iter__")
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over the batches that are left."""
+        """Iterate over the remaining batches."""
         return _skipped(self._left(), skip, self.title)
 
     def _looked_ahead(self) -> list[PyTree]:
-        """Return a list of the next element, which still comes; an empty one at the end."""
+        """Return the next element in a list, without consuming it; an empty list at the end."""
         if not self._ahead:
             self._ahead += itertools.islice(self._dataset, 1)
         return self._ahead
@@ -258,12 +252,7 @@ class IteratorSource(StreamSource):
 
 
 class KeptSource(StreamSource):
-    """The first batches of an iterator, which are kept in memory: each pass yields the same.
-
-    Args:
-        source: the iterator's.
-        count: number of batches, at most.
-    """
+    """The first `count` batches of an iterator, kept in memory: each pass yields the same."""
 
     def __init__(self, source: StreamSource, count: int) -> None:
         super().__init__(source._dataset, source.name)
@@ -284,7 +273,7 @@ class KeptSource(StreamSource):
         state: Any = None,
         share: HostSlice | None = None,
     ) -> Iterator[Batch]:
-        """Yield all batches but the first `skip`. Each is read when it is needed first, and padded and cut then."""
+        """Yield all batches except the first `skip`. Each is read, padded and reduced when it is first needed."""
         if self._left is None:
             self._left = self._source.batches(multiple_of, share=share)
         for number in range(self._count):
@@ -298,22 +287,22 @@ class KeptSource(StreamSource):
 
 @register_source
 class NumberedSource(StreamSource):
-    """Batches by number: those of a `PyDataset`, ours or Keras's, with `num_batches` and `__getitem__`."""
+    """Batches by number, as of a `PyDataset`, ours or Keras's, with `num_batches` and `__getitem__`."""
 
     @classmethod
     def recognises(cls, x: Any) -> bool:
-        """Whether it has `num_batches` and `__getitem__`."""
-        is_told = hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__")
-        return is_told and not is_plain(x)
+        """Whether `x` has `num_batches` and `__getitem__`."""
+        is_numbered = hasattr(x, "num_batches") and not callable(x.num_batches) and hasattr(x, "__getitem__")
+        return is_numbered and not is_plain(x)
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches, which may change after an epoch."""
+        """Number of batches, which may change after an epoch."""
         return self._dataset.num_batches
 
     @property
     def is_endless(self) -> bool:
-        """Whether their number is not known."""
+        """Whether the number of batches is unknown."""
         return self.num_batches is None
 
     def first(self) -> PyTree:
@@ -323,7 +312,7 @@ class NumberedSource(StreamSource):
         return self._dataset[0]
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
-        """Iterate over the batches in the order of their numbers, or in that of the key."""
+        """Iterate over the batches by number, or in the order of the key."""
         count, workers = self.num_batches, getattr(self._dataset, "workers", 1)
         if count is None:
             return (self._read(number) for number in itertools.count(skip))
@@ -334,12 +323,12 @@ class NumberedSource(StreamSource):
         return read_in_threads(lambda index: self._read(int(order[index])), len(order), workers, ahead)
 
     def begin_epoch(self) -> None:
-        """Call the hook of the data set."""
+        """Call the hook of the dataset."""
         if hasattr(self._dataset, "on_epoch_begin"):
             self._dataset.on_epoch_begin()
 
     def end_epoch(self) -> None:
-        """Call the hook of the data set."""
+        """Call the hook of the dataset."""
         if hasattr(self._dataset, "on_epoch_end"):
             self._dataset.on_epoch_end()
 
@@ -349,7 +338,7 @@ class NumberedSource(StreamSource):
 
 
 def _length(iterable: Any) -> float | None:
-    """Return the number of batches of an iterable; None if it is not known."""
+    """Return the number of batches of an iterable; None if unknown."""
     if hasattr(iterable, "cardinality"):  # of `tf.data`, for which `len` raises: -1 for endless, -2 for unknown
         cardinality = int(iterable.cardinality())
         return {-1: float("inf"), -2: None}.get(cardinality, cardinality)
@@ -376,12 +365,12 @@ def shown_skipping(batches: Iterable[PyTree], count: int, title: str) -> Iterabl
     if not count or not is_chief():
         return batches
     console = Console(file=sys.stderr, soft_wrap=True)
-    console.print(f"skipping {count} batches of {title}, which are done: it has no numbers to begin with", markup=False)
+    console.print(f"replaying {count} finished batches of {title}: this dataset cannot seek", markup=False)
     return track(batches, "skipping", total=count, console=console, transient=True)
 
 
 class _Reads:
-    """A data source as grain wants it."""
+    """A data source for grain."""
 
     def __init__(self, read: Callable[[int], PyTree], count: int) -> None:
         self._read, self._count = read, count
@@ -391,21 +380,14 @@ class _Reads:
 
     def __getitem__(self, index: SupportsInt) -> tuple[PyTree]:
         try:
-            return (self._read(int(index)),)  # not the element itself, for grain leaves out those that are None
-        except StopIteration as error:  # to grain the end
+            return (self._read(int(index)),)  # a tuple, since grain skips elements that are None
+        except StopIteration as error:  # grain would end
             raise RuntimeError(f"reading element {index} raised StopIteration") from error
 
 
 def read_in_threads(read: Callable[[int], PyTree], count: int, threads: int, ahead: int) -> Iterator[PyTree]:
-    """Yield `read(0)`, `read(1)`, ... `read(count - 1)`, in this order, while the next ones are being read.
-
-    Args:
-        read: called in several threads at once; its errors are raised in order.
-        count: number of calls.
-        threads: number of threads.
-        ahead: number of results that are read ahead.
-    """
-    import grain  # takes a quarter of a second, which only those wait for who read in threads  # noqa: PLC0415
+    """Yield `read(0)`, `read(1)`, ... `read(count - 1)` in order; threads read `ahead`. Errors are raised in order."""
+    import grain  # takes 0.25 s  # noqa: PLC0415
 
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, ahead))
     return (element for (element,) in grain.MapDataset.source(_Reads(read, count)).to_iter_dataset(options))
@@ -419,7 +401,7 @@ def _check_alike(arrays: Arrays, first: Arrays) -> None:
 
 
 def _copied(leaf: np.ndarray, padding: int) -> np.ndarray:
-    """Copy the rows, and repeat the last one: a source may refill its buffer while a step reads it."""
+    """Copy and pad the rows, since a source may refill its buffer while a step reads it."""
     return np.concatenate([leaf, np.repeat(leaf[-1:], padding, axis=0)]) if padding else np.array(leaf)
 
 

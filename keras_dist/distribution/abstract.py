@@ -16,11 +16,7 @@ _OF_THE_MESH = ""
 
 @contextlib.contextmanager
 def abstract_meshes(platform: str | None = None) -> Generator[None]:
-    """Make meshes abstract inside a `with` block. Steps can be traced and lowered, but not run.
-
-    Args:
-        platform: platform to lower for: `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh.
-    """
+    """Make meshes abstract, to lower steps for `"cpu"`, `"tpu"`, `"cuda"`; None for the devices of the mesh."""
     token = _platform.set(platform or _OF_THE_MESH)
     try:
         yield

@@ -38,12 +38,7 @@ def groups_of(devices: Sequence[Device]) -> list[list[Device]]:
 
 
 def arranged(groups: Sequence[Sequence[Device]], shape: Sequence[int], dcn_shape: Sequence[int]) -> np.ndarray:
-    """Arrange devices in the product of two meshes.
-
-    Args:
-        groups: groups of devices of equal size, one for each place of `dcn_shape`.
-        shape: shape of the mesh within a group.
-        dcn_shape: shape of the mesh of groups.
+    """Arrange equal groups of devices: a mesh of `shape` in each group, and a mesh of `dcn_shape` of the groups.
 
     Source: `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
     """
@@ -87,16 +82,12 @@ def _outermost(shape: Sequence[int], count: int) -> list[int]:
 
 
 def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
-    """Warn, once in a process, if an inner axis crosses groups although another mesh would keep it inside one.
-
-    The outermost axis of more than one device may cross groups, and so may an axis that does not fit beside the axes
-    inside it. Groups of one device leave no choice.
-    """
+    """Warn, once in a process, if an inner axis crosses groups although another mesh would keep it inside one."""
     groups = np.vectorize(group_of, otypes=[int])(devices)
     each, *others = np.unique(groups, return_counts=True)[1].tolist()
     sizes = dict(zip(axis_names, devices.shape, strict=True))
     inner = [name for name, size in sizes.items() if size > 1][1:]
-    if each == 1 or any(other != each for other in others):
+    if each == 1 or any(other != each for other in others):  # without a choice
         return
     for dim, name in reversed([*enumerate(sizes)]):
         fits = not each % math.prod(devices.shape[dim:])

@@ -24,19 +24,12 @@ _POOL = "PJRT_NPROC=16 is the pool: with fewer than two threads for each fake de
 
 @dataclasses.dataclass(frozen=True)
 class DeviceReport:
-    """The devices of this machine. Printing it gives text.
+    """The devices of this machine. Printing it gives text."""
 
-    Attributes:
-        devices: names of the devices, such as `cpu:0`.
-        kinds: product names of the devices.
-        mesh_shapes: meshes of all devices with the axes `data` and `model`.
-        environment: environment variables that configure devices.
-    """
-
-    devices: tuple[str, ...]
-    kinds: tuple[str, ...]
-    mesh_shapes: tuple[dict[str, int], ...]
-    environment: dict[str, str]
+    devices: tuple[str, ...]  # names such as "cpu:0"
+    kinds: tuple[str, ...]  # product names
+    mesh_shapes: tuple[dict[str, int], ...]  # meshes of all devices with the axes "data" and "model"
+    environment: dict[str, str]  # variables that configure devices
 
     @property
     def fake_devices(self) -> int:
@@ -71,15 +64,7 @@ class DeviceReport:
 
 
 def report_devices() -> DeviceReport:
-    """Return a report of the devices of this machine. Starts JAX's backend.
-
-    Raises:
-        DeviceError: JAX finds none of the kind that the environment asks for.
-
-    Example:
-        >>> report_devices().fake_devices
-        8
-    """
+    """Return a report of the devices of this machine. Starts JAX's backend."""
     names = list_devices()
     return DeviceReport(
         tuple(names),
@@ -90,15 +75,7 @@ def report_devices() -> DeviceReport:
 
 
 def suggest_mesh_shapes(count: int) -> list[dict[str, int]]:
-    """Return the meshes of `count` devices with the axes `data` and `model`, largest `data` first.
-
-    Raises:
-        DeviceError: `count` is not a positive integer.
-
-    Example:
-        >>> suggest_mesh_shapes(4)
-        [{'data': 4, 'model': 1}, {'data': 2, 'model': 2}, {'data': 1, 'model': 4}]
-    """
+    """Return the meshes of `count` devices with the axes `data` and `model`, largest `data` first."""
     count = check_int("count", count, 1, example=8, error=DeviceError)
     return [{"data": count // model, "model": model} for model in range(1, count + 1) if count % model == 0]
 

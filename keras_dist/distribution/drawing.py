@@ -31,29 +31,17 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table of fields, drawn as SVG. Rows and columns are numbered; None stands for an omission.
-
-    Attributes:
-        rows: the rows that are drawn.
-        columns: the columns that are drawn.
-        row_heading: heading of a row.
-        column_heading: heading of a column.
-        names: common names of rows and columns; may be empty.
-        cell: the field at a row and a column.
-        size: minimum width and height of a field [pixels].
-        space: space between fields [pixels].
-        label: text for screen readers.
-    """
+    """A table of fields, drawn as SVG. Rows and columns are numbered; None stands for an omission."""
 
     rows: Sequence[int | None]
     columns: Sequence[int | None]
     row_heading: Callable[[int], str]
     column_heading: Callable[[int], str]
-    names: tuple[str, str]
+    names: tuple[str, str]  # of rows and columns; may be empty
     cell: Callable[[int, int], Cell]
-    size: tuple[float, float]
-    space: float
-    label: str
+    size: tuple[float, float]  # minimum width and height of a field [pixels]
+    space: float  # between fields [pixels]
+    label: str  # for screen readers
 
     def svg(self) -> str:
         """Return the drawing as SVG."""
@@ -94,14 +82,7 @@ class Grid:
 def devices_svg(
     sizes: Mapping[str, int], names: Sequence[str], fields: Sequence[Cell] | None = None, most: int = MOST_DEVICES
 ) -> str:
-    """Draw a mesh: the last axis along the rows, all others folded along the columns.
-
-    Args:
-        sizes: sizes of the axes by name.
-        names: names of the devices, in row-major order.
-        fields: the field of each device; by default its number.
-        most: maximum number of rows and columns.
-    """
+    """Draw a mesh with a field for each device: the last axis along the rows, all others folded along the columns."""
     axes, shape = list(sizes), list(sizes.values())
     labels = device_labels(names)
     across = shape[-1]

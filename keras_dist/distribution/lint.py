@@ -29,20 +29,10 @@ Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "subs
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem of the rules, in the four parts of an error.
+    """A problem of the rules, in the four parts of an error."""
 
-    Attributes:
-        kind: `dead` and `substring` rules had no effect; a `reshard` moves data without a rule; the others cannot be
-            applied.
-        path: path of the variable; for a rule without effect, the rule.
-        summary: the mistake.
-        given: variable, shape and rule.
-        expected: a valid layout or rule.
-        fix: a way to correct the mistake.
-    """
-
-    kind: Kind
-    path: str
+    kind: Kind  # "dead", "substring": no effect; "reshard": moves data without a rule; others cannot be applied
+    path: str  # of the variable, or the rule if it had no effect
     summary: str
     given: str
     expected: str
@@ -62,17 +52,7 @@ def check_layout(
     is_own: bool = False,
     called: str | None = None,
 ) -> list[Problem]:
-    """Return the problems of `layout` for an array of `shape` on `mesh`.
-
-    Args:
-        path: path of the array.
-        shape: its shape.
-        layout: its layout.
-        mesh: the devices.
-        what: origin of the layout; None if it was given for this array.
-        is_own: whether the model itself gives the layout.
-        called: name of the array in errors; by default its path in quotes.
-    """
+    """Return the problems of `layout`, given by `what` or by the model itself, for an array of `shape` on `mesh`."""
     called = called or repr(path)
     decided = "" if what is None else f"{what} {layout.reason!r}, "
     given = f"shape {tuple(shape)}, layout {layout.axes}, {decided}mesh {mesh.describe()}"
@@ -127,13 +107,7 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """Return one problem for all names in sharding metadata that are not axes of `mesh`, if there are any.
-
-    Args:
-        unknown: by name, the path of the first variable with this name, and the metadata of this variable.
-        mesh: the devices.
-        strategy: name of the class with the argument `axis_names`.
-    """
+    """Return one problem for all names in sharding metadata that are not axes: by name, a path and its metadata."""
     if not unknown:
         return []
     said = dict(unknown.values())
@@ -156,15 +130,7 @@ def check_rules(
     tensors: Sequence[str] | None = None,
     chosen: Callable[[str], bool] = lambda rule: True,
 ) -> list[Problem]:
-    """Return a problem for each rule of `layout_map` that had no effect. The first ones are explained.
-
-    Args:
-        layout_map: the rules.
-        specs: the variables that the rules were applied to.
-        tensors: paths of activations and inputs, if known; without them, rules for activations and inputs
-            (`.../output`, `input/...`) are not checked.
-        chosen: whether to check a rule.
-    """
+    """Return a problem for each chosen rule without effect; `tensors` are paths of activations, once known."""
     planned = [spec for spec in specs if spec.role in PLANNED_BY_RULE]
     paths = {spec.path: spec.path for spec in planned}
     paths |= {name: spec.path for spec in planned for name in spec.names if name not in paths}
@@ -258,11 +224,8 @@ def _widened(rule: str, path: str) -> str:
 
 
 def frames_inside() -> int:
-    """Return the number of frames from the caller to the user's code, for `stacklevel` of a warning.
-
-    Frames of Flax, JAX and thread pools between ours are skipped: Flax's metaclass calls constructors of modules, and
-    JAX calls steps to trace them.
-    """
+    """Return the number of frames from the caller to the user's code, for `stacklevel` of a warning."""
+    # Flax's metaclass calls constructors of modules, and JAX calls steps to trace them
     libraries = map(os.path.dirname, (nnx.__file__, jax.__file__, concurrent.futures.__file__))
     inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)
     frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]

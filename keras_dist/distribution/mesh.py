@@ -15,12 +15,7 @@ from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist._support.arguments import (
-    argument_error,
-    check_exclusive,
-    is_int,
-    is_keras_object,
-)
+from keras_dist._support.arguments import argument_error, check_exclusive, is_int, is_keras_object
 from keras_dist._support.types import Device, PyTree
 from keras_dist._unstable import jax_runtime
 from keras_dist.config import parse_mesh_shape
@@ -29,14 +24,7 @@ from keras_dist.distribution import devices as devices_module
 from keras_dist.distribution.abstract import meshes_are_abstract, planned_platform
 from keras_dist.distribution.drawing import device_labels, devices_svg
 from keras_dist.distribution.jobs import job
-from keras_dist.errors import (
-    DeviceError,
-    KerasDistError,
-    MeshError,
-    shorten,
-    unknown_name_error,
-    with_type,
-)
+from keras_dist.errors import DeviceError, KerasDistError, MeshError, shorten, unknown_name_error, with_type
 
 _PLATFORMS = {"gpu": "cuda"}
 
@@ -346,11 +334,7 @@ def _spans(dcn_shape: Any, axis_names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _hybrid(sizes: tuple[int, ...], spans: tuple[int, ...], devices: np.ndarray) -> tuple[tuple[int, ...], np.ndarray]:
-    """Arrange devices as a mesh of slices or processes, each a mesh of its devices.
-
-    Returns:
-        The number of slices or processes along each axis, and the names of the devices.
-    """
+    """Arrange devices as a mesh of slices or processes; return the number along each axis, and all names."""
     groups = arrangement.groups_of(_found(devices))
     counts = [len(group) for group in groups]
     inner, outer = _inferred(sizes, counts[0]), _inferred(spans, len(groups))

@@ -15,19 +15,12 @@ AxisNames = Mapping[str, str | Sequence[str] | None]
 
 @dataclasses.dataclass(frozen=True)
 class ModelLayoutHint:
-    """Layout that the model itself gives a variable; used if no rule matches.
+    """Layout that the model itself gives a variable; used if no rule matches."""
 
-    Attributes:
-        reason: its name in the layout table, such as `kernel's own ('embed', 'mlp')`.
-        entries: an entry for each dim, as in the model: names that need not be axes of a mesh.
-        axis_names: mesh axes for these names, from the model.
-        layout: argument of a layer, such as `kernel_layout`; None for sharding metadata of Flax.
-    """
-
-    reason: str
-    entries: tuple[Any, ...] = ()
-    axis_names: AxisNames = dataclasses.field(default_factory=dict[str, Any])
-    layout: TensorLayout | None = None
+    reason: str  # in the layout table, such as "kernel's own ('embed', 'mlp')"
+    entries: tuple[Any, ...] = ()  # sharding metadata: names that need not be axes of a mesh
+    axis_names: AxisNames = dataclasses.field(default_factory=dict[str, Any])  # for these names, from the model
+    layout: TensorLayout | None = None  # argument of a layer, such as `kernel_layout`
 
     def unknown_names(self, mesh: DeviceMesh, axis_names: AxisNames) -> list[str]:
         """Return the names in sharding metadata that are not axes of the mesh."""

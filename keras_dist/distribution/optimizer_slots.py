@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 
 class Claim(NamedTuple):
-    """A leaf (an array, or its shape) and the parameter it belongs to, or None.
-
-    Attributes:
-        is_whole: whether it was found in a subtree that has a branch for every parameter.
-    """
+    """A leaf (an array, or its shape) and the parameter it belongs to, or None."""
 
     parameter: Row | None
     leaf: Any
-    is_whole: bool = False
+    is_whole: bool = False  # found in a subtree that has a branch for every parameter
 
 
 def owners(planned: Mapping[tree_paths.Parts, Row], tree: PyTree) -> list[Claim]:
@@ -82,15 +78,8 @@ def follower_axes(
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
-    - one dim missing (adafactor's `v_row` and `v_col`): the axes of the other dims;
+    - one dim missing (adafactor's `v_row` and `v_col`, which the path `slot` tells apart): the axes of the other dims;
     - dims in front (lbfgs's history): unsharded, then the parameter's axes.
-
-    Args:
-        shape: shape of the array.
-        parameter_shape: shape of the parameter.
-        axes: axes of the parameter.
-        slot: path of the array without the parameter's path; distinguishes `v_row` from `v_col` if dims have the same
-            size.
     """
     rank, parameter_rank = len(shape), len(parameter_shape)
     if shape == parameter_shape:

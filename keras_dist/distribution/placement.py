@@ -64,12 +64,7 @@ def is_abstract(sharding: jax.sharding.Sharding) -> bool:
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the arrays of a tree with these shardings, perhaps in shared memory. On an abstract mesh, return shapes.
-
-    Args:
-        tree: arrays, or shapes for an abstract mesh.
-        shardings: one sharding for all arrays, or a pytree of shardings.
-    """
+    """Return the arrays of a tree with these shardings, perhaps in shared memory; on an abstract mesh shapes."""
     if any(map(is_abstract, jax.tree.leaves(shardings))):
         if isinstance(shardings, jax.sharding.Sharding):
             return jax.tree.map(functools.partial(place_copy, sharding=shardings), tree)
@@ -78,18 +73,10 @@ def put(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 def place_copy(value: ArrayLike, sharding: jax.sharding.Sharding, name: str = "a value") -> jax.Array:
-    """Return a copy of `value` with `sharding`, in memory of its own; on an abstract mesh its shape.
+    """Return a copy of `value` with `sharding`; on an abstract mesh its shape. All processes must have one value.
 
     `jax.device_put` may return, or refer to, the buffer it was given (the same sharding, one device to eight, aligned
     numpy memory); a later step with donation would then delete or overwrite the caller's array.
-
-    Args:
-        value: an array, or a Python number.
-        sharding: sharding of the copy.
-        name: name of the value in errors.
-
-    Raises:
-        ClusterError: in all processes, if processes that share the copy have different values.
     """
     value = native(value)
     if is_abstract(sharding):
@@ -115,10 +102,7 @@ def _copier(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]
 
 
 def host_copy(array: jax.Array) -> np.ndarray:
-    """Return a copy of `array` on the host; for typed PRNG keys, of their data.
-
-    All processes that hold parts of the array must call this.
-    """
+    """Return a copy of `array`, or of the data of PRNG keys, on the host. All processes that hold parts must call."""
     data = jax.random.key_data(array) if is_key_dtype(array.dtype) else array
     if data.is_fully_addressable or data.is_fully_replicated:
         return np.array(data)

@@ -15,12 +15,7 @@ from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # JAX's own types are unknown in part
-from keras_dist._support.types import (
-    ArrayLike,
-    DTypeLike,
-    PyTree,
-    PyTreeDef,
-)
+from keras_dist._support.types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import state_of
 from keras_dist.distribution.layout import Axis, TensorLayout

@@ -20,16 +20,9 @@ class RuleBased(Distribution):
     """Abstract strategy whose layouts are given by a `LayoutMap`, or else by the model itself.
 
     Args:
-        device_mesh: the mesh of `layout_map`.
-        layout_map: the rules.
         batch_dim_name: the mesh axis, or axes, of the batch; None for a replicated batch.
-        auto_shard_dataset: whether all processes pass the same data; if not, each passes its own part, in batches.
         strict: raise for rules without effect, instead of warning.
         axis_names: mesh axes for the model's names of dims.
-
-    Raises:
-        DistributionError: `batch_dim_name` or `axis_names` has an unknown axis, or the processes cannot be divided
-            among the replicas.
     """
 
     layout_map: LayoutMap

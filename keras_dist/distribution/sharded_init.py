@@ -40,9 +40,6 @@ class CompiledInit:
     Large states are therefore initialized a few arrays at a time, never more than the largest shard. Arrays that are
     computed in the same way, such as kernels of equal layers, share a program, since compiling takes longer than
     running; so do models that are made one after another in a process.
-
-    Attributes:
-        programs: the compiled programs; their `memory_analysis()` gives output and temporary bytes per device.
     """
 
     def __init__(self, fn: Callable[..., PyTree], args: Sequence[PyTree], plan: LayoutPlan) -> None:
@@ -109,13 +106,7 @@ _lock = threading.Lock()
 def _compiled(
     wanted: Sequence[tuple[Hashable, Callable[[], jax.stages.Lowered]]], mesh: DeviceMesh
 ) -> tuple[jax.stages.Compiled, ...]:
-    """Return the programs of an initializer; reuse programs that were compiled for another one.
-
-    Args:
-        wanted: for each program a key, which is equal for programs that compute the same (False for none), and a
-            function that lowers it.
-        mesh: the devices.
-    """
+    """Compile programs by key (equal for programs that compute the same, False for none); reuse earlier ones."""
     with _lock:
         found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
     missing = [(known_as, lower) for known_as, lower in wanted if known_as not in found]
@@ -201,16 +192,6 @@ class Slice:
 
     The weights of a model's layers are drawn from one seed, folded with their number. Weights of equal shape and
     initializer differ in this number alone: they have equal forms and share one compiled program.
-
-    Args:
-        equations: the equations in order.
-        closed: the traced function.
-        output: the variable of the output.
-
-    Attributes:
-        numbers: the numbers that are folded into seeds, in order.
-        folded: the same as integers.
-        form: equal for slices of one function that differ only in their numbers.
     """
 
     def __init__(self, equations: Sequence[Any], closed: ClosedJaxpr, output: Any) -> None:
@@ -218,7 +199,7 @@ class Slice:
         self._constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         self._arguments = closed.jaxpr.invars
         self._output = output
-        self.numbers = [number for equation in equations for number in _folded_with(equation)]
+        self.numbers = [number for equation in equations for number in _folded_with(equation)]  # folded into seeds
         self.folded = tuple(map(int, self.numbers))
         self.form = self._form()
 

@@ -32,15 +32,6 @@ class ShardPicture:
 
     Rows and columns are dims of the array; of more than two dims, the last sharded dim is along the rows, and all
     others are folded. If there are many blocks, the first and the last are shown.
-
-    Attributes:
-        path: path of the array.
-        shape: shape of the array.
-        dtype: dtype of the array.
-        axes: for each dim the mesh axis, several axes, or None.
-        rule: origin of the layout, or None.
-        nbytes_per_device: size of one block [bytes].
-        mesh: the devices.
     """
 
     path: str

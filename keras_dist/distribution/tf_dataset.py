@@ -1,4 +1,4 @@
-"""The part of a `tf.data.Dataset` that one process of a job reads, as in Keras 3.15."""
+"""The part of a `tf.data.Dataset` that one process reads, as in Keras 3.15 (`Distribution.distribute_tf_dataset`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from keras_dist.errors import DataError
 
 
 def shard_dataset(dataset: Any, groups: Sequence[ReplicaGroup], group: ReplicaGroup) -> Any:
-    """Return the batches of this process from a dataset of global batches.
-
-    Source: `keras.distribution.Distribution.distribute_tf_dataset` (Keras 3.15).
-    """
+    """Return the batches of this process from a dataset of global batches."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None or not isinstance(dataset, tensorflow.data.Dataset):
         summary = f"The dataset type {type(dataset)} is not supported for auto-sharding in multi-process setting."

@@ -109,10 +109,7 @@ def leaf_paths(tree: PyTree) -> list[str]:
 
 
 def leaf_parts(tree: PyTree) -> list[tree_paths.Parts]:
-    """Return the names and indices that lead to each array of `tree`, in flattening order.
-
-    NNX's `value` and Linen's leading `params` are omitted.
-    """
+    """Return the names and indices that lead to each array, without NNX's `value` and Linen's leading `params`."""
     variables = _variables_by_prefix(tree)
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [_parts(key_path, variables) for key_path, _ in leaves]

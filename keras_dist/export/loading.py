@@ -32,17 +32,15 @@ class ExportedProgram:
         weights: its weights by path.
 
     Attributes:
-        inputs: names, shapes and dtypes of the inputs; dims of any size are given by a name.
+        inputs: names, shapes and dtypes of the inputs; dims of any size have names.
         outputs: names, shapes and dtypes of the outputs.
-        platforms: the platforms it runs on.
+        platforms: platforms it runs on.
         versions: versions of the packages that made it.
     """
 
     def __init__(self, manifest: Manifest, program: jax.export.Exported, weights: Mapping[str, np.ndarray]) -> None:
-        self.inputs = manifest.inputs
-        self.outputs = manifest.outputs
-        self.platforms = manifest.platforms
-        self.versions = manifest.versions
+        self.inputs, self.outputs = manifest.inputs, manifest.outputs
+        self.platforms, self.versions = manifest.platforms, manifest.versions
         self._manifest = manifest
         self._weights = jax.device_put(dict(weights))
         self._run = jax.jit(program.call)
@@ -57,7 +55,7 @@ class ExportedProgram:
             JAX arrays in the structure of the model's outputs.
 
         Raises:
-            ModelError: structure, shapes or element types do not fit, or JAX cannot run the program.
+            ModelError: structure, shapes or dtypes do not fit, or JAX cannot run the program.
         """
         names = [spec.name for spec in self.inputs]
         arrays = arranged(self._manifest.input_structure, names, inputs)
@@ -79,19 +77,18 @@ class ExportedProgram:
 
 
 def load(path: str | os.PathLike[str]) -> ExportedProgram:
-    """Return a model that `model.export` wrote, as a callable on the default device.
+    """Load a model that `model.export` wrote, as a callable on the default device.
 
-    It reads no pickles and no Python code, and does not need the code of the model. But a program is code, which XLA
-    compiles and runs in this process: one that was forged can compute anything, and can end the process. Load only what
-    you trust: checksums detect accidents, and whoever changes a program can change them, too. Programs run on versions
-    of JAX up to half a year newer than the one that made them, and often later ones: see `jax.export`.
+    Reads no pickles and no Python code, and does not need the code of the model. But a program is code, which XLA
+    compiles and runs in this process: a forged program can compute anything, and can end the process. Load only
+    programs that you trust: checksums detect accidents, not forgery. Programs run on versions of JAX up to half a year
+    newer than the one that made them, and often on later ones: see `jax.export`.
 
     Args:
         path: the folder.
 
     Raises:
-        ModelError: it is not such a folder, or a file in it is damaged or missing, or does not fit the others; the file
-            is named.
+        ModelError: it is not such a folder, or a file in it, which is named, is damaged or missing, or does not fit.
 
     Example:
         >>> import pathlib, tempfile
@@ -118,7 +115,7 @@ def load(path: str | os.PathLike[str]) -> ExportedProgram:
 
 
 def _check_signature(folder: pathlib.Path, manifest: Manifest, program: Any, reader: TensorReader) -> None:
-    """Check that the program takes these weights and inputs, and returns these outputs."""
+    """Raise if the program has other weights, inputs, outputs or platforms than the manifest."""
     noted = {
         WEIGHTS: {name: (shape, reader.dtype(name).name) for name, shape in sorted(reader.shapes.items())},
         "inputs": [(spec.shape, spec.dtype) for spec in manifest.inputs],
@@ -141,13 +138,7 @@ def _array_of(aval: Any) -> tuple[tuple[int | str, ...], str]:
 
 
 def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Array:
-    """Return an input in the dtype of the program.
-
-    Args:
-        spec: what the program takes.
-        value: what was given.
-        sizes: of the dims that go by a name, as far as they are known; those of this input are added.
-    """
+    """Return an input in the dtype of the program; add the sizes of its named dims to `sizes`."""
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     shape = tuple(value.shape)
     fits = len(shape) == len(spec.shape) and all(
@@ -166,7 +157,7 @@ def _checked(spec: ArraySpec, value: ArrayLike, sizes: dict[str, int]) -> jax.Ar
 
 
 def _holds(wanted: DTypeLike, given: DTypeLike) -> bool:
-    """Whether numbers of the dtype `given` are cast without a word: as JAX promotes them, or to fewer bits."""
+    """Whether numbers of the dtype `given` are cast without an error: as JAX promotes them, or to fewer bits."""
     kinds = [jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating]
     ranks = [
         next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 9) for dtype in (given, wanted)

@@ -23,43 +23,27 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """An input or output.
-
-    Attributes:
-        name: its key in a dict of all inputs or outputs.
-        shape: its dims; a name, or an expression of names, for dims of any size.
-        dtype: its element type.
-    """
+    """An input or output."""
 
     name: str
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str, ...]  # dims of any size are names, or expressions of names
     dtype: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Inputs, outputs and files of an exported program.
-
-    Attributes:
-        inputs: the inputs, in the order of the program.
-        outputs: the outputs, in the order of the program.
-        input_structure: the structure of the inputs of the model.
-        output_structure: the structure of the outputs of the model.
-        platforms: the platforms it runs on.
-        versions: versions of the packages that made it.
-        sha256: the checksum of each other file.
-    """
+    """Inputs, outputs and files of an exported program."""
 
     inputs: tuple[ArraySpec, ...]
     outputs: tuple[ArraySpec, ...]
     input_structure: Structure
     output_structure: Structure
     platforms: tuple[str, ...]
-    versions: dict[str, str]
-    sha256: dict[str, str]
+    versions: dict[str, str]  # of the packages that made it
+    sha256: dict[str, str]  # of each other file
 
     def write(self, folder: pathlib.Path) -> None:
-        """Write it to a folder."""
+        """Write the manifest to a folder."""
         content = {"format": FORMAT, "version": VERSION, "call": f"{PROGRAM}({WEIGHTS}, [inputs]) -> [outputs]"}
         text = json.dumps(content | dataclasses.asdict(self), indent=2)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -111,7 +95,7 @@ def sha256_of(file: pathlib.Path) -> str:
 
 def damaged(folder: pathlib.Path, given: str) -> ModelError:
     """Return the error for a folder that is not an exported model."""
-    fix = "check that it was copied whole, or export the model again; a program is code: load only what you trust"
+    fix = "check that it was copied completely, or export the model again; a program is code: load only what you trust"
     return ModelError(f"export.load: {str(folder)!r} cannot be read", given=given, fix=fix)
 
 
@@ -130,5 +114,5 @@ def _array_of(content: dict[str, Any]) -> ArraySpec:
     shape = tuple(content["shape"])
     if not all(isinstance(size, int | str) for size in shape):
         raise ValueError(f"shape {shape}")
-    jnp.dtype(content["dtype"])  # one that is known
+    jnp.dtype(content["dtype"])  # raises for an unknown dtype
     return ArraySpec(str(content["name"]), shape, str(content["dtype"]))

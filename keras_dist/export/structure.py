@@ -1,6 +1,6 @@
-"""The structure of inputs and outputs as plain JSON: which list, tuple or dict an array stands in.
+"""The structure of inputs and outputs as JSON: the list, tuple or dict that contains each array.
 
-A number is an array, by its place; `{"list": [...]}`, `{"tuple": [...]}` and `{"dict": {...}}` hold structures; null is
+A number is an array, by index; `{"list": [...]}`, `{"tuple": [...]}` and `{"dict": {...}}` are structures; null is
 None. The arrays of a dict are in the order of its sorted keys, as in JAX.
 """
 
@@ -52,11 +52,7 @@ def filled(structure: Structure, leaves: Sequence[PyTree]) -> PyTree:
 def arranged(structure: Structure, names: Sequence[str], value: PyTree) -> list[PyTree]:
     """Return the leaves of a tree of this structure, in its order.
 
-    Args:
-        structure: of the tree.
-        names: the names of its leaves.
-        value: the tree, where lists and tuples may take each other's place; a dict by the names; of one array in a list
-            this array.
+    Lists and tuples may replace each other; a dict may have the names as keys; a single array may be without its list.
     """
     if isinstance(value, Mapping) and not _has_keys(structure, value) and set(names) <= value.keys():
         return [value[name] for name in names]
@@ -112,18 +108,13 @@ def _has_keys(structure: Structure, value: PyTree) -> bool:
 
 
 def _misfit(structure: Structure, value: PyTree) -> ModelError:
-    kind = type(value).__name__
-    is_sequence = isinstance(value, list | tuple)
-    return ModelError(
-        "the inputs have another structure than those of the program",
-        given=f"a {kind} of {len(value)}"
-        if is_sequence
-        else f"a {kind} with {shorten(list(value))}"
-        if isinstance(value, Mapping)
-        else shorten(value),
-        expected=f"arrays in the places of the numbers of {json.dumps(structure)}, or a dict by names",
-        fix="program.inputs lists the inputs with their names",
-    )
+    given = shorten(value)
+    if isinstance(value, list | tuple):
+        given = f"a {type(value).__name__} of {len(value)}"
+    elif isinstance(value, Mapping):
+        given = f"a {type(value).__name__} with {shorten(list(value))}"
+    fix = f"pass arrays for the numbers in {json.dumps(structure)}, or a dict by the names in program.inputs"
+    return ModelError("the inputs must have the structure of the program's inputs", given=given, fix=fix)
 
 
 def _unknown(what: str, node: PyTree) -> ModelError:

@@ -1,4 +1,4 @@
-"""`write`: a function of weights and inputs as a program in a folder."""
+"""`write`: write a function of weights and inputs as a program to a folder."""
 
 from __future__ import annotations
 
@@ -23,30 +23,14 @@ from keras_dist.saving.tensor_files import write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCH = "batch"
-_SOME_SIZE = 4
-"""In the place of dims of any size, to find out whether it is they that cannot be exported."""
+_SOME_SIZE = 4  # replaces dims of any size, to find out whether they are the reason of an error
 
 Dims = tuple[int | None, ...]
 Named = list[tuple[int | str, ...]]
 
 
 class Lowered:
-    """A function of weights and inputs as a program.
-
-    Args:
-        function: `function(weights, inputs) -> outputs`: weights by path, inputs and outputs in their structures.
-        weights: shape and dtype of each weight, by path.
-        input_structure: where the inputs stand. shapes: of the inputs; None for dims of any size.
-        dtypes: of the inputs.
-        platforms: the platforms to run on; None for cpu, cuda and tpu, or the current one if that fails.
-
-    Attributes:
-        program: the result of `jax.export`.
-        weights: as given.
-        shapes: of the inputs, with names for dims of any size.
-        dtypes: of the inputs.
-        output_structure: where the outputs stand.
-    """
+    """A function of weights, by path, and inputs as a program, for all platforms or, if that fails, for this one."""
 
     def __init__(
         self,
@@ -62,12 +46,12 @@ class Lowered:
             self.output_structure, leaves = described("the output of the model", outputs)
             return [jnp.asarray(leaf) for leaf in leaves]
 
-        self.output_structure: Structure = None
+        self.output_structure: Structure = None  # set when `predict` is traced
         self._jitted = jax.jit(predict)
         self.weights, self.dtypes = dict(weights), tuple(map(jnp.dtype, dtypes))
         self.program, self.shapes = self._found(list(shapes), platforms)
         if self.program.nr_devices != 1:
-            given = f"a call that places arrays on {self.program.nr_devices} devices by itself"
+            given = f"a call that itself places arrays on {self.program.nr_devices} devices"
             fix = "leave distribute_tensor out of `call`, and write layout rules for `<path>/output`"
             raise ModelError("export: the model runs on more than one device", given=given, fix=fix)
 
@@ -82,11 +66,8 @@ class Lowered:
                     errors.append(error)
                     continue
                 if platforms is None and these != PLATFORMS:
-                    warnings.warn(
-                        f"export: the program runs on {', '.join(these)} only, for elsewhere it cannot be lowered: "
-                        f"{_first_line(errors[0])}",
-                        stacklevel=5,
-                    )
+                    text = f"export: the program runs on {', '.join(these)} only: {_first_line(errors[0])}"
+                    warnings.warn(text, stacklevel=5)
                 return program, named
         self._explain(shapes, tuple(platforms or here), errors[0])
 
@@ -99,7 +80,7 @@ class Lowered:
         return jax.export.export(self._jitted, platforms=platforms)(self.weights, inputs)
 
     def _explain(self, shapes: list[Dims], platforms: Sequence[str], error: Exception) -> NoReturn:
-        """Raise what is wrong."""
+        """Raise the error for a program that cannot be lowered."""
         fixed: Named = [tuple(_SOME_SIZE if size is None else size for size in dims) for dims in shapes]
         try:
             self._lower(fixed, platforms)
@@ -107,7 +88,7 @@ class Lowered:
             raise
         except Exception as other:
             summary = f"export: the model cannot be lowered for {', '.join(platforms)}"
-            fix = "leave out of `call` what runs in Python, or pass platforms=(...) that it can be lowered for"
+            fix = "remove Python callbacks from `call`, or pass platforms=(...) that it can be lowered for"
             raise ModelError(summary, given=f"{type(other).__name__}: {_first_line(other)}", fix=fix) from other
         given = f"inputs of shapes {shorten(shapes)}; {type(error).__name__}: {_first_line(error)}"
         fix = "model.export(..., batch_size=32) for one size of batches; for other dims input_signature with sizes"
@@ -122,16 +103,7 @@ def write(
     output_names: Sequence[str],
     weights: dict[str, np.ndarray],
 ) -> None:
-    """Write a program to a folder, atomically.
-
-    Args:
-        path: the folder, which must not exist.
-        lowered: the program.
-        input_structure: where the inputs stand.
-        input_names: in the order of the program.
-        output_names: in the order of the program.
-        weights: by path, with their elements in C order.
-    """
+    """Write a program to a new folder, atomically, with the names of its inputs and outputs and its weights."""
     program = lowered.program
     with writing_to(path), draft_of(path) as folder:
         draft = folder / path.name
@@ -154,7 +126,7 @@ def write(
 
 
 def _namings(shapes: Sequence[Dims]) -> Iterator[Named]:
-    """Names for the dims of any size: first one for each; then one for all of an axis, as where inputs are joined."""
+    """Yield names for dims of any size: first one for each; then one for each axis, as where inputs are joined."""
     yield [
         tuple(
             _name(size, axis, f"dim{axis}" + (f"_{number}" if len(shapes) > 1 else ""))

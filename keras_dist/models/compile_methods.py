@@ -10,7 +10,7 @@ from keras_dist import optimizers
 from keras_dist._support.arguments import check_callable, check_option
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
-from keras_dist.data.batch_keys import check_batch_keys
+from keras_dist.data.batch import check_batch_keys
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.models.fitting import check_steps

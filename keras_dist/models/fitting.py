@@ -16,10 +16,9 @@ from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
 from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_inputs
 from keras_dist.data.arrays import ArraySource
-from keras_dist.data.batch_keys import BatchKeys
+from keras_dist.data.batch import BatchKeys
 from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.data.class_weights import weights_of_classes
-from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size
+from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size, weights_of_classes
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten

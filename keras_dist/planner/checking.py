@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 from keras_dist._support.types import PyTree
+from keras_dist.data.arrays import ShapeSource
 from keras_dist.data.batch import unpack
-from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution import lint
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.strategy import Distribution, check_distribution

@@ -14,8 +14,8 @@ from flax import nnx
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs
+from keras_dist.data.arrays import ShapeSource
 from keras_dist.data.batch import unpack
-from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution.abstract import abstract_meshes
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.devices import list_devices

@@ -12,10 +12,9 @@ import jax
 
 from keras_dist._support.types import PyTree
 from keras_dist.data.adapters import Source
-from keras_dist.data.arrays import ArraySource
+from keras_dist.data.arrays import ArraySource, ShapeSource
 from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
-from keras_dist.data.shapes import ShapeSource
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
 from keras_dist.distribution.mesh import DeviceMesh

@@ -131,7 +131,7 @@ def test_an_exception_keeps_the_states_and_lets_the_next_fit_go_on_counting(mode
     assert steps(tmp_path, begin) == [2, 4]
     again = network()
     history = train(again, BackupAndRestore(tmp_path, 4, delete_checkpoint=False), epochs=5)
-    assert "going on with" in capsys.readouterr().out
+    assert "resuming from" in capsys.readouterr().out
     assert step_of(again) - begin == 10 and history.epoch == [0, 1, 2, 3, 4]
     assert steps(tmp_path, begin) == [4, 8]
 

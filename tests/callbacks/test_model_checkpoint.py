@@ -189,7 +189,7 @@ class TestSaveBestOnly:
     def test_a_metric_without_direction_is_found_at_the_begin(self, model):
         checkpoint = ModelCheckpoint("m.safetensors", "first_score", save_best_only=True)
         checkpoint.set_model(model)
-        with pytest.raises(ModelError, match="is to rise or to fall"):
+        with pytest.raises(ModelError, match="the better direction of"):
             checkpoint.on_train_begin()
         ModelCheckpoint("m.safetensors", "first_score").on_train_begin()
 

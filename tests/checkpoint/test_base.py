@@ -167,7 +167,7 @@ def test_a_damaged_base_damages_its_states_alone(directory):
     assert not found.is_good
     assert [state.is_good for state in found.states] == [True, False]
     assert "damaged: step_00000002: base_00000002: " in str(found)
-    with pytest.warns(CheckpointWarning, match="step_00000002 is passed over"):
+    with pytest.warns(CheckpointWarning, match="step_00000002 is skipped"):
         assert read(directory) == {"a": 0.0, "b": 1.0, "c": 1.0}
     with pytest.warns(CheckpointWarning):
         save(directory, 3)  # with the base of the good one
@@ -253,7 +253,7 @@ def test_a_base_is_kept_while_a_state_that_cannot_be_read_may_need_it(directory)
     (directory / "step_00000002" / "bases.json").write_text("{")
     held = other()
     held.arrays["variables/b"] = held.arrays["variables/a"]
-    with pytest.warns(CheckpointWarning, match="passed over"):
+    with pytest.warns(CheckpointWarning, match="skipped"):
         save(directory, 3, 4, 5, held=held)
     assert names(directory)[:2] == ["base_00000001", "base_00000003"]
 

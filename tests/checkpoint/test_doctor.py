@@ -169,7 +169,7 @@ def test_drafts_and_what_was_put_aside_are_listed_and_do_not_count(write, direct
     assert commands.run("doctor", directory) == 0
     text = capsys.readouterr().out
     assert "draft: .step_00000002.draft-17" in text
-    assert "put aside: step_00000003.damaged" in text
+    assert "moved aside: step_00000003.damaged" in text
     (directory / ".step_00000001.draft-17").mkdir()
     assert examine(path).drafts == (".step_00000001.draft-17",)
 
@@ -191,9 +191,9 @@ def test_a_lock_of_a_process_that_has_ended_or_is_elsewhere(write, directory):
     host = run_python("import socket; print(socket.gethostname())")
     owner = {"pid": int(pid), "host": host, "since": "2026-01-01T00:00:00+00:00", "program": ["train.py"]}
     (directory / ".lock").write_text(json.dumps(owner))
-    assert "it has ended without releasing it" in str(examine(directory))
+    assert "it has exited without releasing it" in str(examine(directory))
     (directory / ".lock").write_text(json.dumps(owner | {"host": f"not-{host}"}))
-    assert "whether it runs is not known here" in str(examine(directory))
+    assert "it may still run on its machine" in str(examine(directory))
     (directory / ".lock").write_bytes(b"\xff")
     assert examine(directory).writer is None
 

@@ -352,7 +352,7 @@ def test_what_readers_have_found_beside_its_place_is_not_removed(place):
     with pytest.warns(CheckpointWarning) as warned:
         assert text_of(present(place)) == "new"
         put(place, "newest").abandon()
-    assert "it was whole, and is used" in str(warned[1].message)
+    assert "it was complete, and is used" in str(warned[1].message)
     assert text_of(place) == "new"
     assert names(place.parent) == ["state"]
 

@@ -48,7 +48,7 @@ def damage(path, how):
         return "manifest.json is missing"
     shutil.rmtree(path)
     path.write_text("")
-    return "is no folder"
+    return "is not a folder"
 
 
 HOW = ["a byte", "no manifest", "an array cut", "empty", "a file"]
@@ -129,7 +129,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_restored(write, directo
     held = Held()
     with (
         CheckpointManager(held, directory) as manager,
-        pytest.warns(CheckpointWarning, match="step_00000002 is passed over") as warned,
+        pytest.warns(CheckpointWarning, match="step_00000002 is skipped") as warned,
     ):
         assert manager.restore_or_initialize() == str(first)
     assert problem in str(warned[0].message)
@@ -218,7 +218,7 @@ def test_what_was_not_looked_at_and_is_no_state_does_not_count(write, directory,
     assert second.exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*is passed over")
+@pytest.mark.filterwarnings("ignore:.*is skipped")
 @pytest.mark.parametrize("was_looked_at", [True, False])
 @pytest.mark.parametrize("how", HOW)
 def test_a_damaged_one_is_put_aside_when_its_step_is_saved_again(write, directory, how, was_looked_at):
@@ -270,7 +270,7 @@ def test_a_state_before_those_that_are_there_is_refused(write, directory):
 def test_a_later_one_that_is_damaged_is_not_in_the_way(write, directory):
     flip(write(4, 6)[1] / "record.json")
     with CheckpointManager(Held(5), directory) as manager:
-        with pytest.warns(CheckpointWarning, match="passed over"):
+        with pytest.warns(CheckpointWarning, match="is skipped"):
             manager.newest()
         manager.save()
         assert manager.steps == [4, 5, 6]

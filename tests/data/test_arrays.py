@@ -93,7 +93,7 @@ def test_numbers_of_every_kind(x):
         ((row for row in X), "x must be an array", "generator"),
         (None, "x holds no array", "None"),
         ({}, "x holds no array", "{}"),
-        (X[:0], "the data set is empty", "x with 0 rows"),
+        (X[:0], "the dataset is empty", "x with 0 rows"),
     ],
     ids=["object", "string", "date", "scalar", "leaf", "lists", "path", "generator", "none", "no leaves", "empty"],
 )

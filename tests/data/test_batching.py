@@ -10,7 +10,7 @@ from keras_dist import data
 from keras_dist.data import ArraySource
 from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Span, Streaming, Validation
-from keras_dist.data.class_weights import weights_of_classes
+from keras_dist.data.conversion import weights_of_classes
 from keras_dist.data.source import RowSource
 from keras_dist.errors import DataError
 

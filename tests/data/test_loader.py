@@ -140,7 +140,7 @@ def test_what_has_none_is_gone_through_and_the_first_process_says_so(capsys, mon
         batches = iter(DataLoader(Again(30)))
         batches.set_state({"epoch": 0, "batch": 8, "rows": 24, "seed": None, "source": None})
         assert values(batches) == [[24, 25, 26], [27, 28, 29]]
-        assert ("skipping 8 batches of <" in capsys.readouterr().err) is is_chief
+        assert ("replaying 8 finished batches of <" in capsys.readouterr().err) is is_chief
 
 
 def test_an_iterator_with_a_state_of_its_own_goes_there(capsys):
@@ -242,7 +242,7 @@ def test_targets_and_weights_come_along():
 
 
 def test_the_source_may_not_tell_how_many_there_are():
-    with pytest.raises(TypeError, match="does not tell how many"):
+    with pytest.raises(TypeError, match="does not know how many"):
         len(DataLoader(once(3)))
 
 
@@ -254,12 +254,12 @@ def test_the_source_may_not_tell_how_many_there_are():
         (lambda: DataLoader(np.arange(2), batch_size=3, drop_remainder=True), "leaves no batch"),
         (lambda: DataLoader(np.arange(2), seed=-1), "`seed` must be an integer of at least 0"),
         (lambda: DataLoader(np.arange(2), batch_size=0), "`batch_size` must be an integer of at least 1"),
-        (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "not the position of a run over data"),
-        (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "not the position of a run"),
-        (lambda: Cursor.from_json([0, 0, 0, 0]), "not the position of a run"),
+        (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "must be the position of a run over data"),
+        (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "must be the position of a run"),
+        (lambda: Cursor.from_json([0, 0, 0, 0]), "must be the position of a run"),
         (
             lambda: Cursor.from_json(Cursor().to_json() | {"epoch": True}),
-            "not the position of a run",
+            "must be the position of a run",
         ),
     ],
 )

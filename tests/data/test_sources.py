@@ -76,7 +76,7 @@ class TestRecognition:
     @pytest.mark.parametrize("argument", ["y", "sample_weight"])
     def test_nothing_is_given_beside_a_data_set(self, argument):
         for x in (Batches((X, Y), 8), iter([X]), Examples((X, Y))):
-            with pytest.raises(DataError, match=f"`{argument}` cannot be used with a data set"):
+            with pytest.raises(DataError, match=f"`{argument}` cannot be used with a dataset"):
                 source_of(x, **{argument: Y})
 
     def test_nor_what_arrays_alone_can_do(self):
@@ -156,7 +156,7 @@ class TestLookup:
         assert "in example 0 of <" in caught.value.__notes__[0]
 
     def test_nor_an_empty_data_set(self):
-        with pytest.raises(DataError, match="the data set is empty") as caught:
+        with pytest.raises(DataError, match="the dataset is empty") as caught:
             source_of(Examples((X[:0], Y[:0])))
         assert "Examples" in caught.value.given
 

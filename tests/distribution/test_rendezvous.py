@@ -256,11 +256,9 @@ def test_a_process_that_does_not_come_is_named(run, monkeypatch):
 
 def test_who_has_left_the_job_is_not_waited_for(run, monkeypatch):
     monkeypatch.setattr(rendezvous, "_POLL_MS", 200)
-
-    def left(self, process):
-        return rendezvous.heartbeat.LEFT if process == 1 else None
-
-    monkeypatch.setattr(rendezvous.heartbeat.Monitor, "state_of", left)
+    monkeypatch.setattr(
+        rendezvous.heartbeat.Monitor, "state_of", lambda self, process: "left" if process == 1 else None
+    )
     for error in run(lambda job, process: job.each(lambda: process), absent=(1,)):
         assert isinstance(error, ClusterError)
         assert "its program has finished" in error.given

@@ -60,7 +60,7 @@ def test_inputs_are_arranged(structure, names, value, expected):
     ],
 )
 def test_inputs_of_another_structure(structure, value, given):
-    with pytest.raises(ModelError, match="another structure") as error:
+    with pytest.raises(ModelError, match="must have the structure") as error:
         arranged(structure, ["x", "y"], value)
     assert error.value.given == given
 

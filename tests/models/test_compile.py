@@ -76,13 +76,13 @@ MISUSE = {
     "metric typo": (lambda: again(metrics=["acc", "accurcy"]), UnknownNameError, "unknown metric 'accurcy'"),
     "metric of no kind": (lambda: again(metrics=[3]), ModelError, "metric"),
     "metric called loss": (lambda: again(metrics=[kd.metrics.Mean("loss")]), ModelError, "'loss'"),
-    "empty data": (lambda: compiled().fit(X[:0], Y[:0]), DataError, "the data set is empty"),
+    "empty data": (lambda: compiled().fit(X[:0], Y[:0]), DataError, "the dataset is empty"),
     "empty validation": (
         lambda: compiled().fit(X, Y, validation_data=(X[:0], Y[:0])),
         DataError,
-        "the validation data set is empty",
+        "the validation dataset is empty",
     ),
-    "empty prediction": (lambda: compiled().predict(X[:0]), DataError, "the data set is empty"),
+    "empty prediction": (lambda: compiled().predict(X[:0]), DataError, "the dataset is empty"),
     "labels of the wrong length": (lambda: compiled().fit(X, Y[:31]), DataError, "x and y must have one row each"),
     "weights of the wrong length": (
         lambda: compiled().fit(X, Y, sample_weight=np.ones(3)),

@@ -366,13 +366,13 @@ class TestFolders:
         (tmp_path / "empty").mkdir()
         (tmp_path / "others").mkdir()
         (tmp_path / "others" / "readme.txt").write_text("")
-        said = {"none": "none is no folder", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
+        said = {"none": "none is not a folder", "empty": "the folder is empty", "others": r"holds \['readme.txt'\]"}
         for load in (load_model, saved[0].load_weights):
             for name in ("empty", "others", *["none"] * (load is load_model)):
                 with pytest.raises(CheckpointError, match=f"is not a checkpoint(.|\n)*{said[name]}") as caught:
                     load(tmp_path / name)
                 assert "damaged" not in str(caught.value)
-                assert caught.value.fix.startswith("correct the path")
+                assert caught.value.fix.startswith("the path of a folder")
         with kd.checkpoint.CheckpointManager(saved[0], tmp_path / "states") as manager:
             state = manager.save()
         for name in ("config.json", "compile.json"):  # the manifest does not list them: they are not read

@@ -53,7 +53,7 @@ def test_the_program_ends_with_that_code(lives):
 @pytest.mark.parametrize("case", [*SAVED, "SIGTERM twice", "SIGINT twice", "SIGTERM in the save", "SIGINT in the save"])
 def test_started_again_the_result_is_that_of_a_training_without_signals(case, told):
     again = told["started again"][case]
-    assert "going on with" in again["said"]
+    assert "resuming from" in again["said"]
     assert again["result"] == told["lives"]["nothing"]["result"]
 
 

@@ -129,7 +129,7 @@ class TestMistakes:
         with pytest.raises(DataError, match="`validation_data` must be") as caught:
             model.fit(X, Y, validation_data=batches, verbose=0)
         assert f"of length {count}, whose items are tuples" in caught.value.given
-        assert "join their arrays to (x, y), or give a data set" in caught.value.fix
+        assert "join their arrays to (x, y), or pass a dataset" in caught.value.fix
         for method in (model.fit, model.evaluate):
             with pytest.raises(DataError, match="y is missing") as caught:
                 method(batches, verbose=0)

@@ -10,18 +10,13 @@ _LONGEST = 100
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveLog:
-    """The last operations of one process in which all processes take part: steps, exchanges of messages, comparisons.
+    """The last operations of one process in which all take part: steps, exchanges of messages, comparisons."""
 
-    Attributes:
-        since: the last exchange of messages. Operations are counted from there, so that processes agree again after an
-            error that all have caught.
-        count: number of operations since.
-        last: descriptions of the last operations.
-    """
-
-    since: str = ""
+    since: str = (
+        ""  # last exchange, at which counting begins: processes agree again after an error that all have caught
+    )
     count: int = 0
-    last: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()  # descriptions for users
 
     def then(self, act: str) -> CollectiveLog:
         """Append an operation."""

@@ -15,15 +15,12 @@ from keras_dist.distribution.jobs import heartbeat, job
 
 
 def connect(devices: Iterable[Device]) -> None:
-    """Run a small collective over these devices, once. All processes must call it.
-
-    Gloo waits without a limit for a process in whose place another program has connected. Here `heartbeat` ends the
-    process after the join time-out, before any work is lost.
-    """
+    """Run a small collective over these devices, once. All processes must call it."""
     ordered = sorted(devices, key=lambda device: device.id)
     with heartbeat.current().connecting(frozenset(ordered)) as is_first:
         if not is_first:
             return
+        # Gloo waits without a limit for a process in whose place another program has connected; the heartbeat does not
         heartbeat.current().note_act("the first collective")
         mesh = jax.sharding.Mesh(np.array(ordered), ("devices",))
         parts, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("devices",), ()))

@@ -43,16 +43,7 @@ Fingerprint = Mapping[str, object]
 
 
 def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Fingerprint]) -> None:
-    """Check that the facts, and those about the process itself, are equal in all processes. All must call it.
-
-    Args:
-        about: what is about to run.
-        mesh: its devices; nothing is compared unless all processes have devices in the mesh.
-        make_facts: called only where there is something to compare.
-
-    Raises:
-        ClusterError: in all processes, if a fact differs.
-    """
+    """Raise in all processes if a fact differs. All must call it; `make_facts` is called if all share the mesh."""
     if is_shared(mesh):
         _compare(Rendezvous(about), about, mesh, make_facts)
 
@@ -60,11 +51,7 @@ def check_agreement(about: str, mesh: DeviceMesh, make_facts: Callable[[], Finge
 def agreed_programs(
     about: str, mesh: DeviceMesh, programs: Iterable[jax.stages.Lowered], make_facts: Callable[[], Fingerprint] = dict
 ) -> Iterator[jax.stages.Lowered]:
-    """Yield the programs, and check after the last one that all processes of the job have the same; see above.
-
-    Raises:
-        ClusterError: in all processes, if a program differs, or one could not be made.
-    """
+    """Yield the programs, and raise in all processes if a program differs, or one could not be made."""
     if not is_shared(mesh):
         yield from programs
         return
@@ -125,13 +112,10 @@ def facts_of_form(name: str, arrays: PyTree) -> Fingerprint:
 
 
 def facts_of_config(name: str, value: object) -> Fingerprint:
-    """Return facts about an object, or a structure of objects: each value of its config, else its class.
-
-    The code of a lambda is compared with the program.
-    """
+    """Return facts about an object, or a structure of objects: each value of its config, else its class."""
     try:
         leaves = _leaves_of(serialize_keras_object(value))
-    except Exception:  # `get_config` may be the user's, and need not work for a model that is never saved
+    except Exception:  # a user's `get_config` need not work for a model that is never saved
         leaves = _leaves_of(value)
     return {f"{name}{jax.tree_util.keystr(path)}": _text_of(leaf) for path, leaf in leaves}
 

@@ -56,15 +56,7 @@ _STATES = RUNNING, FAILED, LEFT = "running", "failed", "left"
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """A message of one process.
-
-    Attributes:
-        number: number of heartbeats so far.
-        state: `"running"`, `"failed"` or `"left"`.
-        why: reason of a failure.
-        steps: number of steps so far, of all kinds.
-        acts: the last collective operations.
-    """
+    """A message of one process: state, reason of a failure, number of steps, last collective operations."""
 
     number: int = 0
     state: str = RUNNING
@@ -92,16 +84,11 @@ class Heartbeat:
 
 
 class Monitor:
-    """Methods by which a process reports its progress. In a program of one process, as here, they do nothing.
-
-    Attributes:
-        hang_timeout_s: limit of a step, and of waiting for other processes [s]; None for no limit.
-        notes: facts that the launcher reads after this process has exited.
-    """
+    """Methods by which a process reports its progress. In a program of one process, as here, they do nothing."""
 
     def __init__(self, hang_timeout_s: float | None = None) -> None:
-        self.hang_timeout_s = hang_timeout_s
-        self.notes = ProcessNotes()
+        self.hang_timeout_s = hang_timeout_s  # of a step, and of waiting for other processes
+        self.notes = ProcessNotes()  # for the launcher, when this process has exited
 
     def state_of(self, process: int) -> str | None:
         """Return the last known state of another process; None if there is none."""
@@ -137,12 +124,7 @@ class Monitor:
         return contextlib.nullcontext(False)
 
     def steps(self, call: str, *, is_shared: bool) -> contextlib.AbstractContextManager[None]:
-        """Limit each step, and report errors to the other processes, which wait for this one in their next step.
-
-        Args:
-            call: name of the call that runs the steps.
-            is_shared: whether all processes of the job take part.
-        """
+        """Limit each step, and report errors to the other processes; all of them take part if the call `is_shared`."""
         return contextlib.nullcontext()
 
 
@@ -164,19 +146,7 @@ def watch_job(
 
 
 class JobMonitor(Monitor):
-    """The heartbeats of one process of a job.
-
-    Args:
-        heartbeat_timeout_s: seconds without a heartbeat after which a process is considered dead.
-        shutdown_timeout_s: seconds that the first process waits for the others when its program ends.
-        hang_timeout_s: seconds without a step, while steps run, after which this process exits; None for no limit.
-            Also limits other waits, by default to `LONGEST_WAIT_S`.
-        join_timeout_s: limit of the first collective, in which the processes connect.
-
-    Attributes:
-        process: index of this process.
-        processes: number of processes.
-    """
+    """The heartbeats of one process of a job; for the time-outs see `initialize`."""
 
     def __init__(
         self,

@@ -95,8 +95,6 @@ def has_preemption_points() -> bool:
 def reached_preemption_point() -> bool:
     """Return whether all processes must stop at this step, because a scheduler preempts one of them (SIGTERM).
 
-    All processes must call it equally often; the preempted process runs until all can stop at the same step.
-
-    Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
+    All must call it equally often. Source: `jax.experimental.multihost_utils.reached_preemption_sync_point`.
     """
     return multihost_utils.reached_preemption_sync_point(next(_preemption_points))

@@ -67,11 +67,7 @@ class JobArguments:
         process_id: int | None,
         environ: Mapping[str, str] = os.environ,
     ) -> JobArguments:
-        """Take each value from the argument, else from its `KERAS_DISTRIBUTION_*` variable, else from `TF_CONFIG`.
-
-        Raises:
-            ClusterError: a value is malformed, or two contradict each other.
-        """
+        """Take each value from the argument, else from its `KERAS_DISTRIBUTION_*` variable, else from `TF_CONFIG`."""
         if job_addresses is None:
             job_addresses = environ.get(ADDRESSES_VARIABLE)
         if num_processes is None:

@@ -15,10 +15,7 @@ _WAIT_S = 5.0
 
 
 def show_once(client: Any, process: int) -> None:
-    """Show the warnings of the first process at once, and other warnings if it does not give the same within 5 seconds.
-
-    Warnings are the same if category and text are. Filters apply before, in each process.
-    """
+    """Show warnings of the first process at once, and others if it gives none of the same text in 5 seconds."""
     show, here = warnings.showwarning, os.getpid()
     waiting = concurrent.futures.ThreadPoolExecutor(1, "keras_dist warns")  # in order; Python waits for it at exit
 

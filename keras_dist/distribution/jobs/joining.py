@@ -159,15 +159,7 @@ def initialize(
 
 
 def has_job_to_join(*, detect: bool) -> bool:
-    """Return whether the environment describes a job, and this process has not joined one.
-
-    Args:
-        detect: whether to include jobs that JAX detects. Otherwise only variables are read: those of the launcher, and
-            `TF_CONFIG` with several workers.
-
-    Raises:
-        ClusterError: the values of the variables are malformed, or contradict each other.
-    """
+    """Return whether variables, or JAX if `detect`, describe a job that this process has not joined."""
     if jax_runtime.job_client() is not None:
         return False
     found = JobArguments.resolve(None, None, None)
@@ -211,23 +203,15 @@ def _telling(what: str) -> Generator[None]:
 
 
 class _Attempt:
-    """Callbacks of JAX while a process joins its job, and the error if it fails.
-
-    Args:
-        given: the arguments.
-        end: deadline, by `time.monotonic`.
-        linger_s: seconds that the coordination service outlives a first process that dies.
-
-    Attributes:
-        waiting: reports waiting for other processes, until it is closed.
-    """
+    """Callbacks of JAX while a process joins its job, and the error if it fails."""
 
     def __init__(self, given: JobArguments, end: float, linger_s: float) -> None:
+        # deadline by `time.monotonic`; seconds that the coordination service outlives a first process that dies
         self._given, self._end, self._linger_s = given, end, linger_s
         self._service: CoordinationService | None = None
         self._bound: str | None = None  # host on which the service listens
         self._place: tuple[str, int, int] | None = None  # the coordinator's address, this process, number of processes
-        self.waiting = contextlib.ExitStack()
+        self.waiting = contextlib.ExitStack()  # reports waiting for other processes, until it is closed
 
     def start_service(self, address: str, processes: int, options: Mapping[str, Any]) -> CoordinationService:
         """Start the coordination service, in the first process."""
@@ -241,10 +225,7 @@ class _Attempt:
         return self._service
 
     def await_coordinator(self, address: str, process: int, processes: int) -> str:
-        """Wait until the coordinator listens; return the address of this process.
-
-        It is the given one, or the one with which the coordinator is reached.
-        """
+        """Wait until the coordinator listens; return the host of this process, given or seen by the coordinator."""
         host, _, port = address.rpartition(":")
         self._place = address, process, processes
         if process:
@@ -338,12 +319,8 @@ def _agree(client: Any, process: int, processes: int, end: float, check_data: sa
 
 
 def _claim(address: str, process: int, processes: int) -> None:
-    """Check that no other process of this machine has the same index in the job.
-
-    JAX would give the index to this process, and the other one would abort. The name of a socket is free again as soon
-    as its process has exited. Only Linux has such names; across machines `_agree` finds equal indices.
-    """
-    if sys.platform != "linux":
+    """Check that no other process of this machine has the same index: JAX would make the other one abort."""
+    if sys.platform != "linux":  # only Linux has names of sockets that are free as soon as a process has exited
         return
     name = hashlib.sha256(f"{address} {process}".encode()).hexdigest()  # of a length that fits
     claim = socket.socket(socket.AF_UNIX)

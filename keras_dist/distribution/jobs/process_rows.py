@@ -219,40 +219,24 @@ def all_replica_groups(layout: BatchLayout, process_of: ProcessOf = process_of_d
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSlice:
-    """The rows of one batch that a process loads.
+    """The rows of one batch that a process loads."""
 
-    Attributes:
-        numbers: indices of the rows in the batch of the source; padding repeats the last row.
-        positions: sorted positions of these rows in the global batch.
-        padded: number of rows of the global batch, including padding.
-        rows: number of rows without padding, which are first.
-    """
-
-    numbers: np.ndarray
-    positions: np.ndarray
-    padded: int
-    rows: int
+    numbers: np.ndarray  # in the batch of the source; padding repeats the last row
+    positions: np.ndarray  # in the global batch, sorted
+    padded: int  # rows of the global batch
+    rows: int  # without padding, which comes last
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostSlice:
-    """The rows of each batch that this process loads: rows held by its devices.
+    """The rows of each batch that this process loads: rows held by its devices."""
 
-    Attributes:
-        layouts: layouts of the arrays of a batch.
-        multiple_of: global batches are padded to a multiple of this number of rows.
-        is_own: whether the source has only the rows of this process; otherwise it has the rows of all processes.
-        process_index: index of the process; None for this process.
-        process_of: function from a device to the index of its process.
-        see: called with each batch of a stream, a pytree of arrays, before it is sliced.
-    """
-
-    layouts: tuple[BatchLayout, ...]
-    multiple_of: int
-    is_own: bool = False
+    layouts: tuple[BatchLayout, ...]  # of the arrays of a batch
+    multiple_of: int  # divisor of the rows of global batches, which are padded
+    is_own: bool = False  # whether the source has only the rows of this process
     process_index: int | None = None
     process_of: ProcessOf = process_of_device
-    see: Callable[[Any], None] | None = None
+    see: Callable[[Any], None] | None = None  # called with each batch of a stream, before it is sliced
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:

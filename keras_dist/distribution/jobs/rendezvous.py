@@ -40,19 +40,10 @@ _numbers = itertools.count()
 
 
 class Rendezvous:
-    """Exchange of messages between all processes of a job at the same point of the program.
+    """Exchange of messages between all processes of a job at the same point of the program; `about` names it.
 
     No devices are used, so it can run in another thread while steps run. When one process raises an error, all raise
     it. In a job of one process it only calls the functions.
-
-    Args:
-        about: its purpose; must be the same in all processes.
-        client: JAX's distributed client; by default the client of this process.
-        timeout_s: limit of waiting for another process; by default the limit of the job.
-
-    Attributes:
-        process: index of this process.
-        processes: number of processes.
     """
 
     def __init__(self, about: str = "meet the others", client: Any = None, timeout_s: float | None = None) -> None:

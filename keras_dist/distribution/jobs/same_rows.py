@@ -39,12 +39,7 @@ def checked_option(check_data: Any) -> CheckData:
 
 
 class SameRows:
-    """Compares the rows of processes by their CRC-32C. All processes of the job must call its methods alike.
-
-    Args:
-        about: what is about to run, for errors.
-        groups: indices of processes that must hold the same rows.
-    """
+    """Compares rows of groups of processes by their CRC-32C. All processes of the job must call its methods alike."""
 
     def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
         self._about, self._groups = about, groups
@@ -58,11 +53,7 @@ class SameRows:
         return cls(about, groups) if _chosen and any(len(group) > 1 for group in groups) else None
 
     def compare(self, rows: int, take: Take) -> None:
-        """Compare rows of indexable data: all rows, or a sample that changes with each call.
-
-        Raises:
-            ClusterError: in all processes, if a row differs.
-        """
+        """Compare all rows of indexable data, or a sample that changes with each call; raise in all processes."""
         if _chosen == "full":
             for start in range(0, rows, _AT_ONCE):
                 self._compare(np.arange(start, min(start + _AT_ONCE, rows)), take, f" of {rows}")
