@@ -102,7 +102,6 @@ class Discretization(Layer):
         self._summary.forget()
 
     def call(self, inputs: ArrayLike) -> jax.Array:
-        """Return the bins of numbers, or vectors."""
         if self.bin_boundaries is None:
             fix = "layer.adapt(data) first, or bin_boundaries=[...]"
             raise ModelError(f"layer {self.name!r} has no limits yet", given="num_bins, and no adapt(data)", fix=fix)

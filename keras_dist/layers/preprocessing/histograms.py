@@ -79,7 +79,6 @@ class Equalization(_SpreadLayer):
         self.bins = check_size("bins", bins, self.name)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the equalized images."""
         if not training:
             return images
         images = images.astype(self.compute_dtype)

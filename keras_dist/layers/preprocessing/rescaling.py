@@ -38,7 +38,6 @@ class Rescaling(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `inputs * scale + offset`."""
         dtype = self.compute_dtype
         scale, offset = (self._per_channel(numbers, inputs.ndim) for numbers in (self.scale, self.offset))
         return inputs.astype(dtype) * scale + offset
@@ -99,7 +98,6 @@ class Normalization(Layer):
             check_broadcasts("mean", np.shape(self.input_mean), shape, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         inputs = inputs.astype(self.compute_dtype)
         mean, variance = self._statistics(inputs)
         deviation = jnp.maximum(jnp.sqrt(variance), epsilon())

@@ -103,7 +103,6 @@ class CenterCrop(ImageLayer):
         self.width = check_size("width", width, self.name)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the middle of a batch of images."""
         images = images.astype(self.compute_dtype)
         height, width = self._size(images)
         if height >= self.height and width >= self.width:

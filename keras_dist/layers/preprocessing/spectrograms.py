@@ -79,7 +79,6 @@ class MelSpectrogram(Layer):
         self._weights_of_window()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the strengths."""
         if inputs.ndim not in (1, 2):
             summary = f"layer {self.name!r} takes signals (time,) or (batch, time)"
             raise ModelError(summary, given=f"shape {inputs.shape}", fix="take one channel: x[..., 0]")
