@@ -1,4 +1,4 @@
-"""Networks for images: the layers of Keras's, without weights or with those of a local file; nothing is downloaded."""
+"""Image networks as in Keras, with random weights or weights from a local file; nothing is downloaded."""
 
 from typing import TYPE_CHECKING
 

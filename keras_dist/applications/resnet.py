@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._support.types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
-from keras_dist.applications.network import Arguments
+from keras_dist.applications.network import Arguments, network
 from keras_dist.applications.network import preprocess_caffe as preprocess_input
 from keras_dist.models import Model
 from keras_dist.symbolic.tensors import KerasTensor
@@ -19,25 +17,14 @@ _STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Filters and number of blocks of each stack."""
 
 
-def ResNet50(
-    include_top: bool = True,
-    weights: str | os.PathLike[str] | None = "imagenet",
-    input_tensor: Any = None,
-    input_shape: Shape | None = None,
-    pooling: str | None = None,
-    classes: int = 1000,
-    classifier_activation: Any = "softmax",
-    name: str = "resnet50",
-) -> Model:
+@network
+def ResNet50(arguments: Arguments) -> Model:
     """Return ResNet50: sixteen residual blocks of three convolutions.
 
-    Images are less the mean of ImageNet, blue first: see `resnet.preprocess_input`.
+    Inputs are BGR images minus the mean of ImageNet; see `resnet.preprocess_input`.
 
     Source: `keras.applications.ResNet50`; https://arxiv.org/abs/1512.03385.
     """
-    arguments = Arguments(
-        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
-    )
     x = layers.ZeroPadding2D(3, name="conv1_pad")(arguments.start())
     x = _convolution(x, 64, 7, "conv1", strides=2)
     x = layers.Activation("relu", name="conv1_relu")(x)
@@ -51,7 +38,6 @@ def ResNet50(
 
 
 def _block(x: KerasTensor, filters: int, strides: int, name: str, *, changes: bool) -> KerasTensor:
-    """A residual block; one that changes the number of features has a convolution in its shortcut, too."""
     shortcut = _convolution(x, 4 * filters, 1, f"{name}_0", strides=strides) if changes else x
     x = _convolution(x, filters, 1, f"{name}_1", strides=strides)
     x = layers.Activation("relu", name=f"{name}_1_relu")(x)
@@ -63,6 +49,5 @@ def _block(x: KerasTensor, filters: int, strides: int, name: str, *, changes: bo
 
 
 def _convolution(x: KerasTensor, filters: int, size: int, name: str, **options: Any) -> KerasTensor:
-    """A convolution, normalised."""
     x = layers.Conv2D(filters, size, name=f"{name}_conv", **options)(x)
     return layers.BatchNormalization(epsilon=1.001e-5, name=f"{name}_bn")(x)
