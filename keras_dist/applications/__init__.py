@@ -1,4 +1,4 @@
-"""Networks for images: Keras's layers, with random weights or weights of a local file; nothing is downloaded.
+"""Image networks as in Keras, with random weights or weights from a local file; nothing is downloaded.
 
 Source: names, arguments and defaults as in `keras.applications`.
 """

@@ -1,14 +1,13 @@
-"""`EfficientNetB0`: inverted residual blocks that weigh their channels."""
+"""`EfficientNetB0`: inverted residual blocks with squeeze-and-excitation."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from keras_dist import initializers, layers
-from keras_dist._support.types import ArrayLike, Shape
+from keras_dist._support.types import ArrayLike
 from keras_dist.applications.imagenet_utils import decode_predictions
-from keras_dist.applications.network import Arguments, channels_of, padding_before
+from keras_dist.applications.network import Arguments, channels_of, network, padding_before
 from keras_dist.models import Model
 from keras_dist.symbolic.tensors import KerasTensor
 
@@ -23,34 +22,23 @@ _STAGES = (
     (5, 192, 6, 2, 4),
     (3, 320, 6, 1, 1),
 )
-"""Of each stage the size of the window, filters, how much wider a block is inside, strides, and number of blocks."""
+"""Kernel size, filters, expansion ratio, strides and number of blocks of each stage."""
 
 _DROPPED = 0.2
 _KERNEL = initializers.VarianceScaling(2.0, "fan_out", "truncated_normal")
 _CLASSIFIER = initializers.VarianceScaling(1 / 3, "fan_out", "uniform")
 
 
-def EfficientNetB0(
-    include_top: bool = True,
-    weights: str | os.PathLike[str] | None = "imagenet",
-    input_tensor: Any = None,
-    input_shape: Shape | None = None,
-    pooling: str | None = None,
-    classes: int = 1000,
-    classifier_activation: Any = "softmax",
-    name: str = "efficientnetb0",
-) -> Model:
-    """Return EfficientNetB0: sixteen inverted residual blocks that weigh their channels.
+@network
+def EfficientNetB0(arguments: Arguments) -> Model:
+    """Return EfficientNetB0: sixteen inverted residual blocks with squeeze-and-excitation.
 
-    Images have values from 0 to 255.
+    Inputs are images with values from 0 to 255.
 
     Arguments and errors as in `ResNet50`.
 
     Source: `keras.applications.EfficientNetB0`; https://arxiv.org/abs/1905.11946.
     """
-    arguments = Arguments(
-        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
-    )
     x = layers.Rescaling(1 / 255)(arguments.start())
     x = layers.Normalization(axis=-1)(x)
     x = layers.ZeroPadding2D(padding_before(x, 3), name="stem_conv_pad")(x)
@@ -67,7 +55,6 @@ def EfficientNetB0(
 
 
 def _block(x: KerasTensor, filters: int, size: int, strides: int, ratio: int, name: str, dropped: float) -> KerasTensor:
-    """Widen, convolve each channel, weigh the channels, and narrow again; what goes in is added where it fits."""
     inputs, channels = x, channels_of(x)
     if ratio != 1:
         x = _convolution(x, channels * ratio, f"{name}expand_conv")
@@ -82,7 +69,7 @@ def _block(x: KerasTensor, filters: int, size: int, strides: int, ratio: int, na
         depthwise_initializer=_KERNEL,
         name=f"{name}dwconv",
     )(x)
-    x = _weighed(_active(x, f"{name}bn", f"{name}activation"), max(1, channels // 4), name)
+    x = _excited(_active(x, f"{name}bn", f"{name}activation"), max(1, channels // 4), name)
     x = layers.BatchNormalization(name=f"{name}project_bn")(_convolution(x, filters, f"{name}project_conv"))
     if strides != 1 or channels != filters:
         return x
@@ -91,8 +78,8 @@ def _block(x: KerasTensor, filters: int, size: int, strides: int, ratio: int, na
     return layers.Add(name=f"{name}add")([x, inputs])
 
 
-def _weighed(x: KerasTensor, narrow: int, name: str) -> KerasTensor:
-    """The channels, each times a weight that follows from the means of all."""
+def _excited(x: KerasTensor, narrow: int, name: str) -> KerasTensor:
+    """Squeeze and excitation: scale the channels by weights computed from their means."""
     weights = layers.GlobalAveragePooling2D(name=f"{name}se_squeeze")(x)
     weights = layers.Reshape((1, 1, channels_of(x)), name=f"{name}se_reshape")(weights)
     weights = _convolution(weights, narrow, f"{name}se_reduce", activation="swish", use_bias=True)
@@ -114,7 +101,7 @@ def preprocess_input(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
 
     Args:
         x: images with values from 0 to 255.
-        data_format: not used.
+        data_format: unused.
 
     Source: `keras.applications.efficientnet.preprocess_input`.
     """

@@ -1,4 +1,4 @@
-"""Images as the networks take them, and predictions as names of classes."""
+"""Preprocessing of images for the networks, and decoding of predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import DataError, shorten
 
 ClassIndex = str | os.PathLike[str] | Mapping[str, Sequence[str]]
-"""A JSON file, or what is in it: `{"0": ["n01440764", "tench"], ...}`."""
+"""A JSON file, or its content: `{"0": ["n01440764", "tench"], ...}`."""
 
 _MOST_BYTES = 2**24
 _SCALES = {"tf": 127.5, "torch": 255.0, "caffe": 1.0}
@@ -26,25 +26,25 @@ _STATISTICS = {
     "torch": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "caffe": ((103.939, 116.779, 123.68), (1.0, 1.0, 1.0)),
 }
-"""Means and deviations of the channels in ImageNet."""
+"""Means and standard deviations of the channels in ImageNet."""
 _FIX = 'decode_predictions(predictions, class_index="imagenet_class_index.json"): Keras keeps it in ~/.keras/models'
 
 
 def preprocess_input(
     x: ArrayLike, data_format: str | None = None, mode: Literal["caffe", "tf", "torch"] = "caffe"
 ) -> ArrayLike:
-    """Return images with the scale and order of channels that networks were trained with.
+    """Scale and reorder the channels of images as in the training of a network.
 
     Args:
-        x: images (batch, height, width, 3) or (height, width, 3) with values from 0 to 255, red first; or symbolic.
+        x: RGB images (batch, height, width, 3) or (height, width, 3) with values from 0 to 255; or a symbolic tensor.
         data_format: `"channels_last"`, the default, or `"channels_first"`.
-        mode: "caffe": blue first, less the mean of ImageNet; "tf": from -1 to 1; "torch": from 0 to 1, then less the
-            mean of ImageNet, divided by its deviation.
+        mode: `"caffe"` for BGR minus the mean of ImageNet; `"tf"` for values from -1 to 1; `"torch"` for values from 0
+            to 1, normalized by mean and standard deviation of ImageNet.
 
     Raises:
-        DataError: modes "caffe" and "torch" get images with other channels.
+        DataError: images for modes `"caffe"` and `"torch"` do not have three channels.
 
-    Differs from Keras: arrays of numpy are not changed, a new one comes back.
+    Differs from Keras: NumPy arrays are not modified.
     """
     mode = check_option("mode", mode, tuple(_SCALES), "")
     last = check_data_format(data_format, "") == "channels_last"
@@ -57,7 +57,7 @@ def preprocess_input(
     if rank < 3 or images.shape[-1 if last else -3] not in (3, None):
         given = f"shape {tuple(images.shape)} with data_format={'channels_last' if last else 'channels_first'!r}"
         fix = "images[..., :3], or np.repeat(images, 3, axis=-1) for gray ones"
-        raise DataError("preprocess_input: these are no images of red, green and blue", given=given, fix=fix)
+        raise DataError("preprocess_input: images must have three channels, red, green and blue", given=given, fix=fix)
     if mode == "caffe":
         images = images[..., ::-1] if last else images[(slice(None),) * (rank - 3) + (slice(None, None, -1),)]
     shape = (3,) if last else (3, 1, 1)
@@ -68,23 +68,22 @@ def preprocess_input(
 def decode_predictions(
     preds: ArrayLike, top: int = 5, *, class_index: ClassIndex | None = None
 ) -> list[list[tuple[str, str, float]]]:
-    """Return the most likely classes of each image, the first one first, as `(name, description, score)`.
+    """Return the most likely classes of each image, in descending order, as `(name, description, score)`.
 
     Args:
         preds: scores (images, classes).
-        top: how many classes of each image.
-        class_index: names and descriptions of the classes, by their numbers as text: the JSON file of ImageNet, or what
-            is in it. Nothing is downloaded.
+        top: number of classes for each image.
+        class_index: names and descriptions of the classes: the JSON file of ImageNet, or its content.
 
     Raises:
-        DataError: there is no `class_index`, it is none, or it has not the classes of the scores.
+        DataError: `class_index` is missing, invalid, or for another number of classes.
 
     Example:
         >>> from keras_dist.applications.imagenet_utils import decode_predictions
         >>> decode_predictions([[0.1, 0.9]], top=1, class_index={"0": ["n1", "tench"], "1": ["n2", "goldfish"]})
         [[('n2', 'goldfish', 0.9)]]
 
-    Differs from Keras: `class_index`, which Keras downloads; and any number of classes.
+    Differs from Keras: nothing is downloaded; any number of classes.
     """
     top = check_int("top", top, 1, example=5)
     names = _names_of(class_index)
@@ -100,7 +99,6 @@ def decode_predictions(
 
 
 def _names_of(class_index: ClassIndex | None) -> list[tuple[str, str]]:
-    """The name and description of each class."""
     if class_index is None:
         summary = "decode_predictions needs the names of the classes: nothing is downloaded"
         raise DataError(summary, given="no class_index", fix=_FIX)

@@ -33,12 +33,12 @@ def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
 ) -> Model:
     """Return MobileNetV2: seventeen inverted residual blocks with linear bottlenecks.
 
-    Images have values from -1 to 1: see `mobilenet_v2.preprocess_input`.
+    Inputs are images with values from -1 to 1; see `mobilenet_v2.preprocess_input`.
 
     Other arguments and errors as in `ResNet50`.
 
     Args:
-        alpha: how wide the network is: the filters of each layer are multiplied by it.
+        alpha: width multiplier: factor of the number of filters of each layer.
 
     Source: `keras.applications.MobileNetV2`; https://arxiv.org/abs/1801.04381.
     """
@@ -61,7 +61,6 @@ def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
 
 
 def _block(x: KerasTensor, filters: int, strides: int, number: int) -> KerasTensor:
-    """Widen, convolve each channel, and narrow again; what goes in is added where it fits."""
     inputs, channels = x, channels_of(x)
     name = f"block_{number}_" if number else "expanded_conv_"
     if number:

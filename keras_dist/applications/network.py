@@ -1,9 +1,10 @@
-"""What all networks share: the input, the classifier or the pooling at the end, and weights from a file."""
+"""Arguments, inputs, classifiers and weights of all networks."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 from keras_dist import layers
@@ -15,13 +16,10 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.models import Model
 from keras_dist.symbolic.tensors import KerasTensor, get_source_inputs
 
-DEFAULT_SIZE = 224
-_SMALLEST = 32
-
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments that all networks have, as `ResNet50` describes them."""
+    """The arguments of all networks, as `ResNet50` describes them."""
 
     include_top: bool
     weights: str | os.PathLike[str] | None
@@ -47,13 +45,8 @@ class Arguments:
             raise ModelError("the networks take images with channels last", given=given, fix=fix)
         check_option("pooling", self.pooling, (None, "avg", "max"), "")
 
-    def start(self, size: int = DEFAULT_SIZE, smallest: int = _SMALLEST) -> KerasTensor:
-        """The symbolic input.
-
-        Args:
-            size: the height and width with a classifier, unless there is an `input_shape`.
-            smallest: the least that they may be.
-        """
+    def start(self, size: int = 224, smallest: int = 32) -> KerasTensor:
+        """Return the symbolic input, given the default and the smallest height and width."""
         if self.input_tensor is not None:
             return self.input_tensor
         default = (size, size, 3) if self.include_top else (None, None, 3)
@@ -76,14 +69,9 @@ class Arguments:
         rate: float = 0.0,
         initializer: Any = "glorot_uniform",
     ) -> Model:
-        """The network that ends in a classifier of the pooled features, or in what `pooling` says.
+        """Return the network with features `x`: with a classifier of pooled features, or only pooling.
 
-        Args:
-            x: the features.
-            name: the name of the model, unless there is another one.
-            pools: the names of the layers that take the mean and the maximum; None for numbered ones.
-            rate: how much of the pooled features is dropped before the classifier.
-            initializer: of the kernel of the classifier.
+        `pools` are names of the mean and the maximum layer, `rate` is the dropout before the classifier.
         """
         if self.include_top:
             x = layers.GlobalAveragePooling2D(name=pools[0])(x)
@@ -93,18 +81,18 @@ class Arguments:
         return self.model(self.pool(x, pools), name)
 
     def classify(self, x: KerasTensor, initializer: Any = "glorot_uniform") -> KerasTensor:
-        """The scores of the classes."""
+        """Return the scores of the classes."""
         activation = self.classifier_activation
         return layers.Dense(self.classes, activation, kernel_initializer=initializer, name="predictions")(x)
 
     def pool(self, x: KerasTensor, names: tuple[str | None, str | None] = (None, None)) -> KerasTensor:
-        """The features as `pooling` says."""
+        """Return the features, pooled if `pooling` is given."""
         if self.pooling == "avg":
             return layers.GlobalAveragePooling2D(name=names[0])(x)
         return layers.GlobalMaxPooling2D(name=names[1])(x) if self.pooling == "max" else x
 
     def model(self, outputs: KerasTensor, name: str) -> Model:
-        """The network with these outputs, and with the weights of the file, if there is one."""
+        """Return the network with these outputs, and with the weights of a file, if given."""
         inputs = get_source_inputs(outputs)
         model = Model(inputs[0] if len(inputs) == 1 else inputs, outputs, name=self.name or name)
         if self.weights is not None:
@@ -112,8 +100,29 @@ class Arguments:
         return model
 
 
+def network(build: Callable[[Arguments], Model]):  # the inferred type shows the parameters
+    """Return `build` as a function with the parameters, and the defaults, of networks in Keras."""
+
+    def create(
+        include_top: bool = True,
+        weights: str | os.PathLike[str] | None = "imagenet",
+        input_tensor: Any = None,
+        input_shape: Shape | None = None,
+        pooling: str | None = None,
+        classes: int = 1000,
+        classifier_activation: Any = "softmax",
+        name: str = build.__name__.lower(),
+    ) -> Model:
+        top = (pooling, classes, classifier_activation, name)
+        return build(Arguments(include_top, weights, input_tensor, input_shape, *top))
+
+    create.__name__, create.__qualname__, create.__module__ = build.__name__, build.__qualname__, build.__module__
+    create.__doc__ = build.__doc__
+    return create
+
+
 def channels_of(x: KerasTensor) -> int:
-    """The channels of images, which must be known."""
+    """Return the number of channels, which must be known."""
     channels = x.shape[-1]
     if channels is None:
         fix = "for example input_shape=(224, 224, 3)"
@@ -122,20 +131,20 @@ def channels_of(x: KerasTensor) -> int:
 
 
 def padding_before(x: KerasTensor, kernel_size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The zeros around images before a convolution of stride 2 without padding, as TensorFlow's `same` puts them."""
+    """Return the padding before a convolution of stride 2 that is equal to `same` padding of TensorFlow."""
     half = kernel_size // 2
     odd = [1 if size is None else 1 - size % 2 for size in x.shape[1:3]]
     return (half - odd[0], half), (half - odd[1], half)
 
 
 def divisible(filters: float, divisor: int = 8) -> int:
-    """The multiple of `divisor` that is nearest to a number of filters, and not below 90 % of it."""
+    """Round a number of filters to a multiple of `divisor` that is at least 90 % of it."""
     rounded = max(divisor, int(filters + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * filters else rounded
 
 
 def preprocess_caffe(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255 with blue first, less the mean of ImageNet.
+    """Convert RGB images (..., height, width, 3) with values from 0 to 255 to BGR minus the mean of ImageNet.
 
     Args:
         x: the images.
@@ -147,7 +156,7 @@ def preprocess_caffe(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
 
 
 def preprocess_tf(x: ArrayLike, data_format: str | None = None) -> ArrayLike:
-    """Return images (..., height, width, 3) with values from 0 to 255, scaled to those from -1 to 1.
+    """Scale images (..., height, width, 3) with values from 0 to 255 to values from -1 to 1.
 
     Args:
         x: the images.

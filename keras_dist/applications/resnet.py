@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from keras_dist import layers
-from keras_dist._support.types import Shape
 from keras_dist.applications.imagenet_utils import decode_predictions
-from keras_dist.applications.network import Arguments
+from keras_dist.applications.network import Arguments, network
 from keras_dist.applications.network import preprocess_caffe as preprocess_input
 from keras_dist.models import Model
 from keras_dist.symbolic.tensors import KerasTensor
@@ -19,40 +17,29 @@ _STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Filters and number of blocks of each stack."""
 
 
-def ResNet50(
-    include_top: bool = True,
-    weights: str | os.PathLike[str] | None = "imagenet",
-    input_tensor: Any = None,
-    input_shape: Shape | None = None,
-    pooling: str | None = None,
-    classes: int = 1000,
-    classifier_activation: Any = "softmax",
-    name: str = "resnet50",
-) -> Model:
+@network
+def ResNet50(arguments: Arguments) -> Model:  # noqa: D417  # it has the fields as parameters
     """Return ResNet50: sixteen residual blocks of three convolutions.
 
-    Images are less the mean of ImageNet, blue first: see `resnet.preprocess_input`.
+    Inputs are BGR images minus the mean of ImageNet; see `resnet.preprocess_input`.
 
     Args:
         include_top: whether the network ends in a classifier.
-        weights: None for random values, or the path of a local file of weights, as `Model.load_weights` takes it. The
-            default raises: nothing is downloaded.
-        input_tensor: a symbolic tensor that is the input; by default a new one.
+        weights: None for random weights, or the path of a local file for `Model.load_weights`. The default raises:
+            nothing is downloaded.
+        input_tensor: a symbolic tensor as the input; by default a new one.
         input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
             classifier (None, None, 3).
-        pooling: without a classifier, what is done at the end: None, `"avg"` or `"max"` over height and width.
-        classes: the outputs of the classifier.
-        classifier_activation: its activation; None for the logits.
+        pooling: pooling of the features without a classifier: None, `"avg"` or `"max"`.
+        classes: number of classes.
+        classifier_activation: activation of the classifier; None for logits.
         name: the name of the model.
 
     Raises:
-        ModelError: an argument cannot be used, or the file does not fit.
+        ModelError: an argument is invalid, or the weights do not fit.
 
     Source: `keras.applications.ResNet50`; https://arxiv.org/abs/1512.03385.
     """
-    arguments = Arguments(
-        include_top, weights, input_tensor, input_shape, pooling, classes, classifier_activation, name
-    )
     x = layers.ZeroPadding2D(3, name="conv1_pad")(arguments.start())
     x = _convolution(x, 64, 7, "conv1", strides=2)
     x = layers.Activation("relu", name="conv1_relu")(x)
@@ -66,7 +53,6 @@ def ResNet50(
 
 
 def _block(x: KerasTensor, filters: int, strides: int, name: str, *, changes: bool) -> KerasTensor:
-    """A residual block; one that changes the number of features has a convolution in its shortcut, too."""
     shortcut = _convolution(x, 4 * filters, 1, f"{name}_0", strides=strides) if changes else x
     x = _convolution(x, filters, 1, f"{name}_1", strides=strides)
     x = layers.Activation("relu", name=f"{name}_1_relu")(x)
@@ -78,6 +64,5 @@ def _block(x: KerasTensor, filters: int, strides: int, name: str, *, changes: bo
 
 
 def _convolution(x: KerasTensor, filters: int, size: int, name: str, **options: Any) -> KerasTensor:
-    """A convolution, normalised."""
     x = layers.Conv2D(filters, size, name=f"{name}_conv", **options)(x)
     return layers.BatchNormalization(epsilon=1.001e-5, name=f"{name}_bn")(x)

@@ -1,4 +1,4 @@
-"""`VGG16`, in a module of its own as in Keras."""
+"""`VGG16`, in a separate module as in Keras."""
 
 from keras_dist.applications.vgg import VGG16, decode_predictions, preprocess_input
 

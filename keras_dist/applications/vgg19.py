@@ -1,4 +1,4 @@
-"""`VGG19`, in a module of its own as in Keras."""
+"""`VGG19`, in a separate module as in Keras."""
 
 from keras_dist.applications.vgg import VGG19, decode_predictions, preprocess_input
 

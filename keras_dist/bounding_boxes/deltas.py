@@ -1,4 +1,4 @@
-"""Bounding boxes as what networks predict: differences from anchors."""
+"""Bounding boxes as differences from anchors, which networks predict."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -27,22 +27,22 @@ def encode_box_to_deltas(
     variance: ArrayLike | None = None,
     image_shape: Sequence[int] | None = None,
 ) -> jax.Array:
-    """Return how boxes differ from anchors: distances of centers in sizes of anchors, logarithms of ratios of sizes.
+    """Encode boxes as deltas: distances of centers relative to anchor sizes, and logarithms of size ratios.
 
     Args:
-        anchors: of shape (N, 4).
-        boxes: of shape (N, 4) or (batch, N, 4).
-        anchor_format: the format of `anchors`, as of `convert_format`.
-        box_format: the format of `boxes`.
-        encoding_format: the order of the deltas, `"center_yxhw"` or `"center_xywh"`.
+        anchors: (N, 4).
+        boxes: (N, 4) or (batch, N, 4).
+        anchor_format: format of `anchors`; see `convert_format`.
+        box_format: format of `boxes`.
+        encoding_format: order of the deltas, `"center_yxhw"` or `"center_xywh"`.
         variance: four numbers by which deltas are divided.
-        image_shape: (height, width, channels), where a format is relative.
+        image_shape: (height, width, channels), for relative formats.
 
     Returns:
         Deltas of the shape of `boxes`, float32.
 
     Raises:
-        ModelError: a format is unknown, a relative one has no `image_shape`, or `variance` has not four numbers.
+        ModelError: a format is unknown, `image_shape` is missing, or `variance` does not have four numbers.
 
     Source: `keras.utils.bounding_boxes.encode_box_to_deltas`.
     """
@@ -65,28 +65,28 @@ def decode_deltas_to_boxes(
     variance: ArrayLike | None = None,
     image_shape: Sequence[int] | None = None,
 ) -> Any:
-    """Return the boxes that `encode_box_to_deltas` has made deltas of.
+    """Decode the deltas of `encode_box_to_deltas` to boxes.
 
     Args:
-        anchors: of shape (N, 4); or a dict of them by level.
-        boxes_delta: of shape (N, 4) or (batch, N, 4); a dict where `anchors` is one.
-        anchor_format: the format of `anchors`, as of `convert_format`.
-        box_format: the format of what is returned.
-        encoded_format: the order of the deltas, `"center_yxhw"` or `"center_xywh"`.
+        anchors: (N, 4), or a dict of such arrays by level.
+        boxes_delta: (N, 4) or (batch, N, 4), or a dict by level.
+        anchor_format: format of `anchors`; see `convert_format`.
+        box_format: format of the result.
+        encoded_format: order of the deltas, `"center_yxhw"` or `"center_xywh"`.
         variance: four numbers by which deltas are multiplied.
-        image_shape: (height, width, channels), where a format is relative.
+        image_shape: (height, width, channels), for relative formats.
 
     Returns:
-        Boxes of the shape of the deltas, float32; a dict of them where `anchors` is one.
+        Boxes of the shape of the deltas, float32, or a dict by level.
 
     Raises:
-        ModelError: a format is unknown, a relative one has no `image_shape`, or `variance` has not four numbers.
+        ModelError: a format is unknown, `image_shape` is missing, or `variance` does not have four numbers.
 
     Source: `keras.utils.bounding_boxes.decode_deltas_to_boxes`.
     """
     if isinstance(anchors, Mapping) and isinstance(boxes_delta, Mapping):
-        told = (anchor_format, box_format, encoded_format, variance, image_shape)
-        return {level: decode_deltas_to_boxes(each, boxes_delta[level], *told) for level, each in anchors.items()}
+        options = (anchor_format, box_format, encoded_format, variance, image_shape)
+        return {level: decode_deltas_to_boxes(each, boxes_delta[level], *options) for level, each in anchors.items()}
     deltas = jnp.asarray(boxes_delta) * _variances(variance)
     check_option("encoded_format", encoded_format, _CENTERED)
     size = image_size(image_shape, anchor_format, box_format)
@@ -97,7 +97,6 @@ def decode_deltas_to_boxes(
 
 
 def _variances(variance: ArrayLike | None) -> jax.Array:
-    """Four factors; 1 without."""
     found = jnp.ones(4) if variance is None else jnp.asarray(variance, "float32")
     if found.shape[-1:] != (4,):
         raise argument_error("variance", variance, "four numbers", example=[0.1, 0.1, 0.2, 0.2])

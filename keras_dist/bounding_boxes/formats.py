@@ -16,11 +16,7 @@ from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.errors import ModelError, shorten
 
 _Halves: TypeAlias = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-"""Takes and gives two arrays (..., 2) of x and y each, such as the least and the greatest corners of boxes."""
-
-
-def _unchanged(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return low, high
+"""Maps two arrays (..., 2) of x and y to two others, such as lower and upper corners of boxes."""
 
 
 def _from_center(center: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -32,13 +28,13 @@ def _to_center(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 _FORMS: dict[str, tuple[_Halves, _Halves]] = {
-    "xyxy": (_unchanged, _unchanged),
-    "yxyx": (_unchanged, _unchanged),
+    "xyxy": (lambda low, high: (low, high), lambda low, high: (low, high)),
+    "yxyx": (lambda low, high: (low, high), lambda low, high: (low, high)),
     "xywh": (lambda low, size: (low, low + size), lambda low, high: (low, high - low)),
     "center_xywh": (_from_center, _to_center),
     "center_yxhw": (_from_center, _to_center),
 }
-"""For each format what makes corners of the halves of a box, and what makes its halves of corners."""
+"""For each format, conversion of the halves of a box to corners, and of corners to halves."""
 
 _FORMATS = (*_FORMS, *(f"rel_{name}" for name in _FORMS))
 
@@ -51,25 +47,25 @@ def convert_format(
     width: ArrayLike | None = None,
     dtype: DTypeLike = "float32",
 ) -> Any:
-    """Return boxes in another format.
+    """Convert boxes to another format.
 
-    Formats are, in any case: `"xyxy"` (left, top, right, bottom), `"yxyx"` (top, left, bottom, right), `"xywh"` (left,
-    top, width, height), `"center_xywh"` (x and y of the center, width, height) and `"center_yxhw"` (y and x of the
-    center, height, width), in pixels; and each with `rel_` in front, as fractions of the image's width and height.
+    Formats, in upper or lower case, are `"xyxy"` (left, top, right, bottom), `"yxyx"` (top, left, bottom, right),
+    `"xywh"` (left, top, width, height), `"center_xywh"` (x and y of the center, width, height) and `"center_yxhw"` (y
+    and x of the center, height, width) in pixels. The prefix `rel_` stands for fractions of the image size.
 
     Args:
-        boxes: of shape (..., 4); or a dict with them under `"boxes"`, of which a copy with new boxes is returned.
-        source: the format of `boxes`.
-        target: the format of what is returned.
-        height: of the image in pixels, where a format is relative; a number, or an array that broadcasts to (..., 1).
-        width: of the image, in the same form.
-        dtype: in which is calculated.
+        boxes: (..., 4); or a dict with them under `"boxes"`, of which a copy with new boxes is returned.
+        source: format of `boxes`.
+        target: format of the result.
+        height: height of the image [pixels], for relative formats; a number, or an array that broadcasts to (..., 1).
+        width: width of the image [pixels], in the same form.
+        dtype: element type of the computation.
 
     Returns:
         Boxes of the same shape.
 
     Raises:
-        ModelError: the last dim of `boxes` is not 4, a format is unknown, or a relative one has no height and width.
+        ModelError: the last dim of `boxes` is not 4, a format is unknown, or height and width are missing.
 
     Example:
         >>> import numpy as np
@@ -100,7 +96,7 @@ def convert_format(
 
 
 def as_boxes(boxes: Any, dtype: DTypeLike | None = None) -> jax.Array:
-    """Boxes as an array, whose last dim is 4."""
+    """Return boxes as an array with a last dim of 4."""
     found = jnp.asarray(boxes, dtype)
     if found.ndim == 0 or found.shape[-1] != 4:
         fix = "reshape the boxes, or give their coordinates alone"
@@ -109,7 +105,7 @@ def as_boxes(boxes: Any, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def check_has_size(height: Any, width: Any, *formats: str) -> None:
-    """Check that boxes whose formats need the size of their image come with it."""
+    """Check that height and width are given."""
     if height is None or width is None:
         summary = f"boxes must receive `height` and `width` where the format is {' or '.join(map(repr, formats))}"
         given = f"height={shorten(height)}, width={shorten(width)}"
@@ -117,7 +113,7 @@ def check_has_size(height: Any, width: Any, *formats: str) -> None:
 
 
 def image_size(image_shape: Sequence[int] | None, *formats: str) -> tuple[int, int] | tuple[None, None]:
-    """Height and width; relative formats need them."""
+    """Return height and width, which relative formats require."""
     if image_shape is not None:
         height, width, *_ = image_shape
         return height, width
@@ -129,13 +125,13 @@ def image_size(image_shape: Sequence[int] | None, *formats: str) -> tuple[int, i
 
 
 def of_edges(function: Callable[..., jax.Array], boxes: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
-    """`function` of edges, in the order of `"xyxy"`, and of what belongs to their direction."""
+    """Apply `function` to the edges of `"xyxy"` boxes and the number `x` or `y` for their direction."""
     edges = zip(jnp.split(boxes, 4, axis=-1), (x, y, x, y), strict=True)
     return jnp.concatenate([function(edge, value) for edge, value in edges], axis=-1)
 
 
 def areas(boxes: jax.Array) -> jax.Array:
-    """Areas of boxes, in the order of `"xyxy"`."""
+    """Return the areas of `"xyxy"` boxes."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
@@ -144,5 +140,5 @@ def _halves(function: _Halves, boxes: jax.Array) -> jax.Array:
 
 
 def _in_order(boxes: jax.Array, name: str) -> jax.Array:
-    """Boxes with x before y, where their format has y before x; and back."""
+    """Exchange x and y if the format has y before x."""
     return boxes[..., np.array([1, 0, 3, 2])] if name.endswith(("yxyx", "yxhw")) else boxes

@@ -1,4 +1,4 @@
-"""How much bounding boxes overlap: `compute_iou`, `compute_ciou`."""
+"""Overlap of bounding boxes: `compute_iou` and `compute_ciou`."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -25,21 +25,21 @@ def compute_iou(
     mask_val: ArrayLike = -1,
     image_shape: Sequence[int] | None = None,
 ) -> jax.Array:
-    """Return the area that each two boxes share, as a fraction of the area that they cover together.
+    """Return the intersection over union of all pairs of boxes.
 
     Args:
-        boxes1: of shape (M, 4) or (batch, M, 4).
-        boxes2: of shape (N, 4) or (batch, N, 4).
-        bounding_box_format: of both, as of `convert_format`.
-        use_masking: whether boxes without a coordinate of at least 0 count as padding.
-        mask_val: what is returned for pairs with padding.
-        image_shape: (height, width, channels), where the format is relative.
+        boxes1: (M, 4) or (batch, M, 4).
+        boxes2: (N, 4) or (batch, N, 4).
+        bounding_box_format: format of both; see `convert_format`.
+        use_masking: whether boxes with only negative coordinates are padding.
+        mask_val: result for pairs with padding.
+        image_shape: (height, width, channels), for relative formats.
 
     Returns:
         Fractions (M, N) or (batch, M, N), float32.
 
     Raises:
-        ModelError: the format is unknown, or relative without `image_shape`; or boxes have other shapes.
+        ModelError: the format is unknown, `image_shape` is missing, or boxes have other shapes.
 
     Example:
         >>> import numpy as np
@@ -66,19 +66,19 @@ def compute_iou(
 def compute_ciou(
     boxes1: Any, boxes2: Any, bounding_box_format: str, image_shape: Sequence[int] | None = None
 ) -> jax.Array:
-    """Return the complete IoU of boxes: less than `compute_iou` by how far centers and proportions differ.
+    """Return the complete IoU of pairs of boxes: the IoU minus penalties for distance and different proportions.
 
     Args:
-        boxes1: of shape (..., 4).
-        boxes2: of shape (..., 4), for each of `boxes1` one.
-        bounding_box_format: of both, as of `convert_format`.
-        image_shape: (height, width, channels), where the format is relative, which Keras refuses.
+        boxes1: (..., 4).
+        boxes2: (..., 4).
+        bounding_box_format: format of both; see `convert_format`.
+        image_shape: (height, width, channels), for relative formats.
 
     Returns:
-        Numbers (...), float32: 1 for boxes that are the same.
+        Numbers (...), float32: 1 for equal boxes.
 
     Raises:
-        ModelError: the format is unknown, or relative without `image_shape`.
+        ModelError: the format is unknown, or `image_shape` is missing.
 
     Source: `keras.utils.bounding_boxes.compute_ciou`.
     """
@@ -98,7 +98,7 @@ def compute_ciou(
 
 
 def _sides(boxes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Widths, and heights, which are never 0."""
+    """Return widths, and heights, which are never 0."""
     return boxes[..., 2] - boxes[..., 0], boxes[..., 3] - boxes[..., 1] + epsilon()
 
 

@@ -1,4 +1,4 @@
-"""Bounding boxes follow their images: `clip_to_image_size`, `crop`, `pad`, `affine_transform`."""
+"""Transformations of bounding boxes together with images."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -22,19 +22,19 @@ def clip_to_image_size(
     width: ArrayLike | None = None,
     bounding_box_format: str = "xyxy",
 ) -> dict[str, Any]:
-    """Return boxes without what lies outside of the image, where those of which nothing is left have the label -1.
+    """Clip boxes to the image; boxes that become empty get the label -1.
 
     Args:
-        bounding_boxes: a dict of `"boxes"` (..., 4) and, if there are any, `"labels"` (...).
-        height: of the image in pixels, for `"xyxy"`.
-        width: of the image, in the same form.
+        bounding_boxes: a dict of `"boxes"` (..., 4) and optional `"labels"` (...).
+        height: height of the image [pixels], for `"xyxy"`.
+        width: width of the image [pixels], for `"xyxy"`.
         bounding_box_format: `"xyxy"` or `"rel_xyxy"`.
 
     Returns:
-        A copy of the dict, with other boxes and labels.
+        A copy of the dict, with new boxes and labels.
 
     Raises:
-        ModelError: the format is another one, or `"xyxy"` has no height and width.
+        ModelError: the format is another one, or height and width are missing.
 
     Source: `keras.utils.bounding_boxes.clip_to_image_size`.
     """
@@ -57,18 +57,18 @@ def crop(
     width: ArrayLike,
     bounding_box_format: str = "xyxy",
 ) -> jax.Array:
-    """Return boxes (..., 4) as they lie in a part of the image, without what is outside of it.
+    """Return boxes in a crop of the image, clipped to it.
 
     Args:
-        boxes: of shape (..., 4), in pixels.
-        top: of the part, in pixels.
-        left: of the part.
-        height: of the part.
-        width: of the part.
-        bounding_box_format: `"xyxy"`.
+        boxes: (..., 4) [pixels].
+        top: top of the crop [pixels].
+        left: left of the crop [pixels].
+        height: height of the crop [pixels].
+        width: width of the crop [pixels].
+        bounding_box_format: must be `"xyxy"`; use `convert_format`.
 
     Raises:
-        ModelError: the format is another one; `convert_format` makes this one of it.
+        ModelError: the format is another one.
 
     Source: `keras.utils.bounding_boxes.crop`.
     """
@@ -84,18 +84,18 @@ def pad(
     width: Any = None,
     bounding_box_format: str = "xyxy",
 ) -> jax.Array:
-    """Return boxes (..., 4) as they lie in the image with rows above and columns on its left.
+    """Return boxes in an image that is padded above and on the left.
 
     Args:
-        boxes: of shape (..., 4), in pixels.
-        top: how many rows.
-        left: how many columns.
+        boxes: (..., 4) [pixels].
+        top: number of rows above.
+        left: number of columns on the left.
         height: unused, as in Keras.
         width: unused, as in Keras.
-        bounding_box_format: `"xyxy"`.
+        bounding_box_format: must be `"xyxy"`; use `convert_format`.
 
     Raises:
-        ModelError: the format is another one; `convert_format` makes this one of it.
+        ModelError: the format is another one.
 
     Source: `keras.utils.bounding_boxes.pad`.
     """
@@ -118,26 +118,26 @@ def affine_transform(
     center_y: ArrayLike | None = None,
     bounding_box_format: str = "xyxy",
 ) -> jax.Array:
-    """Return the boxes around the corners of boxes after an affine transformation; they may lie outside of the image.
+    """Return bounding boxes of affinely transformed boxes, which may exceed the image.
 
-    Numbers of the transformation are one for all images, or of shape (batch,).
+    Parameters of the transformation are numbers for all images, or arrays (batch,).
 
     Args:
-        boxes: of shape (batch, N, 4), or (N, 4) of one image; in pixels.
-        angle: of the rotation, in degrees, counterclockwise.
-        translate_x: fraction of the width by which boxes move to the right.
-        translate_y: fraction of the height by which boxes move down.
+        boxes: (batch, N, 4), or (N, 4) for one image [pixels].
+        angle: rotation, counterclockwise [degrees].
+        translate_x: translation to the right, as a fraction of the width.
+        translate_y: translation downwards, as a fraction of the height.
         scale: factor of sizes.
-        shear_x: angle in degrees.
-        shear_y: angle in degrees.
-        height: of the image in pixels.
-        width: of the image in pixels.
-        center_x: fraction of the width at which the fixed point lies; by default 0.5.
-        center_y: fraction of the height; by default 0.5.
-        bounding_box_format: `"xyxy"`.
+        shear_x: shear angle [degrees].
+        shear_y: shear angle [degrees].
+        height: height of the image [pixels].
+        width: width of the image [pixels].
+        center_x: fixed point, as a fraction of the width; by default 0.5.
+        center_y: fixed point, as a fraction of the height; by default 0.5.
+        bounding_box_format: must be `"xyxy"`; use `convert_format`.
 
     Raises:
-        ModelError: the format is another one; `convert_format` makes this one of it.
+        ModelError: the format is another one.
 
     Source: `keras.utils.bounding_boxes.affine_transform`.
     """
@@ -153,7 +153,7 @@ def affine_transform(
     factors = [jnp.asarray(scale) * each for each in (d, -b, -c, a)]
     from_x, from_y = x_0 - jnp.asarray(translate_x) * right, y_0 - jnp.asarray(translate_y) * down
     shifts = [x_0 - factors[0] * from_x - factors[1] * from_y, y_0 - factors[2] * from_x - factors[3] * from_y]
-    # numbers of images before the dims of boxes and their corners
+    # the batch dim comes before the dims of boxes and their corners
     rows = [jnp.asarray(each)[..., None, None] for each in (*factors, *shifts)]
     x_1, y_1, x_2, y_2 = jnp.split(as_boxes(boxes, rows[0].dtype), 4, axis=-1)
     x, y = jnp.concatenate([x_1, x_2, x_2, x_1], axis=-1), jnp.concatenate([y_1, y_1, y_2, y_2], axis=-1)

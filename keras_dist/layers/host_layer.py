@@ -17,13 +17,9 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 
 class HostLayer(Layer):
-    """The base of layers that run on the host: they take arrays, lists or text, and give numpy arrays.
+    """The base of layers that run on the host: they take arrays, lists or text, and return NumPy arrays.
 
-    A model runs those at its beginning in the data pipeline, and compiles the rest. Subclasses define
-    `transform(inputs)` and `output_like(inputs)`. They have no weights.
-
-    Args:
-        **kwargs: see `Layer`.
+    A model runs those at its beginning in the data pipeline, and compiles the rest.
     """
 
     is_host_side = True
@@ -33,10 +29,10 @@ class HostLayer(Layer):
         self.built = True
 
     def __call__(self, inputs: PyTree) -> PyTree:
-        """Return what the layer gives for arrays, lists or text; for symbolic inputs symbolic outputs.
+        """Return NumPy arrays for arrays, lists or text, or symbolic outputs for symbolic inputs.
 
         Raises:
-            ModelError: it is called inside of a compiled function, or after a layer that runs on devices.
+            ModelError: it is called in a compiled function, or after a layer that runs on devices.
         """
         self._check_initialised()
         if symbolic.is_any_symbolic(inputs):
@@ -49,24 +45,22 @@ class HostLayer(Layer):
         return self.transform(inputs)
 
     def transform(self, inputs: PyTree) -> PyTree:
-        """Return numpy arrays for arrays, lists or text."""
-        raise NotImplementedError(f"{type(self).__name__} does not define transform(self, inputs)")
+        """Return NumPy arrays for arrays, lists or text. Subclasses define it."""
+        raise NotImplementedError
 
     def output_like(self, inputs: Any) -> Any:
-        """Return symbolic tensors like the outputs for symbolic inputs."""
-        raise NotImplementedError(f"{type(self).__name__} does not define output_like(self, inputs)")
+        """Return symbolic outputs for symbolic inputs. Subclasses define it."""
+        raise NotImplementedError
 
     def compute_output_spec(self, inputs: Any, **kwargs: Any) -> Any:
-        """Return symbolic tensors like the outputs for symbolic inputs."""
         return self.output_like(inputs)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
-        """Return the shape of the output for inputs of this shape, the batch included; None for any size."""
         return self.output_like(KerasTensor(input_shape, "string")).shape
 
 
 def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
-    """Return text, numbers, lists or arrays of them as a numpy array; text as an array of `str`."""
+    """Convert text, numbers, or lists or arrays of them, to a NumPy array, of `str` objects for text."""
     given: Any = inputs.numpy() if hasattr(inputs, "numpy") else inputs
     array: Any = np.asarray(given) if hasattr(given, "shape") else None
     if array is None:
@@ -94,7 +88,7 @@ def as_rows(inputs: Any, layer: str, encoding: str = "utf-8") -> Any:
 
 
 def objects(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return an array of Python objects."""
+    """Return a NumPy array of Python objects."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)

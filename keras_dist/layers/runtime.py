@@ -22,9 +22,9 @@ class Membership(Protocol):
 
     prefix: str
 
-    def handle(self, variable: nnx.Variable) -> Any: ...  # noqa: D102
+    def handle(self, variable: nnx.Variable) -> Any: ...
 
-    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None: ...  # noqa: D102
+    def add_weights(self, layer: Layer, change: Callable[[], None]) -> None: ...
 
 
 @dataclasses.dataclass(eq=False)

@@ -23,6 +23,12 @@ class SpatialLayer(Layer):
 
     rank: int
 
+    def __init_subclass__(cls, rank: int | None = None, **kwargs: Any) -> None:
+        """Set the number of spatial dims: `class Conv2D(Convolution, rank=2)`."""
+        super().__init_subclass__(**kwargs)
+        if rank is not None:
+            cls.rank = rank
+
     def __init__(self, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.data_format = check_data_format(data_format, self.name)

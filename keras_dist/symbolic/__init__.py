@@ -1,1 +1,1 @@
-"""Symbolic tensors: the shape and element type of arrays that a model will compute, and the calls between them."""
+"""Symbolic tensors, the calls between them, and tracing of their shapes."""

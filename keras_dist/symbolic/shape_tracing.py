@@ -1,4 +1,4 @@
-"""Tracing of shapes: a symbolic dim, or two sizes, in place of dims of unknown size."""
+"""Tracing of shapes, with a symbolic dim, or two sizes, for dims of unknown size."""
 
 from __future__ import annotations
 
@@ -16,33 +16,28 @@ if TYPE_CHECKING:
     from keras_dist.symbolic.tensors import KerasTensor
 
 SIZES = (3360, 6720)
-"""Two sizes for dims of unknown size, where a symbolic dim does not suffice: large enough for strides and pools, and
-divisible by what reshapes divide by. No array of these sizes is allocated."""
+"""Two sizes for dims of unknown size where a symbolic dim does not suffice: large enough for strides and pools, and
+divisible by many numbers, for reshapes. No array of these sizes is allocated."""
 
 
 @functools.cache
 def symbolic_dim() -> Any:
-    """Return JAX's symbolic dim for all dims of unknown size; slices and windows up to `SIZES[0]` fit into it."""
+    """Return JAX's symbolic dim for all dims of unknown size, at least `SIZES[0]`."""
     return export.symbolic_shape("unknown", constraints=[f"unknown >= {SIZES[0]}"])[0]
 
 
 def is_unknown(size: Any) -> bool:
-    """Return whether a dim that a traced function sees stands for a dim of unknown size."""
+    """Return whether the size of a traced dim stands for an unknown size."""
     return not isinstance(size, int) or size in SIZES
 
 
 def trace(
     run: Callable[[list[jax.ShapeDtypeStruct]], PyTree], tensors: Sequence[KerasTensor], size: Any = SIZES[0]
 ) -> PyTree:
-    """Return `run(shapes)` for shapes like those of the tensors.
+    """Return `run(shapes)` for the shapes of the tensors, with `size` for unknown sizes.
 
-    Where it fails, batches of unknown size are taken to be as large as those of the other tensors; then all unknown
-    sizes to be those with which they broadcast. A note of the error says what stands for unknown sizes.
-
-    Args:
-        run: a function of a list of shapes.
-        tensors: with `shape` and `dtype`; dims may be None.
-        size: in place of None: an integer, or `symbolic_dim()`.
+    If it fails, unknown batch sizes become the batch size of the other tensors; then all unknown sizes become the sizes
+    with which they broadcast.
     """
     shapes = [tensor.shape for tensor in tensors]
     try:
@@ -58,7 +53,6 @@ def trace(
 
 
 def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: Any) -> list[jax.ShapeDtypeStruct]:
-    """Return these shapes with `size` for the dims of unknown size, and the element types of the tensors."""
     return [
         jax.ShapeDtypeStruct(
             tuple(size if dim is None else dim for dim in shape), jax.dtypes.canonicalize_dtype(tensor.dtype)
@@ -68,7 +62,7 @@ def _filled(shapes: Sequence[Shape], tensors: Sequence[KerasTensor], size: Any) 
 
 
 def _with_batch_of_others(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes with the one known size of batches, where others are unknown."""
+    """Replace unknown batch sizes by the only known one."""
     sizes = {shape[0] for shape in shapes if shape}
     known = sizes - {None}
     if len(known) != 1 or len(sizes) != 2:
@@ -77,7 +71,7 @@ def _with_batch_of_others(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def _as_broadcast(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return the shapes with the one known size of dims, counted from the last, where others are unknown."""
+    """Replace unknown sizes by the only known one of this dim, counted from the last."""
 
     def size(place: int) -> int | None:
         known = {shape[place] for shape in shapes if len(shape) >= -place} - {None, 1}

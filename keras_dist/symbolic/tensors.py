@@ -23,7 +23,7 @@ from keras_dist.symbolic import shape_tracing
 _counter = itertools.count()
 
 TEXT = "string"
-"""The element type of text, which layers on the host alone take."""
+"""The element type of text, for layers on the host."""
 
 OPERATIONS: dict[str, Callable[..., PyTree]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")},
@@ -37,12 +37,11 @@ OPERATIONS: dict[str, Callable[..., PyTree]] = {
     "less": operator.lt,
     "less_equal": operator.le,
 }
-"""Functions of arrays by name: Python's operators, the methods of symbolic tensors, and what `keras_dist.ops` adds."""
+"""Functions of arrays by name: operators and methods of symbolic tensors, and operations of `keras_dist.ops`."""
 
 
 Run = Callable[[Any, Any, list[tuple[jax.Array, jax.Array]]], tuple[PyTree, list[jax.Array | None]]]
-"""Calls a step with args and kwargs, given (array, mask) for the arrays with a mask; returns outputs and the mask of
-each output, or None."""
+"""Calls a step with args, kwargs and pairs (array, mask); returns the outputs, and a mask or None for each."""
 
 
 class Step(Protocol):
@@ -56,22 +55,18 @@ class Step(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operation:
-    """A function of arrays as a step of a model.
-
-    Attributes:
-        name: one of `OPERATIONS`.
-    """
+    """A function of `OPERATIONS`, by name, as a step of a model."""
 
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the result for arrays and plain values, a symbolic one if there are symbolic tensors among them."""
+        """Return the result for arrays, or a symbolic result for symbolic tensors."""
         if is_any_symbolic((args, kwargs)):
             return connect(self, args, kwargs).outputs
         return OPERATIONS[self.name](*args, **kwargs)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> PyTree:
-        """Return the symbolic outputs of a call that is not added to the graph."""
+        """Return the symbolic outputs of a call, without adding it to the graph."""
 
         def run(args: Any, kwargs: Any, masks: list[tuple[jax.Array, jax.Array]]) -> tuple[PyTree, list[Any]]:
             outputs = self(*args, **kwargs)
@@ -83,15 +78,7 @@ class Operation:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """A call in the graph.
-
-    Attributes:
-        operation: the layer that was called, or an `Operation`.
-        args: its positional arguments, symbolic tensors among them.
-        kwargs: its arguments by name.
-        outputs: what it returned.
-        number: counts the calls of the process.
-    """
+    """A call of a layer or `Operation` in the graph; `number` counts the calls of the process."""
 
     operation: Any
     args: tuple[Any, ...]
@@ -101,11 +88,11 @@ class Node:
 
     @property
     def inputs(self) -> PyTree:
-        """The first argument; the output of an `InputLayer`, which has none."""
+        """The first argument, or the output of an `InputLayer`."""
         return self.args[0] if self.args else self.outputs
 
     def output(self, shape: Sequence[int | None], dtype: DTypeLike, name: str) -> KerasTensor:
-        """Make a symbolic tensor that this call computes."""
+        """Create a symbolic tensor that this call computes."""
         tensor = KerasTensor(shape, dtype, name=name)
         tensor.node = self
         return tensor
@@ -117,23 +104,23 @@ class Node:
 
 
 class KerasTensor:
-    """The shape and element type of an array that a model will compute.
+    """Shape and element type of an array that a model will compute.
 
     Args:
-        shape: its dims; None for any size.
-        dtype: its element type.
-        sparse: only False.
-        ragged: only False.
+        shape: sizes of the dims; None for any size.
+        dtype: element type.
+        sparse: must be False.
+        ragged: must be False.
         record_history: unused.
-        name: how errors call it.
+        name: name in error messages.
 
     Attributes:
-        name: how errors call it.
-        node: the call that computes it; None for one that was made by hand.
-        mask: the shape and element type of its mask; None where it has none.
+        name: name in error messages.
+        node: the call that computes the tensor, if any.
+        mask: the symbolic mask, if any.
 
     Raises:
-        ModelError: it is to be sparse or ragged.
+        ModelError: `sparse` or `ragged` is set.
 
     Source: `keras.KerasTensor`.
     """
@@ -161,7 +148,7 @@ class KerasTensor:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The dims; None for any size."""
+        """The sizes of the dims; None for any size."""
         return self._shape
 
     @property
@@ -176,15 +163,14 @@ class KerasTensor:
 
     @property
     def _keras_mask(self) -> KerasTensor | None:
-        """`mask`, as Keras calls it."""
         return self.mask
 
     def reshape(self, newshape: int | Sequence[int]) -> KerasTensor:
-        """Return the values in another shape, the batch included; one dim may be -1."""
+        """Reshape the tensor, including the batch; one size may be -1."""
         return Operation("reshape")(self, newshape)
 
     def squeeze(self, axis: int | Sequence[int] | None = None) -> KerasTensor:
-        """Return the values without these dims of size 1; by default without all of them."""
+        """Remove dims of size 1; by default all of them."""
         return Operation("squeeze")(self, axis)
 
     def __round__(self, ndigits: int | None = None) -> KerasTensor:
@@ -210,7 +196,7 @@ class KerasTensor:
 
     @property
     def __jax_array__(self) -> NoReturn:
-        # JAX asks whether there is one, before it says in its own words that it cannot use this
+        # JAX looks for this attribute before it raises its own error
         raise self._no_jax_array()
 
     def _no_jax_array(self) -> ModelError:
@@ -247,12 +233,12 @@ _install_operators()
 
 
 def is_text(dtype: Any) -> bool:
-    """Return whether an element type is that of text: `"string"`, `str`, or that of an array of text."""
+    """Return whether an element type is text: `"string"`, `str`, or the dtype of an array of text."""
     return dtype is str or getattr(dtype, "name", dtype) == TEXT or getattr(dtype, "kind", None) in ("S", "U", "O")
 
 
 def is_keras_tensor(x: Any) -> bool:
-    """Return whether `x` is a symbolic tensor, such as `Input` gives.
+    """Return whether `x` is a symbolic tensor, as returned by `Input`.
 
     Source: `keras.utils.is_keras_tensor`.
     """
@@ -260,12 +246,12 @@ def is_keras_tensor(x: Any) -> bool:
 
 
 def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
-    """Return the symbolic inputs that a tensor is computed from, each once; for an input itself.
+    """Return the symbolic inputs from which a tensor is computed, each once; for an input, itself.
 
     Source: `keras.utils.get_source_inputs`.
     """
     found, seen, waiting = [], set[int](), [tensor]
-    while waiting:  # each tensor once, for every residual block would double the ways to the inputs
+    while waiting:  # each tensor once: every residual block doubles the number of paths
         one = waiting.pop()
         if id(one) not in seen:
             seen.add(id(one))
@@ -276,16 +262,12 @@ def get_source_inputs(tensor: KerasTensor) -> list[KerasTensor]:
 
 
 def is_any_symbolic(tree: PyTree) -> bool:
-    """Return whether there is a symbolic tensor among the leaves."""
+    """Return whether a leaf is a symbolic tensor."""
     return any(isinstance(leaf, KerasTensor) for leaf in jax.tree.leaves(tree))
 
 
 def connect(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-    """Return a call of a layer or operation on symbolic inputs, with its symbolic outputs.
-
-    Raises:
-        ModelError: the layer does not take such inputs.
-    """
+    """Return a call of a layer or operation on symbolic inputs, with its symbolic outputs."""
     node = Node(step, args, kwargs)
     on_host = runs_on_host(step)
     for tensor in node.parents:
@@ -301,12 +283,12 @@ def connect(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
 
 
 def runs_on_host(step: Step) -> bool:
-    """Return whether a step of a model runs on the host, before rows go to devices."""
+    """Return whether a step of a model runs on the host."""
     return getattr(step, "is_host_side", False) is True
 
 
 def infer(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-    """Return the symbolic outputs, with their masks, of a call that is not added to the graph."""
+    """Return the symbolic outputs of a call, with their masks, without adding it to the graph."""
     outputs = step.compute_output_spec(*args, **kwargs)
     given = {id(leaf) for leaf in jax.tree.leaves((args, kwargs))}
     return jax.tree.map(lambda leaf: KerasTensor(leaf.shape, leaf.dtype) if id(leaf) in given else leaf, outputs)
@@ -317,7 +299,7 @@ def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str
     call, tensors = _abstract_call(run, args, kwargs)
     try:
         found = jax.tree.map(_without_symbols, _traced(step, call, tensors, shape_tracing.symbolic_dim()))
-    except Exception:  # of any kind: the code of a layer may need integers
+    except Exception:  # of any class: the code of a layer may need integers
         found = _traced_with_sizes(step, call, tensors)
     outputs, masks = found
     for tensor, mask in zip(jax.tree.leaves(outputs), masks, strict=True):
@@ -326,13 +308,10 @@ def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _traced_with_sizes(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor]) -> PyTree:
-    """Return the outputs of a call, and their masks, by tracing it with two sizes in place of dims of unknown size.
-
-    JAX's symbolic dims do not suffice where a dim becomes an integer (a loop over a dim, `int(x.shape[1])`), where JAX
-    must know that a number divides a dim (a reshape to `(-1, 2, 4)`), where dims of unknown size must equal known ones
-    (the sum of shapes (None, 3) and (4, 3)), and where a weight has the size of such a dim. Calls that fail in any case
-    raise their errors here.
-    """
+    """Return the outputs of a call, and their masks, by tracing it with two sizes for dims of unknown size."""
+    # JAX's symbolic dims do not suffice where a dim becomes an integer (a loop, `int(x.shape[1])`), where a number must
+    # divide a dim (a reshape to `(-1, 2, 4)`), where an unknown size must equal a known one (the sum of shapes
+    # (None, 3) and (4, 3)), and where a weight has the size of such a dim
     first = second = _traced(step, call, tensors, shape_tracing.SIZES[0])
     if any(size is None for tensor in tensors for size in tensor.shape):
         second = _traced(step, call, tensors, shape_tracing.SIZES[1])
@@ -357,7 +336,6 @@ def _text_on_devices(operation: Any, tensor: KerasTensor) -> ModelError:
 
 
 def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list[KerasTensor], size: int) -> PyTree:
-    """Return the output shapes of a call."""
     current = current_distribution()
     traced = functools.partial(shape_tracing.trace, functools.partial(jax.eval_shape, call), tensors, size)
     try:
@@ -372,10 +350,7 @@ def _traced(step: Step, call: Callable[[list[jax.Array]], PyTree], tensors: list
 def _abstract_call(
     run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[list[jax.Array]], PyTree], list[KerasTensor]]:
-    """Return the call as a function of arrays, which returns outputs and masks, and what the arrays stand for.
-
-    The arrays stand for the symbolic tensors among the arguments, then for the masks that these have.
-    """
+    """Return the call as a function of arrays, and the symbolic tensors and masks that the arrays stand for."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
     symbolic = [index for index, leaf in enumerate(leaves) if isinstance(leaf, KerasTensor)]
     masked = [index for index in symbolic if mask_of(leaves[index]) is not None]
@@ -393,15 +368,14 @@ def _abstract_call(
 
 
 def mask_of(leaf: Any) -> KerasTensor | None:
-    """Return the mask of a symbolic tensor; None for none."""
+    """Return the mask of a symbolic tensor, or None."""
     return leaf.mask if isinstance(leaf, KerasTensor) else None
 
 
 def _without_symbols(traced: jax.ShapeDtypeStruct) -> KerasTensor:
-    """Return a shape with None in place of symbolic dims."""
     return KerasTensor([size if isinstance(size, int) else None for size in traced.shape], traced.dtype)
 
 
 def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
-    """Return the shape that two traces of a call have in common."""
+    """Return the shape of two traces of a call, with None for sizes that differ."""
     return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)

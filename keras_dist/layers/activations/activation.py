@@ -38,7 +38,6 @@ class Activation(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `activation(inputs)`."""
         return self.activation(inputs)
 
 
@@ -67,7 +66,6 @@ class ReLU(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `activations.relu` of the inputs."""
         return activations.relu(inputs, self.negative_slope, self.max_value, self.threshold)
 
 
@@ -85,7 +83,6 @@ class LeakyReLU(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `activations.leaky_relu` of the inputs."""
         return activations.leaky_relu(inputs, self.negative_slope)
 
 
@@ -118,7 +115,6 @@ class PReLU(Layer):
         self.input_spec = InputSpec(ndim=len(input_shape), axes=own)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the activations."""
         return jax.nn.relu(inputs) - self.alpha[...] * jax.nn.relu(-inputs)
 
 
@@ -136,7 +132,6 @@ class ELU(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `activations.elu` of the inputs."""
         return activations.elu(inputs, self.alpha)
 
 

@@ -88,7 +88,6 @@ class Attention(Layer):
         return (outputs, weights) if return_attention_scores else outputs
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return the mask of the query."""
         return self._masks(mask)[0]
 
     def _scores(self, query: jax.Array, key: jax.Array) -> jax.Array:

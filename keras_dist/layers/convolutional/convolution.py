@@ -153,7 +153,6 @@ class Convolution(LoraLayer, BaseConvolution):
         self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, with `filters` channels."""
         return self.activate(self.convolve(inputs, self._adapted_value(), self.groups))
 
     def _check_groups(self, what: str, size: int) -> None:
@@ -163,7 +162,7 @@ class Convolution(LoraLayer, BaseConvolution):
             raise ModelError(f"`groups` of layer {self.name!r} must divide the {what}", given=given, fix=fix)
 
 
-class Conv1D(Convolution):
+class Conv1D(Convolution, rank=1):
     """Convolution of inputs (batch, steps, channels).
 
     Arguments as in `Conv2D`.
@@ -175,11 +174,10 @@ class Conv1D(Convolution):
         (2, 10, 8)
     """
 
-    rank = 1
     paddings = ("valid", "same", "causal")
 
 
-class Conv2D(Convolution):
+class Conv2D(Convolution, rank=2):
     """Convolution of inputs (batch, height, width, channels).
 
     Args:
@@ -208,13 +206,9 @@ class Conv2D(Convolution):
         (2, 14, 14, 8)
     """
 
-    rank = 2
 
-
-class Conv3D(Convolution):
+class Conv3D(Convolution, rank=3):
     """Convolution of inputs (batch, depth, height, width, channels). Arguments as in `Conv2D`."""
-
-    rank = 3
 
 
 class DepthwiseConvolution(BaseConvolution):
@@ -256,7 +250,7 @@ class DepthwiseConvolution(BaseConvolution):
         return self.activate(self.convolve_each_channel(inputs, self.kernel[...]))
 
 
-class DepthwiseConv1D(DepthwiseConvolution):
+class DepthwiseConv1D(DepthwiseConvolution, rank=1):
     """Depthwise convolution of inputs (batch, steps, channels).
 
     Args:
@@ -264,10 +258,8 @@ class DepthwiseConv1D(DepthwiseConvolution):
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
     """
 
-    rank = 1
 
-
-class DepthwiseConv2D(DepthwiseConvolution):
+class DepthwiseConv2D(DepthwiseConvolution, rank=2):
     """Depthwise convolution of inputs (batch, height, width, channels).
 
     Args:
@@ -283,8 +275,6 @@ class DepthwiseConv2D(DepthwiseConvolution):
         >>> layers.DepthwiseConv2D(3, depth_multiplier=2)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
     """
-
-    rank = 2
 
 
 class SeparableConvolution(BaseConvolution):
@@ -335,13 +325,12 @@ class SeparableConvolution(BaseConvolution):
             self.bias = self.add_weight((self.filters,), name="bias")
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, with `filters` channels."""
         channels = self.convolve_each_channel(inputs, self.depthwise_kernel[...])
         ones = (1,) * self.rank
         return self.activate(convolve(self._dims, channels, self.pointwise_kernel[...], ones, "valid", ones))
 
 
-class SeparableConv1D(SeparableConvolution):
+class SeparableConv1D(SeparableConvolution, rank=1):
     """Separable convolution of inputs (batch, steps, channels).
 
     Args:
@@ -349,10 +338,8 @@ class SeparableConv1D(SeparableConvolution):
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
     """
 
-    rank = 1
 
-
-class SeparableConv2D(SeparableConvolution):
+class SeparableConv2D(SeparableConvolution, rank=2):
     """Separable convolution of inputs (batch, height, width, channels).
 
     Args:
@@ -370,8 +357,6 @@ class SeparableConv2D(SeparableConvolution):
         >>> layers.SeparableConv2D(8, 3)(jnp.ones((2, 28, 28, 4))).shape
         (2, 26, 26, 8)
     """
-
-    rank = 2
 
 
 Convolution1D = Conv1D

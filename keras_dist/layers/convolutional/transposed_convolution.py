@@ -60,7 +60,6 @@ class TransposedConvolution(BaseConvolution):
             self.bias = self.add_weight((self.filters,), name="bias")
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the output, with `filters` channels."""
         sizes = (self.strides, self.padding, self.output_padding, self.dilation_rate)
         outputs = convolve_transposed(self._dims, inputs, self.kernel[...], *sizes)
         return self.activate(self.check_not_empty(outputs, inputs))
@@ -74,7 +73,7 @@ class TransposedConvolution(BaseConvolution):
         return sizes
 
 
-class Conv1DTranspose(TransposedConvolution):
+class Conv1DTranspose(TransposedConvolution, rank=1):
     """Transposed convolution of inputs (batch, steps, channels).
 
     Args:
@@ -82,10 +81,8 @@ class Conv1DTranspose(TransposedConvolution):
         kernel_size, data_format, activation, use_bias: as in `Conv2D`.
     """
 
-    rank = 1
 
-
-class Conv2DTranspose(TransposedConvolution):
+class Conv2DTranspose(TransposedConvolution, rank=2):
     """Transposed convolution of inputs (batch, height, width, channels).
 
     Args:
@@ -108,10 +105,8 @@ class Conv2DTranspose(TransposedConvolution):
         (2, 28, 28, 8)
     """
 
-    rank = 2
 
-
-class Conv3DTranspose(TransposedConvolution):
+class Conv3DTranspose(TransposedConvolution, rank=3):
     """Transposed convolution of inputs (batch, depth, height, width, channels).
 
     As in Keras, `data_format` comes before `output_padding` in positional arguments.
@@ -120,8 +115,6 @@ class Conv3DTranspose(TransposedConvolution):
         filters, strides, padding, output_padding, dilation_rate, **kwargs: as in `Conv2DTranspose`.
         kernel_size, data_format, activation, use_bias: as in `Conv2D`.
     """
-
-    rank = 3
 
     def __init__(
         self,

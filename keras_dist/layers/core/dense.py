@@ -21,8 +21,8 @@ class Dense(LoraLayer):
         units: size of the last dim of the output.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        lora_rank: the rank of a product that is trained instead of `kernel`; None for none. See `enable_lora`.
-        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        lora_rank: rank of a trainable update of the frozen `kernel`; None for no LoRA. See `enable_lora`.
+        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, units), the same of `bias` (units,), and the arguments of `Layer`.
     """

@@ -28,15 +28,15 @@ class EinsumDense(LoraLayer):
     """`activation(einsum(equation, inputs, kernel) + bias)`.
 
     Args:
-        equation: `"ab,bc->ac"`: a letter for each dim of inputs, kernel and outputs. Dims that are only passed on
-            may be an ellipsis before or behind the others: `"...b,bc->...c"`.
-        output_shape: the dims of the output without the batch and what the ellipsis stands for; None for those that
-            follow from the input. An integer for one dim.
+        equation: an einsum equation such as `"ab,bc->ac"` for inputs, kernel and outputs. An ellipsis may stand for
+            leading or trailing dims: `"...b,bc->...c"`.
+        output_shape: dims of the output without the batch and the ellipsis, or one integer; None for dims that follow
+            from the input.
         activation: a name or a function; None for none.
-        bias_axes: the letters of the output's dims that the bias has; None for no bias.
+        bias_axes: letters of the output dims of the bias; None for no bias.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
-            `kernel`, whose dims follow from the equation, the same of `bias`: the output's dims from the first in
-            `bias_axes` on, with size 1 for those that are not in it; and the arguments of `Layer`.
+            `kernel`, whose dims follow from the equation; the same of `bias`, with the output dims from the first of
+            `bias_axes` on, of size 1 if they are not in `bias_axes`; and the arguments of `Layer`.
 
     Example:
         >>> from keras_dist import layers
@@ -69,7 +69,7 @@ class EinsumDense(LoraLayer):
         self._describe_lora(lora_rank, lora_alpha)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create `kernel` and `bias`, as the equation says."""
+        """Create `kernel` and `bias`; their shapes follow from the equation."""
         sizes, passed_on = self._sizes(input_shape)
         _, letters, outputs, side = self._terms
         shape = [sizes[letter] for letter in letters]
@@ -82,19 +82,18 @@ class EinsumDense(LoraLayer):
         self.input_spec = InputSpec(ndim=len(input_shape))
 
     def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
-        """Return the outputs, whose dims follow from the equation."""
         outputs = jnp.einsum(self.equation, inputs, self._adapted_value())
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return outputs if self.activation is None else self.activation(outputs)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
-        """Return the size of each letter, and the number of dims of the ellipsis."""
+        """Return the sizes of the letters, and the number of dims of the ellipsis."""
         inputs, _, outputs, side = self._terms
         passed_on = len(input_shape) - len(inputs)
         if passed_on < 0 or (passed_on > 0 and side is None):
             raise self._does_not_fit(input_shape, f"an input of rank {len(inputs)}" + (" at least" if side else ""))
-        # the batch, then what the ellipsis stands for on its side of the dims that `output_shape` names
+        # the batch, then the dims of the ellipsis to the left or right of the dims in `output_shape`
         named = self.partial_output_shape
         if side == "left":
             given, values = input_shape[passed_on:], (*input_shape[: max(passed_on, 1)], *named)[passed_on:]
@@ -112,7 +111,7 @@ class EinsumDense(LoraLayer):
         return sizes, passed_on
 
     def _kernel_initializer(self) -> Identifier:
-        """Return the initializer, whose fan-in are the dims that the equation sums over, and fan-out the others."""
+        """Return the initializer with the summed dims as fan-in and the others as fan-out."""
         initializer = self.kernel_initializer
         if not isinstance(initializer, initializers.VarianceScaling) or initializer.input_axes is not None:
             return initializer
@@ -147,7 +146,7 @@ class EinsumDense(LoraLayer):
 
 
 def _check_equation(equation: str, layer: str) -> tuple[str, str, str, str | None]:
-    """Return the letters of inputs, kernel and outputs, and on which side of them the ellipsis is."""
+    """Return the letters of inputs, kernel and outputs, and the side of the ellipsis."""
     found = _FORMS.fullmatch(equation) if isinstance(equation, str) else None
     problem = "ab,bc->ac, ...b,bc->...c or ab...,bc->ac..."
     if found and found["left"] == found["left_out"] and found["right"] == found["right_out"]:

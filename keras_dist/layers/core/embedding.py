@@ -26,10 +26,10 @@ class Embedding(LoraLayer):
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        mask_zero: whether 0 stands for padding: the output has a mask then.
-        weights: the first value of `embeddings` itself, an array or a list with one; the layer is built with it.
-        lora_rank: the rank of a product that is trained instead of `embeddings`; None for none. See `enable_lora`.
-        lora_alpha: the product counts times `lora_alpha / lora_rank`; by default `lora_rank`.
+        mask_zero: whether 0 is padding, so that the output has a mask.
+        weights: initial value of `embeddings`, an array or a list with one array; the layer is then built at once.
+        lora_rank: rank of a trainable update of the frozen `embeddings`; None for no LoRA. See `enable_lora`.
+        lora_alpha: scaling factor; the update is multiplied by `lora_alpha / lora_rank`. By default `lora_rank`.
         **kwargs: `embeddings_initializer`, `embeddings_regularizer`, `embeddings_constraint` and `embeddings_layout` of
             the weight `embeddings` (input_dim, output_dim), and the arguments of `Layer`.
 
@@ -68,7 +68,7 @@ class Embedding(LoraLayer):
         self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the vectors (..., output_dim) for integers (...); other numbers are cut to integers.
+        """Return the vectors (..., output_dim) for integers (...); other numbers are truncated.
 
         Raises:
             DataError: an index is out of range, outside of compiled steps or with `compile(check=True)`.
@@ -86,7 +86,7 @@ class Embedding(LoraLayer):
         return vectors.astype(self.compute_dtype)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return where the integers are not 0, if 0 stands for padding."""
+        """Return where the integers are not 0, if `mask_zero` is set."""
         return jnp.asarray(inputs) != 0 if self.mask_zero else None
 
     def _add_embeddings(self, initializer: Identifier = None) -> Variable:
@@ -102,7 +102,7 @@ class Embedding(LoraLayer):
 
 
 class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
-    """The keyword arguments of `Embedding`."""
+    """Keyword arguments of `Embedding`."""
 
     mask_zero: bool
     weights: ArrayLike | list[ArrayLike] | None
@@ -111,16 +111,16 @@ class ReversibleEmbeddingArguments(EmbeddingsArguments, total=False):
 
 
 class ReversibleEmbedding(Embedding):
-    """An `Embedding` that also projects vectors back to a number for each row: `layer(vectors, reverse=True)`.
+    """An `Embedding` that also projects vectors to a logit for each row: `layer(vectors, reverse=True)`.
 
     Args:
         input_dim: number of rows; the integers are 0 to `input_dim - 1`.
         output_dim: size of a vector.
-        tie_weights: whether the projection back uses the same table, not `reverse_embeddings`.
-        reverse_dtype: element type of the projection back; by default the type of the layer.
-        logit_soft_cap: a positive number that limits the projection back: `cap * tanh(x / cap)`; None for no limit.
-        reverse_embeddings_layout: as `embeddings_layout`, of `reverse_embeddings` (output_dim, input_dim), whose first
-            value `embeddings_initializer` gives, too.
+        tie_weights: whether the projection uses the same table, instead of `reverse_embeddings`.
+        reverse_dtype: element type of the projection; by default the type of the layer.
+        logit_soft_cap: positive limit of the logits: `cap * tanh(x / cap)`; None for no limit.
+        reverse_embeddings_layout: layout of `reverse_embeddings` (output_dim, input_dim), which is also initialized by
+            `embeddings_initializer`.
         **kwargs: the arguments of `Embedding`.
 
     Example:
@@ -159,7 +159,7 @@ class ReversibleEmbedding(Embedding):
             self.reverse_embeddings = self.add_weight((self.output_dim, self.input_dim), name="reverse_embeddings")
 
     def call(self, inputs: jax.Array, reverse: bool = False) -> jax.Array:
-        """Return the vectors (..., output_dim) for integers (...); in reverse, numbers (..., input_dim) for vectors."""
+        """Return vectors (..., output_dim) for integers (...); with `reverse`, logits (..., input_dim) for vectors."""
         if not reverse:
             outputs = super().call(inputs)
             context = call_context.current()
@@ -174,5 +174,5 @@ class ReversibleEmbedding(Embedding):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return None: `call` knows the direction, and sets the mask itself."""
+        """Return None: `call` sets the mask, depending on the direction."""
         return None

@@ -1,4 +1,4 @@
-"""`Input` and `InputLayer`: the inputs of a model's graph."""
+"""`Input` and `InputLayer`: symbolic inputs of functional models."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from keras_dist.symbolic.tensors import TEXT, KerasTensor, Node, is_text
 
 
 class InputLayer(Layer):
-    """An input of a model's graph.
-
-    For the arguments see `Input`, which calls `input_tensor` `tensor`.
-    """
+    """An input of a functional model; for the arguments see `Input`, whose `tensor` is `input_tensor` here."""
 
     sparse = ragged = False
 
@@ -55,7 +52,7 @@ class InputLayer(Layer):
         self.optional = optional
         self.built = True
         node = Node(self, (), {})
-        if input_tensor is None or input_tensor.node is not None:  # a tensor that layers compute keeps its node
+        if input_tensor is None or input_tensor.node is not None:  # outputs of layers keep their node
             node.outputs = node.output(self.batch_shape, self.dtype, self.name)
         else:
             input_tensor.node, input_tensor.name, node.outputs = node, self.name, input_tensor
@@ -67,16 +64,12 @@ class InputLayer(Layer):
         return TEXT if self._holds_text else super().dtype
 
     def call(self) -> None:
-        """Return nothing: a model uses its input in place of this layer."""
+        """Return None: models use their inputs in place of this layer."""
 
     def get_config(self) -> dict[str, Any]:
         """Return the shape with the batch, the element type and the name."""
-        return {
-            "batch_shape": list(self.batch_shape),
-            "dtype": self.dtype,
-            "optional": self.optional,
-            "name": self.name,
-        }
+        shape = list(self.batch_shape)
+        return {"batch_shape": shape, "dtype": self.dtype, "optional": self.optional, "name": self.name}
 
 
 def Input(
@@ -90,22 +83,21 @@ def Input(
     tensor: KerasTensor | None = None,
     optional: bool = False,
 ) -> KerasTensor:
-    """Make a symbolic input of a model.
+    """Return a symbolic input of a model.
 
     Args:
         shape: dims of one example, without the batch; None for any size.
-        batch_size: the number of examples, if it is fixed.
+        batch_size: number of examples, if fixed.
         dtype: element type; float32 by default, `"string"` for text.
-        sparse: only False.
-        ragged: only False.
-        batch_shape: dims with the batch, in place of `shape` and `batch_size`.
-        name: its name; `model.fit` takes dicts by these names.
-        tensor: a symbolic tensor in place of shape and dtype. One that was made by hand becomes the input; of one that
-            layers compute the input is a new one like it, at which another model can begin.
-        optional: whether the input may be left out.
+        sparse: must be False.
+        ragged: must be False.
+        batch_shape: dims including the batch, instead of `shape` and `batch_size`.
+        name: name of the input, for example in dicts passed to `model.fit`.
+        tensor: a symbolic tensor that gives shape and dtype. A tensor made by `KerasTensor` becomes the input itself.
+        optional: whether the input may be None.
 
     Raises:
-        ModelError: neither `shape` nor `batch_shape` is given, or both, or one is not a shape.
+        ModelError: neither or both of `shape` and `batch_shape` are given, or one is not a shape.
 
     Example:
         >>> from keras_dist import layers
@@ -114,8 +106,7 @@ def Input(
 
     Source: `keras.Input`.
     """
-    layer = InputLayer(shape, batch_size, dtype, sparse, ragged, batch_shape, tensor, optional, name)
-    return layer.output
+    return InputLayer(shape, batch_size, dtype, sparse, ragged, batch_shape, tensor, optional, name).output
 
 
 def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, name: str) -> tuple[int | None, ...]:
@@ -134,7 +125,7 @@ def _batch_shape(shape: Any, batch_size: int | None, batch_shape: Shape | None, 
 def _shape_like(
     tensor: Any, shape: Any, batch_size: int | None, batch_shape: Shape | None, dtype: DTypeLike | None, name: str
 ) -> tuple[int | None, ...]:
-    """Return the shape of an existing tensor, if nothing else is said of it."""
+    """Return the shape of an existing tensor, which the other arguments must not contradict."""
     is_like = isinstance(tensor, KerasTensor) and batch_size in (None, *tensor.shape[:1])
     is_like = is_like and (shape is None or tuple(shape) == tensor.shape[1:])
     is_like = is_like and (batch_shape is None or tuple(batch_shape) == tensor.shape)

@@ -1,4 +1,4 @@
-"""`JaxLayer` and `FlaxLayer`: functions of JAX, and modules of Linen, as layers."""
+"""`JaxLayer` and `FlaxLayer`: JAX functions and Linen modules as layers."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from keras_dist.random.seeds import key_of
 
 
 class JaxLayer(Layer):
-    """A function of JAX with its parameters, and perhaps a state, as a layer.
+    """A JAX function with parameters, and perhaps a state, as a layer.
 
-    Paths of weights are those in the parameters: `params/Dense_0/kernel`, `state/batch_stats/mean`.
+    Paths of weights are paths in the pytrees, such as `params/Dense_0/kernel` and `state/batch_stats/mean`.
 
     Args:
-        call_fn: returns the outputs; with a parameter `state` also the state afterwards. Its parameters are some of
-            `params`, `state`, `rng` (a key in training, else None), `inputs` (one array, or a structure of them) and
-            `training`, by these names.
-        init_fn: returns the first `params`; `(params, state)`, if `call_fn` takes a `state`. Its parameters are some of
-            `rng`, `inputs` (ones) and `training`.
-        params: the first parameters, in place of `init_fn`: any pytree of arrays; also `params` of another such layer.
-        state: the first state, a pytree of arrays.
-        seed: fixes the keys.
+        call_fn: returns the outputs, or `(outputs, state)` if it has a parameter `state`. Its parameters are some of
+            `params`, `state`, `rng` (a key in training, else None), `inputs` and `training`, with these names.
+        init_fn: returns the initial `params`, or `(params, state)` if `call_fn` has a parameter `state`. Its parameters
+            are some of `rng`, `inputs` (ones) and `training`.
+        params: initial parameters instead of `init_fn`: a pytree of arrays, or `params` of another such layer.
+        state: initial state, a pytree of arrays.
+        seed: seed of the keys.
         native_serialization_platforms: unused.
         **kwargs: see `Layer`.
 
     Raises:
-        ModelError: a function has other parameters, or there is nothing to begin with.
+        ModelError: a function has other parameters, or there are no initial values.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -74,13 +73,13 @@ class JaxLayer(Layer):
         params, state = (
             jax.tree.map(value_of, given, is_leaf=lambda leaf: isinstance(leaf, Operators)) for given in (params, state)
         )
-        # a function hides the arrays, which are values to begin with, no weights
+        # in a function, which hides the arrays from NNX
         self._given = None if params is None and state is None else lambda: (params, state)
         if "rng" in self._called_with:
             self.seed_generator = random.SeedGenerator(seed)
 
     def build(self, input_shape: PyTree) -> None:
-        """Create a weight for each array of the first parameters and of the first state."""
+        """Create a weight for each array of the initial parameters and state."""
         params, state = self._first_values(input_shape) if self._given is None else self._given()
         for name, values, trainable in (("params", params, True), ("state", state, False)):
             flat, treedef = jax.tree.flatten_with_path(values)
@@ -165,22 +164,22 @@ class JaxLayer(Layer):
         return names
 
     def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments without values, which are weights."""
+        """Return the arguments without initial values."""
         given = super()._config_arguments()
         return {name: value for name, value in given.items() if name not in ("params", "state", "variables")}
 
 
 class FlaxLayer(JaxLayer):
-    """A module of Linen as a layer. Its collections but `params` are a state; modules of NNX are layers themselves.
+    """A Linen module as a layer. Collections other than `params` are its state. NNX modules need no such wrapper.
 
     Args:
-        module: a `flax.linen.Module`, called as `module(inputs)`, or `module(inputs, training=...)` if it takes that.
-        method: a method of the module, or a function of it, in place of `__call__`.
-        variables: its first variables, as `module.init` returns them; by default it is called.
+        module: a `flax.linen.Module`, called as `module(inputs)`, or `module(inputs, training=...)` if possible.
+        method: a method of the module, or a function of it, instead of `__call__`.
+        variables: initial variables as returned by `module.init`, which is called by default.
         **kwargs: `seed`, and the arguments of `Layer`.
 
     Raises:
-        ModelError: `module` is not a module of Linen.
+        ModelError: `module` is not a Linen module.
 
     Example:
         >>> import flax.linen, jax.numpy as jnp
@@ -230,13 +229,13 @@ def _in_two(variables: Mapping[str, Any]) -> tuple[PyTree, PyTree]:
 
 
 def _names(path: tuple[Any, ...]) -> tree_paths.Parts:
-    """Return the way to an array as names of attributes, and places in lists."""
+    """Convert a path of a pytree to names of attributes and indices of lists."""
     parts = tree_paths.parts_of(path)
     return tuple(part if isinstance(part, int) else str(part).replace("/", ".") for part in parts) or ("value",)
 
 
 def _with_lists(weights: Any) -> Any:
-    """Return nested dicts with lists in place of those whose keys are 0, 1 and so on."""
+    """Replace nested dicts with keys 0, 1, ... by lists."""
     if not isinstance(weights, dict):
         return weights
     parts = {name: _with_lists(part) for name, part in weights.items()}

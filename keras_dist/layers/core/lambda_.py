@@ -20,10 +20,10 @@ class Lambda(Layer):
     """A function as a layer.
 
     Args:
-        function: of the inputs. Its parameters `mask` and `training` are filled in. It has no weights: layers that it
-            calls must be known to the model in another way.
-        output_shape: as in Keras; not used, since the shape follows from the function.
-        mask: the mask of the output: an array, or a function of the inputs and their mask; None for none.
+        function: a function of the inputs, and of `mask` and `training` if it has such parameters. Layers that it calls
+            are not tracked.
+        output_shape: unused; the shape follows from the function.
+        mask: the mask of the output: an array, or a function of the inputs and their mask; None for no mask.
         arguments: further arguments of the function, by name.
         **kwargs: see `Layer`.
 
@@ -53,7 +53,7 @@ class Lambda(Layer):
             fix = 'for example Lambda(lambda x, n: x * n, arguments={"n": 2}); layers and modules need no Lambda'
             raise ModelError(summary, given=f"function={shorten(function)}, arguments={shorten(arguments)}", fix=fix)
         self.function = function
-        # partials and functions hide their arrays: they are not state of the layer
+        # partials and functions hide arrays from NNX
         self._bound = functools.partial(function, **(arguments or {}))
         self.mask = mask if mask is None or callable(mask) else lambda inputs, previous_mask: mask
         self.supports_masking = mask is not None
@@ -65,28 +65,26 @@ class Lambda(Layer):
         return dict(self._bound.keywords)
 
     def call(self, inputs: PyTree, mask: PyTree = None, training: bool | None = None) -> PyTree:
-        """Return the output of the function."""
         known = {"mask": mask, "training": training}
         return self._bound(inputs, **{name: known[name] for name in self._filled_in})
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return what `mask` is or returns."""
+        """Return the mask of the output."""
         return None if self.mask is None else self.mask(inputs, mask)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None, safe_mode: bool | None = None
     ) -> Self:
-        """Make a layer from a config that `get_config` returned.
+        """Return a layer from a config of `get_config`.
 
         Args:
             config: plain values.
-            custom_objects: functions by name, beside the registered ones. A function that was a lambda is found by the
-                name of the layer.
-            safe_mode: as in Keras; not used, since code in a config never runs.
+            custom_objects: functions by name, in addition to registered ones; for a lambda, by the name of the layer.
+            safe_mode: unused: code in a config never runs.
 
         Raises:
-            ConfigError: a function is not known, or is a lambda.
+            ConfigError: a function is unknown, or is a lambda.
         """
         del safe_mode
         with custom_object_scope(custom_objects):
@@ -104,5 +102,5 @@ class Lambda(Layer):
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except ValueError:  # of some that are not written in Python
+    except ValueError:  # raised for some functions that are not written in Python
         return {}

@@ -41,5 +41,4 @@ class Identity(Layer):
     supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs."""
         return inputs

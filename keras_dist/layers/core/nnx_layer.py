@@ -15,13 +15,13 @@ from keras_dist.saving.object_registry import snake_case
 
 
 class NNXLayer(Layer):
-    """Any `flax.nnx.Module` as a layer. Models wrap the modules among their layers by themselves.
+    """Any `flax.nnx.Module` as a layer. Models wrap modules among their layers automatically.
 
-    Its variables keep their paths, `linear/kernel`, and are trained in place, as in other layers. Under a mixed policy
-    its parameters are cast while it is called, as in `Model.from_nnx`.
+    Its variables keep their paths, such as `linear/kernel`. Under a mixed policy its parameters are cast while it is
+    called, as in `Model.from_nnx`.
 
     Args:
-        module: called as `module(inputs)`, in training or evaluation mode.
+        module: a module, called as `module(inputs)` in training or evaluation mode.
         name: by default the name of its class.
         **kwargs: see `Layer`.
 
@@ -50,7 +50,6 @@ class NNXLayer(Layer):
         self.built = True
 
     def call(self, inputs: PyTree, training: bool | None = None) -> PyTree:
-        """Return the output of the module."""
         if training:
             self._members.train()
         else:
@@ -60,10 +59,10 @@ class NNXLayer(Layer):
         return compute_under(self.dtype_policy, self._members, lambda: self._members(inputs))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of a subclass that makes its module itself.
+        """Return the arguments of a subclass that creates its own module.
 
         Raises:
-            ConfigError: the module was an argument, which a config cannot describe.
+            ConfigError: the module was an argument, which a config cannot contain.
         """
         if "module" in self._arguments:
             given = f"a module of {type(self._members).__module__}.{type(self._members).__name__}"
@@ -73,7 +72,7 @@ class NNXLayer(Layer):
 
 
 def as_layer(value: Any) -> Layer:
-    """Return `value`, if it is a layer; a module as an `NNXLayer`."""
+    """Return a layer as it is, and a module as an `NNXLayer`."""
     if isinstance(value, Layer):
         return value
     if isinstance(value, nnx.Module):

@@ -1,4 +1,4 @@
-"""`Pipeline`: layers one after the other, as one layer."""
+"""`Pipeline`: a sequence of layers as one layer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from keras_dist.layers.layer import Layer
 
 
 class Pipeline(Layer):
-    """Layers one after the other, as one layer: for what prepares images, which acts as in training by default.
+    """A sequence of layers as one layer, for image preprocessing; `training` is True by default.
 
     Args:
-        layers: the layers; each takes what the one before returns.
+        layers: the layers; each is called on the output of the previous one.
         name: by default "pipeline".
 
     Raises:
-        ModelError: `layers` is no list of layers.
+        ModelError: `layers` is not a list of layers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,7 +36,6 @@ class Pipeline(Layer):
         self.supports_masking = True
 
     def call(self, inputs: PyTree, training: bool = True, mask: PyTree = None) -> PyTree:
-        """Return what the last layer returns."""
         for layer in self.layers:
             takes_mask = mask is not None and "mask" in call_parameters(type(layer))
             inputs = layer(inputs, training=training, **({"mask": mask} if takes_mask else {}))

@@ -1,4 +1,4 @@
-"""`Wrapper`, the base of layers around one other; `TimeDistributed`, `SpectralNormalization`."""
+"""`Wrapper`, the base of layers around another layer; `TimeDistributed`, `SpectralNormalization`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.layers.weights import walk
+from keras_dist.ops.normalization import divided_by_norm
 
 _LARGEST_FACTOR = 1e7
-"""The largest factor that `SpectralNormalization` normalizes vectors by."""
+"""Limit of the factor by which `SpectralNormalization` normalizes vectors."""
 
 
 class Wrapper(Layer):
-    """The base of layers around one other layer. Subclasses define `call`.
+    """The base of layers around another layer. Subclasses define `call`.
 
-    Paths of its weights contain the name of the wrapped layer: `wrapper/dense/kernel`.
+    Paths of weights contain the name of the wrapped layer: `wrapper/dense/kernel`.
 
     Args:
         layer: the wrapped layer.
         **kwargs: see `Layer`.
-
-    Attributes:
-        layer: the wrapped layer.
     """
 
     def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:
@@ -48,7 +46,7 @@ class Wrapper(Layer):
         self._members = {layer.name: layer}
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the weights of the wrapped layer, which is given the same inputs."""
+        """Create the weights of the wrapped layer, for the same inputs."""
         if not self.layer.built and input_shape is not None:
             self.layer.build(input_shape)
 
@@ -60,16 +58,16 @@ class Wrapper(Layer):
 
 
 class TimeDistributed(Wrapper):
-    """Apply a layer to each position of a sequence, with the same weights.
+    """Apply a layer to each time step of a sequence, with the same weights.
 
-    All positions are computed at once. A layer that draws random numbers or keeps statistics is called on one position
-    after the other, as in Keras. Paths of weights contain the name of the layer: `dense/kernel`.
+    All steps are computed at once, except for layers that draw random numbers or update statistics. Paths of weights
+    contain the name of the layer: `dense/kernel`.
 
     Args:
         layer: any layer.
         **kwargs: see `Layer`.
 
-    Differs from Keras: what the layer adds to the loss, as its `activity_regularizer` does, counts for each position.
+    Differs from Keras: losses that the layer adds are summed over the time steps.
     """
 
     def __init__(self, layer: Layer, **kwargs: Unpack[LayerArguments]) -> None:
@@ -78,7 +76,7 @@ class TimeDistributed(Wrapper):
         self.supports_masking = True
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights of the layer, for inputs without the dim of time."""
+        """Create the weights of the layer, for inputs without the time dim."""
         build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[2:]), self.compute_dtype))
 
     def call(self, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None) -> PyTree:
@@ -86,8 +84,8 @@ class TimeDistributed(Wrapper):
 
         Args:
             inputs: (batch, time, ...).
-            training: as of the layer.
-            mask: which positions count (batch, time), or more dims; passed on to a layer that takes masks.
+            training: passed to the layer.
+            mask: boolean, valid time steps, (batch, time, ...); passed to a layer with a parameter `mask`.
 
         Raises:
             ModelError: the mask does not fit.
@@ -114,18 +112,18 @@ class TimeDistributed(Wrapper):
 
 
 class SpectralNormalization(Wrapper):
-    """Divide the kernel of a layer by its largest singular value, as estimated by the power method.
+    """Divide the kernel of a layer by its largest singular value, estimated by power iteration.
 
-    Adds the weight `vector_u` (1, last dim of the kernel), which training moves. Paths of the layer's own weights
-    contain its name: `dense/kernel`.
+    Adds the non-trainable weight `vector_u` (1, last dim of the kernel), which training updates. Paths of the layer's
+    own weights contain its name: `dense/kernel`.
 
     Args:
         layer: a layer with a weight `kernel` or `embeddings`.
-        power_iterations: steps of the power method in each step of training.
+        power_iterations: number of power iterations in each training step.
         **kwargs: see `Layer`.
 
-    Differs from Keras: the kernel is divided in each call, outside of training too, and stays as the optimizer left it.
-    Keras overwrites it in training, which `fit` on JAX forgets. `vector_u` is the first of `weights`.
+    Differs from Keras: every call divides the kernel, also outside of training, and does not overwrite it. `vector_u`
+    is the first of `weights`.
 
     Source: `keras.layers.SpectralNormalization`; arXiv:1802.05957.
     """
@@ -135,11 +133,7 @@ class SpectralNormalization(Wrapper):
         self.power_iterations = check_size("power_iterations", power_iterations, self.name)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights of the layer, and `vector_u`.
-
-        Raises:
-            ModelError: the layer has no kernel.
-        """
+        """Create the weights of the layer, and `vector_u`."""
         build_before(self.layer, jnp.zeros((input_shape[0] or 1, *input_shape[1:]), self.compute_dtype))
         kernel = self._kernel()
         self.vector_u = self.add_weight(
@@ -153,13 +147,12 @@ class SpectralNormalization(Wrapper):
         self.input_spec = InputSpec(min_ndim=1, axes={-1: input_shape[-1]})
 
     def call(self, inputs: jax.Array, training: bool | None = False) -> jax.Array:
-        """Return the output of the layer with the divided kernel."""
         variable = self._kernel()
         kernel = variable.get_raw_value()  # as it is stored, not as it is computed with
         matrix, right = kernel.reshape(-1, kernel.shape[-1]), self.vector_u[...]
         for _ in range(self.power_iterations if training else 1):
-            left = _normalized(right @ matrix.T)
-            right = _normalized(left @ matrix)
+            left = divided_by_norm(right @ matrix.T, None, _LARGEST_FACTOR)
+            right = divided_by_norm(left @ matrix, None, _LARGEST_FACTOR)
         left, right = jax.lax.stop_gradient((left, right))
         is_zero = jnp.all(kernel == 0)
         if training:
@@ -177,7 +170,3 @@ class SpectralNormalization(Wrapper):
                 return variable
         fix = "for example SpectralNormalization(Dense(10))"
         raise ModelError(f"`layer` of layer {self.name!r} has no kernel", given=repr(self.layer), fix=fix)
-
-
-def _normalized(vector: jax.Array) -> jax.Array:
-    return vector * jnp.minimum(jax.lax.rsqrt(jnp.sum(jnp.square(vector))), _LARGEST_FACTOR)

@@ -1,4 +1,4 @@
-"""`Add`, `Subtract`, `Multiply`, `Average`, `Maximum`, `Minimum`, `Concatenate`, `Dot`: one array of several."""
+"""Layers that merge several arrays into one."""
 
 from __future__ import annotations
 
@@ -16,46 +16,39 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
+from keras_dist.ops.normalization import divided_by_norm
 
 _LARGEST_FACTOR = 1e7
-"""The largest factor that `Dot` normalizes vectors by."""
+"""Limit of the factor by which `Dot` normalizes vectors."""
 
 
 class Merge(Layer):
-    """The base of layers that merge a list of arrays value by value.
+    """The base of layers that merge a list of arrays element-wise; for the arguments see `Layer`.
 
-    Arrays with fewer dims get dims of size 1 behind the batch; then dims of size 1 fit any size. The output is masked
-    where every input is masked; when an input has no mask, it has none.
-
-    Subclasses define `merge`. For the arguments see `Layer`.
+    Arrays with fewer dims get dims of size 1 after the batch, then they are broadcast. The output is masked where all
+    inputs are masked; it has no mask if an input has none.
     """
 
     supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array], mask: Sequence[jax.Array | None] | None = None) -> jax.Array:
-        """Merge arrays of one batch size."""
-        check_list(inputs, self.name)
-        check_batches(inputs, self.name)
+        _check_list(inputs, self.name)
+        _check_batches(inputs, self.name)
         rank = max(x.ndim for x in inputs)
         arrays, masks = _same_rank(inputs, rank), _same_rank(mask or [None] * len(inputs), rank - 1)
         try:
             jnp.broadcast_shapes(*(x.shape for x in arrays))
         except ValueError:
-            raise shapes_differ(inputs, "equal dims, or some of size 1", self.name) from None
-        return self.merge(arrays, masks)
+            raise _shapes_differ(inputs, "equal dims, or some of size 1", self.name) from None
+        return self._merge(arrays, masks)
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Merge arrays of one rank.
-
-        Args:
-            inputs: arrays.
-            masks: of each, without the last dim, or None.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not define merge(self, inputs, masks)")
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
+        """Merge arrays of one rank, given a mask without the last dim, or None, for each."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _merge(self, inputs, masks)")
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return where any input is not masked; None when one has no mask."""
-        masks = check_masks(inputs, mask, self.name)
+        """Return where any input is not masked; None if an input has no mask."""
+        masks = _check_masks(inputs, mask, self.name)
         if any(mask is None for mask in masks):
             return None
         return functools.reduce(jnp.logical_or, _same_rank(masks, max(mask.ndim for mask in masks)))
@@ -71,25 +64,22 @@ class Add(Merge):
         (2, 3)
     """
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return their sum."""
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         return functools.reduce(operator.add, inputs)
 
 
 class Subtract(Merge):
     """The first of two arrays minus the second."""
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return the first minus the second."""
-        check_list(inputs, self.name, 2)
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
+        _check_list(inputs, self.name, 2)
         return inputs[0] - inputs[1]
 
 
 class Multiply(Merge):
-    """The product of a list of arrays. Masked values count as 1; where all are masked, the output is 0."""
+    """The product of a list of arrays. Masked values are ignored; where all are masked, the output is 0."""
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return their product."""
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         factors = [
             x if mask is None else jnp.where(mask[..., None], x, 1) for x, mask in zip(inputs, masks, strict=True)
         ]
@@ -101,31 +91,28 @@ class Multiply(Merge):
 class Average(Merge):
     """The mean of a list of arrays."""
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return their mean."""
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         return functools.reduce(operator.add, inputs) / len(inputs)
 
 
 class Maximum(Merge):
-    """The largest of each value of a list of arrays. Masked values do not count, unless all are masked."""
+    """The element-wise maximum of a list of arrays. Masked values are ignored unless all are masked."""
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return their maximum."""
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         return _extreme(jnp.maximum, inputs, masks)
 
 
 class Minimum(Merge):
-    """The smallest of each value of a list of arrays. Masked values do not count, unless all are masked."""
+    """The element-wise minimum of a list of arrays. Masked values are ignored unless all are masked."""
 
-    def merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
-        """Return their minimum."""
+    def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         return _extreme(jnp.minimum, inputs, masks)
 
 
 class Concatenate(Layer):
     """Concatenate a list of arrays.
 
-    The output is masked where all values along its last dim are; an input without a mask is not masked.
+    The output is masked where all values along its last dim are masked; an input without a mask is not masked.
 
     Args:
         axis: the dim along which they are concatenated; the others must be equal.
@@ -138,16 +125,15 @@ class Concatenate(Layer):
         self.supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array]) -> jax.Array:
-        """Concatenate the inputs."""
-        check_list(inputs, self.name)
+        _check_list(inputs, self.name)
         (axis,) = check_axes_exist("axis", (self.axis,), inputs[0].shape, self.name)
         if len({(x.ndim, *x.shape[:axis], *x.shape[axis + 1 :]) for x in inputs}) > 1:
-            raise shapes_differ(inputs, f"equal dims, except dim {axis}", self.name)
+            raise _shapes_differ(inputs, f"equal dims, except dim {axis}", self.name)
         return jnp.concatenate(inputs, axis)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return where any value along the last dim is not masked; None when no input has a mask."""
-        masks = check_masks(inputs, mask, self.name)
+        """Return where any value along the last dim is not masked; None if no input has a mask."""
+        masks = _check_masks(inputs, mask, self.name)
         if all(mask is None for mask in masks):
             return None
         kept = [
@@ -165,8 +151,8 @@ class Dot(Layer):
     """The dot product of two arrays over one dim of each, for each example.
 
     Args:
-        axes: the dim of both, or of each; the batch is dim 0 and cannot be one.
-        normalize: whether both are divided by their norms along these dims first, which gives the cosine.
+        axes: the dim of both arrays, or a pair; must not be 0, the batch.
+        normalize: whether to divide both by their norms along these dims, which gives cosine similarities.
         **kwargs: see `Layer`.
 
     Example:
@@ -188,16 +174,16 @@ class Dot(Layer):
         self.supports_masking = True
 
     def call(self, inputs: Sequence[jax.Array]) -> jax.Array:
-        """Return the products, with the other dims of the first input, then of the second; at least one, of size 1."""
-        check_list(inputs, self.name, 2)
-        check_batches(inputs, self.name)
+        """Return the products (batch, other dims of the first input, other dims of the second), or (batch, 1)."""
+        _check_list(inputs, self.name, 2)
+        _check_batches(inputs, self.name)
         pairs = zip(self.axes, inputs, strict=True)
         first, second = (check_axes_exist("axes", (axis,), x.shape, self.name)[0] for axis, x in pairs)
         x, y = inputs
         if 0 in (first, second) or x.shape[first] != y.shape[second]:
-            raise shapes_differ(inputs, f"one size in dims {first} and {second}, which are not the batch", self.name)
+            raise _shapes_differ(inputs, f"one size in dims {first} and {second}, which are not the batch", self.name)
         if self.normalize:
-            x, y = _normalized(x, first), _normalized(y, second)
+            x, y = (divided_by_norm(array, dim, _LARGEST_FACTOR) for array, dim in ((x, first), (y, second)))
         dtype = jnp.result_type(x, y)
         dims = (((first,), (second,)), ((0,), (0,)))
         products = jax.lax.dot_general(x.astype(dtype), y.astype(dtype), dims)
@@ -209,7 +195,7 @@ class Dot(Layer):
 
 
 def _function(cls: type[Layer]) -> Callable[..., jax.Array]:
-    """Return a function that makes the layer and calls it at once."""
+    """Return a function that creates the layer and calls it."""
 
     def merge(inputs: Sequence[jax.Array], **kwargs: Any) -> jax.Array:
         return cls(**kwargs)(inputs)
@@ -237,8 +223,8 @@ def dot(inputs: Sequence[jax.Array], axes: int | Sequence[int] = -1, **kwargs: A
     return Dot(axes, **kwargs)(inputs)
 
 
-def check_list(inputs: object, layer: str, count: int | None = None) -> None:
-    """Check that the inputs of a layer are a list of arrays, of `count` if it is given."""
+def _check_list(inputs: object, layer: str, count: int | None = None) -> None:
+    """Check that the inputs of a layer are a list of arrays, `count` if given."""
     several = isinstance(inputs, list | tuple)
     if not several or not inputs or (count is not None and len(inputs) != count):
         summary = f"layer {layer!r} takes {'a list of' if count is None else count} arrays"
@@ -246,8 +232,8 @@ def check_list(inputs: object, layer: str, count: int | None = None) -> None:
         raise ModelError(summary, given=given, fix="pass them as one list: layer([a, b])")
 
 
-def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
-    """Return the masks of a list of arrays, one each, None for those without; None alone for no mask at all."""
+def _check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
+    """Return a list with the mask of each input, or None."""
     if isinstance(inputs, list | tuple) and masks is None:
         return [None] * len(inputs)
     if isinstance(inputs, list | tuple) and isinstance(masks, list | tuple) and len(inputs) == len(masks):
@@ -257,28 +243,27 @@ def check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
     raise ModelError(f"layer {layer!r} must get a list of inputs, and a mask or None for each", given=given, fix=fix)
 
 
-def check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
+def _check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
     """Check that arrays have one batch size."""
     if len({x.shape[:1] for x in inputs}) > 1:
-        raise shapes_differ(inputs, "one batch size, in dim 0", layer)
+        raise _shapes_differ(inputs, "one batch size, in dim 0", layer)
 
 
-def shapes_differ(inputs: Sequence[jax.Array], expected: str, layer: str) -> ModelError:
-    """The error for inputs whose shapes do not fit together."""
+def _shapes_differ(inputs: Sequence[jax.Array], expected: str, layer: str) -> ModelError:
     given = f"shapes {', '.join(str(tuple(x.shape)) for x in inputs)}"
     fix = "change the layers before, or put Reshape, Permute or a padding layer between"
     return ModelError(f"the inputs of layer {layer!r} do not fit together", given=given, expected=expected, fix=fix)
 
 
 def _same_rank(arrays: Sequence[Any], rank: int) -> list[Any]:
-    """Return the arrays with dims of size 1 behind the batch where they have fewer; None stays None."""
+    """Insert dims of size 1 after the batch, so that all arrays have the same rank; None stays None."""
     return [x if x is None else jnp.expand_dims(x, tuple(range(1, 1 + rank - x.ndim))) for x in arrays]
 
 
 def _extreme(
     choose: Callable[[jax.Array, jax.Array], jax.Array], inputs: list[jax.Array], masks: list[jax.Array | None]
 ) -> jax.Array:
-    """Return what `choose` prefers of those that are not masked."""
+    """Reduce the values that are not masked by `choose`."""
     output, kept = inputs[0], masks[0]
     for x, mask in zip(inputs[1:], masks[1:], strict=True):
         if mask is not None:
@@ -288,9 +273,3 @@ def _extreme(
         kept = None if kept is None or mask is None else kept | mask
         output = choose(output, x)
     return output
-
-
-def _normalized(x: jax.Array, axis: int) -> jax.Array:
-    """Return `x` divided by its norm along `axis`."""
-    factor = jax.lax.rsqrt(jnp.sum(jnp.square(x), axis, keepdims=True))
-    return x * jnp.minimum(factor, _LARGEST_FACTOR)

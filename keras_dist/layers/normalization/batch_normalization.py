@@ -19,31 +19,30 @@ from keras_dist.ops.normalization import standardized_by, wide
 from keras_dist.variables.variable import Variable
 
 _NO_COUNT = 1e-7
-"""Added to counts, so that the mean of no values is finite: `keras.config.epsilon()`."""
+"""Added to counts, so that the mean of no values is finite."""
 
 
 class BatchNormalization(ScaledNormalization):
     """Normalize each channel to mean 0 and variance 1 over the batch; outside of training by moving statistics.
 
-    The statistics are those of the whole batch, also where it is split over devices. With `trainable=False` the layer
-    uses the moving statistics in training, too, and leaves them as they are.
+    Statistics are computed over the whole batch, also if it is sharded. With `trainable=False` the layer uses, and does
+    not update, the moving statistics in training, too.
 
     Args:
         axis: the dim of the channels.
-        momentum: fraction of the moving statistics that each step keeps.
+        momentum: weight of the previous moving statistics in each step.
         epsilon: added to the variance.
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
-        moving_mean_initializer: gives the first value of `moving_mean` (channels,).
-        moving_variance_initializer: gives the first value of `moving_variance` (channels,).
-        moving_mean_layout: where the dim of `moving_mean` and `renorm_mean` lies: a `TensorLayout`, or axes; layout
-            rules win over it.
-        moving_variance_layout: the same of `moving_variance`, `moving_stddev` and `renorm_stddev`.
-        renorm: whether training, too, follows moving statistics: Batch Renormalization, arXiv:1702.03275. Adds the
+        moving_mean_initializer: initializer of `moving_mean` (channels,).
+        moving_variance_initializer: initializer of `moving_variance` (channels,).
+        moving_mean_layout: layout of `moving_mean` and `renorm_mean`; layout rules take precedence.
+        moving_variance_layout: layout of `moving_variance`, `moving_stddev` and `renorm_stddev`.
+        renorm: whether to use moving statistics in training, too: Batch Renormalization, arXiv:1702.03275. Adds the
             weights `moving_stddev`, `renorm_mean` and `renorm_stddev`.
         renorm_clipping: limits of the correction: a dict with some of `rmin`, `rmax`, `dmax`.
-        renorm_momentum: as `momentum`, of `renorm_mean` and `renorm_stddev`.
-        synchronized: as in Keras; not used, since the statistics are always those of the whole batch.
+        renorm_momentum: like `momentum`, for `renorm_mean` and `renorm_stddev`.
+        synchronized: unused: statistics are always computed over the whole batch.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`
             (channels,), the same of `gamma` (channels,), and the arguments of `Layer`.
     """
@@ -97,8 +96,8 @@ class BatchNormalization(ScaledNormalization):
 
         Args:
             inputs: an array of any shape.
-            training: whether to use, and note, the statistics of these inputs.
-            mask: what of the inputs counts for the statistics: their shape without the last dim.
+            training: whether to use the statistics of these inputs, and update the moving statistics.
+            mask: boolean, values included in the statistics, of the shape of the inputs without the last dim.
 
         Raises:
             ModelError: the mask has another rank.
@@ -106,12 +105,12 @@ class BatchNormalization(ScaledNormalization):
         values = wide(inputs)
         gamma = self.gamma[...].astype(values.dtype) if self.scale else jnp.ones((), values.dtype)
         beta = self.beta[...].astype(values.dtype) if self.center else jnp.zeros((), values.dtype)
-        if training and self.trainable and values.size:  # of no rows there are no statistics
+        if training and self.trainable and values.size:  # an empty batch has no statistics
             mean, variance = self._statistics(values, mask)
             if self.renorm:
                 ratio, shift = self._correction(mean, variance)
                 gamma, beta = ratio * gamma, shift * gamma + beta
-            self._note(mean, variance)
+            self._update_statistics(mean, variance)
         else:
             mean = self.moving_mean[...].astype(values.dtype)
             variance = self.moving_variance[...].astype(values.dtype)
@@ -119,7 +118,7 @@ class BatchNormalization(ScaledNormalization):
         return outputs.astype(self.compute_dtype)
 
     def _statistics(self, values: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance of each channel; both are 0 for no values."""
+        """Return mean and variance of each channel, 0 if all values are masked."""
         axes = tuple(dim for dim in range(values.ndim) if dim != self.axis % values.ndim)
         if mask is None:
             return jnp.mean(values, axes), jnp.var(values, axes)
@@ -131,15 +130,13 @@ class BatchNormalization(ScaledNormalization):
 
     def _as_weights(self, mask: jax.Array, values: jax.Array) -> jax.Array:
         if mask.ndim != values.ndim - 1:
-            summary = (
-                f"the mask of layer {self.name!r} must have rank {values.ndim - 1}, as the input without its last dim"
-            )
+            rank = f"rank {values.ndim - 1}, as the input without its last dim"
+            summary = f"the mask of layer {self.name!r} must have {rank}"
             given = f"a mask of shape {mask.shape} for an input of shape {values.shape}"
             raise ModelError(summary, given=given, fix="reshape the mask, or pass mask=None")
         return jnp.asarray(mask, bool)[..., None]
 
-    def _note(self, mean: jax.Array, variance: jax.Array) -> None:
-        """Move the moving statistics towards those of a batch."""
+    def _update_statistics(self, mean: jax.Array, variance: jax.Array) -> None:
         _move(self.moving_mean, mean, self.momentum)
         if not self.renorm:
             _move(self.moving_variance, variance, self.momentum)
@@ -152,7 +149,7 @@ class BatchNormalization(ScaledNormalization):
         self.moving_variance[...] = jnp.maximum(squared, 0).astype(self.moving_variance.dtype)
 
     def _correction(self, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return factor and summand from values normalized by a batch to values normalized by the moving statistics."""
+        """Return factor and offset that turn batch-normalized values into values normalized by moving statistics."""
         deviation = jnp.maximum(self.renorm_stddev[...].astype(mean.dtype), jnp.sqrt(self.epsilon))
         ratio = jnp.clip(jnp.sqrt(variance + self.epsilon) / deviation, self.smallest_ratio, self.largest_ratio)
         shift = (mean - self.renorm_mean[...].astype(mean.dtype)) / deviation

@@ -1,4 +1,4 @@
-"""`LayerNormalization`, `GroupNormalization`, `RMSNormalization`, `UnitNormalization`: each example by itself."""
+"""Layers that normalize each example separately."""
 
 from __future__ import annotations
 
@@ -17,18 +17,11 @@ from keras_dist.layers.weight_arguments import GammaAndBetaArguments, LayerArgum
 from keras_dist.ops.normalization import divided_by_norm, divided_by_rms, standardized, wide
 
 _LARGEST_FACTOR = 1e12
-"""The factor of zeros in `UnitNormalization`."""
+"""Limit of the factor in `UnitNormalization`, for zeros."""
 
 
 class ScaledNormalization(Layer):
-    """The base of normalizations with weights: `(inputs - mean) / sqrt(variance + epsilon) * gamma + beta`.
-
-    Args:
-        epsilon: added to the variance.
-        center: whether `beta` is added.
-        scale: whether `gamma` multiplies.
-        **kwargs: the arguments of the weights `gamma` and `beta`, and those of `Layer`.
-    """
+    """The base of normalizations with weights: `(inputs - mean) / sqrt(variance + epsilon) * gamma + beta`."""
 
     weight_initializers: ClassVar = {"beta": "zeros", "gamma": "ones"}
 
@@ -40,21 +33,21 @@ class ScaledNormalization(Layer):
         self.supports_masking = True
 
     def add_gamma_and_beta(self, shape: Sequence[int]) -> None:
-        """Create `gamma` and `beta` of this shape, those of them that the layer has."""
+        """Create `gamma` and `beta`, if the layer has them."""
         if self.scale:
             self.gamma = self.add_weight(shape, autocast=False, name="gamma")
         if self.center:
             self.beta = self.add_weight(shape, autocast=False, name="beta")
 
     def normalize(self, values: jax.Array, axes: Sequence[int], shape: Sequence[int]) -> jax.Array:
-        """Normalize values over the dims `axes`; `gamma` and `beta` are reshaped to `shape`."""
+        """Normalize over the dims `axes`, with `gamma` and `beta` reshaped to `shape`."""
         gamma = self.gamma[...].astype(values.dtype).reshape(shape) if self.scale else None
         beta = self.beta[...].astype(values.dtype).reshape(shape) if self.center else None
         return standardized(values, axes, self.epsilon, gamma, beta)
 
 
 def _sizes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """Return the shape with 1 in place of all dims but `axes`."""
+    """Return `shape` with size 1 for all dims but `axes`."""
     return [size if dim in axes else 1 for dim, size in enumerate(shape)]
 
 
@@ -62,12 +55,12 @@ class LayerNormalization(ScaledNormalization):
     """Normalize each example to mean 0 and variance 1 over the dims `axis`.
 
     Args:
-        axis: the dim, or dims, of the mean, of `gamma` and of `beta`.
+        axis: the dim, or dims, of the moments, of `gamma` and of `beta`.
         epsilon: added to the variance.
         center: whether `beta` is added.
         scale: whether `gamma` multiplies.
-        rms_scaling: whether the mean stays, and there is `gamma` but no `beta`. Deprecated, as in Keras: it divides by
-            the deviation. For the root mean square use `RMSNormalization`.
+        rms_scaling: deprecated, as in Keras: whether to divide by the standard deviation without subtracting the mean,
+            and multiply by `gamma`. For the root mean square use `RMSNormalization`.
         **kwargs: `beta_initializer`, `beta_regularizer`, `beta_constraint` and `beta_layout` of the weight `beta`, of
             the sizes of the dims `axis`, the same of `gamma`, and the arguments of `Layer`.
     """
@@ -103,7 +96,6 @@ class LayerNormalization(ScaledNormalization):
             self.add_gamma_and_beta(sizes)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
         values, sizes = wide(inputs), _sizes(inputs.shape, axes)
         if not self.rms_scaling:
@@ -113,10 +105,10 @@ class LayerNormalization(ScaledNormalization):
 
 
 class GroupNormalization(ScaledNormalization):
-    """Normalize each group of channels of an example to mean 0 and variance 1 over all its dims.
+    """Normalize each group of channels of an example to mean 0 and variance 1.
 
     Args:
-        groups: number of groups of neighbouring channels; -1 for one channel in each.
+        groups: number of groups of neighbouring channels; -1 for one group per channel.
         axis: the dim of the channels.
         epsilon: added to the variance.
         center: whether `beta` is added.
@@ -156,7 +148,6 @@ class GroupNormalization(ScaledNormalization):
         self.input_spec = InputSpec(ndim=len(input_shape), axes={axis: channels})
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         axis = self.axis % inputs.ndim
         grouped = (self.groups, inputs.shape[axis] // self.groups)
         values = wide(inputs).reshape(*inputs.shape[:axis], *grouped, *inputs.shape[axis + 1 :])
@@ -166,15 +157,14 @@ class GroupNormalization(ScaledNormalization):
 
 
 class RMSNormalization(Layer):
-    """Divide each example by its root mean square, and multiply it by the weight `scale`.
+    """`x / sqrt(mean(x**2) + epsilon) * scale`, with the mean over the dims `axis`.
 
-    As in Keras the mask of the input is not passed on.
+    As in Keras, the output has no mask.
 
     Args:
         axis: the dim, or dims, of the mean and of `scale`.
         epsilon: added to the mean square.
-        scale_layout: where the dims of `scale`, of the sizes of the dims `axis`, lie: a `TensorLayout`, or axes; layout
-            rules win over it.
+        scale_layout: layout of `scale`, which has the sizes of the dims `axis`; layout rules take precedence.
         **kwargs: see `Layer`.
     """
 
@@ -197,7 +187,6 @@ class RMSNormalization(Layer):
         self.scale = self.add_weight(tuple(input_shape[axis] for axis in axes), name="scale")
 
     def call(self, x: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         values = wide(x)
         axes = check_axes_exist("axis", self.axis, x.shape, self.name)
         scale = self.scale[...].astype(values.dtype).reshape(_sizes(x.shape, axes))
@@ -218,6 +207,5 @@ class UnitNormalization(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         axes = check_axes_exist("axis", self.axis, inputs.shape, self.name)
         return divided_by_norm(inputs, axes, _LARGEST_FACTOR)

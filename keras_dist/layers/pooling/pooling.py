@@ -1,4 +1,4 @@
-"""Pooling over windows, over all of a channel (`Global...`), and to a given number of windows (`Adaptive...`)."""
+"""Pooling over windows, over whole channels (`Global...`), and to a given output size (`Adaptive...`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from keras_dist._support.arguments import check_option, check_sizes
 from keras_dist._support.types import PyTree
@@ -17,19 +16,15 @@ from keras_dist.ops import spatial
 
 
 class Pooling(SpatialLayer):
-    """The base of the layers that reduce windows of each channel to one number.
+    """The base of layers that reduce windows of each channel to one number.
 
     Args:
         pool_size: size of the window in each spatial dim, or one integer for all.
         strides: step of the window in each spatial dim, or one integer for all. None for `pool_size`.
-        padding: `"valid"` for windows inside of the input, `"same"` for windows that reach over its borders, so that
-            the output has ceil(size / stride) steps.
+        padding: `"valid"` for no padding; `"same"` for padding to an output size of ceil(size / stride).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         name: see `Layer`.
         **kwargs: see `Layer`.
-
-    Attributes:
-        pool_mode: `"max"` or `"average"`.
     """
 
     pool_mode: str
@@ -54,7 +49,7 @@ class Pooling(SpatialLayer):
 
 
 class MaxPooling(Pooling):
-    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`; the arguments are those of `Pooling`."""
+    """The base of `MaxPooling1D`, `MaxPooling2D` and `MaxPooling3D`."""
 
     pool_mode = "max"
 
@@ -70,31 +65,26 @@ class MaxPooling(Pooling):
         super().__init__(pool_size, strides, padding, data_format, name, **kwargs)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the largest value of each window."""
         return self._pooled(inputs, spatial.pooled_maxima)
 
 
 class AveragePooling(Pooling):
-    """The base of `AveragePooling1D`, `AveragePooling2D` and `AveragePooling3D`; the arguments are those of `Pooling`.
-
-    Steps beyond the borders, as `padding="same"` has them, do not count.
-    """
+    """The base of `AveragePooling1D`, `AveragePooling2D` and `AveragePooling3D`; means do not include padding."""
 
     pool_mode = "average"
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the mean of each window, floating."""
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(self.compute_dtype)
         return self._pooled(inputs, spatial.pooled_means)
 
 
 class GlobalPooling(SpatialLayer):
-    """The base of the layers that reduce each channel to one number.
+    """The base of layers that reduce each channel to one number.
 
     Args:
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
-        keepdims: whether the spatial dims stay, as 1.
+        keepdims: whether the spatial dims stay with size 1.
         **kwargs: see `Layer`.
     """
 
@@ -122,19 +112,16 @@ class GlobalAveragePooling(GlobalPooling):
 
 
 class AdaptivePooling(SpatialLayer):
-    """The base of the layers that reduce each channel to a given number of windows, whatever the size of the input.
+    """The base of layers that reduce each channel to a given size, for inputs of any size.
 
     Args:
-        output_size: number n of windows in each spatial dim, or one integer for all. Over a dim of s steps,
-            window i goes from floor(i * s / n) to ceil((i + 1) * s / n).
+        output_size: number n of windows in each spatial dim, or one integer for all. In a dim of size s, window i spans
+            floor(i * s / n) to ceil((i + 1) * s / n).
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
-
-    Attributes:
-        reduction: what reduces the steps of a window to one number; see `ops.spatial.Reduction`.
     """
 
-    reduction: Callable[[jax.Array, np.ndarray, int], jax.Array]
+    reduction: spatial.Reduction
 
     def __init__(
         self, output_size: int | Sequence[int], data_format: str | None = None, **kwargs: Unpack[LayerArguments]
@@ -143,7 +130,7 @@ class AdaptivePooling(SpatialLayer):
         self.output_size = check_sizes("output_size", output_size, self.rank, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return one number for each window, `output_size` of them."""
+        """Return the reduced windows, (batch, *output_size, channels)."""
         return spatial.pool_adaptively(self._dims, inputs, self.output_size, self.reduction)
 
 
@@ -159,22 +146,18 @@ class AdaptiveAveragePooling(AdaptivePooling):
     reduction = staticmethod(spatial.mean_of_steps)
 
 
-class MaxPooling1D(MaxPooling):
+class MaxPooling1D(MaxPooling, rank=1):
     """Max pooling: the largest value of each window of inputs (batch, steps, channels).
 
     Arguments as in `MaxPooling2D`.
     """
 
-    rank = 1
 
-
-class AveragePooling1D(AveragePooling):
+class AveragePooling1D(AveragePooling, rank=1):
     """Average pooling: the mean of each window of inputs (batch, steps, channels). Arguments as in `MaxPooling2D`."""
 
-    rank = 1
 
-
-class MaxPooling2D(MaxPooling):
+class MaxPooling2D(MaxPooling, rank=2):
     """Max pooling: the largest value of each window of inputs (batch, height, width, channels).
 
     Args:
@@ -193,54 +176,43 @@ class MaxPooling2D(MaxPooling):
         (2, 14, 14, 4)
     """
 
-    rank = 2
 
-
-class AveragePooling2D(AveragePooling):
+class AveragePooling2D(AveragePooling, rank=2):
     """Average pooling: the mean of each window of inputs (batch, height, width, channels).
 
     Arguments as in `MaxPooling2D`.
     """
 
-    rank = 2
 
-
-class MaxPooling3D(MaxPooling):
+class MaxPooling3D(MaxPooling, rank=3):
     """Max pooling: the largest value of each window of inputs (batch, depth, height, width, channels).
 
     Arguments as in `MaxPooling2D`.
     """
 
-    rank = 3
 
-
-class AveragePooling3D(AveragePooling):
+class AveragePooling3D(AveragePooling, rank=3):
     """Average pooling: the mean of each window of inputs (batch, depth, height, width, channels).
 
     Arguments as in `MaxPooling2D`.
     """
 
-    rank = 3
 
-
-class GlobalMaxPooling1D(GlobalMaxPooling):
+class GlobalMaxPooling1D(GlobalMaxPooling, rank=1):
     """Global max pooling: the largest value of each channel of inputs (batch, steps, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
-    rank = 1
 
-
-class GlobalAveragePooling1D(GlobalPooling):
-    """The mean of each channel over the steps that are not masked: (batch, steps, channels) -> (batch, channels).
+class GlobalAveragePooling1D(GlobalPooling, rank=1):
+    """The mean of each channel over unmasked steps: (batch, steps, channels) -> (batch, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
 
     Differs from Keras: where all steps are masked the mean is 0, not NaN.
     """
 
-    rank = 1
     supports_masking = True
 
     def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -248,7 +220,7 @@ class GlobalAveragePooling1D(GlobalPooling):
 
         Args:
             inputs: (batch, steps, channels), or (batch, channels, steps).
-            mask: true for the steps that count, (batch, steps).
+            mask: boolean, valid steps, (batch, steps).
         """
         axis = self.spatial_axes
         if mask is None:
@@ -258,20 +230,18 @@ class GlobalAveragePooling1D(GlobalPooling):
         return total / jnp.maximum(jnp.sum(counts, axis=axis, keepdims=self.keepdims), 1)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> None:
-        """Return None: there are no steps any more."""
+        """Return None: the output has no steps."""
         return None
 
 
-class GlobalMaxPooling2D(GlobalMaxPooling):
+class GlobalMaxPooling2D(GlobalMaxPooling, rank=2):
     """Global max pooling: the largest value of each channel of inputs (batch, height, width, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
-    rank = 2
 
-
-class GlobalAveragePooling2D(GlobalAveragePooling):
+class GlobalAveragePooling2D(GlobalAveragePooling, rank=2):
     """Global average pooling: the mean of each channel of inputs (batch, height, width, channels).
 
     Args:
@@ -286,55 +256,43 @@ class GlobalAveragePooling2D(GlobalAveragePooling):
         (2, 1, 1, 4)
     """
 
-    rank = 2
 
-
-class GlobalMaxPooling3D(GlobalMaxPooling):
+class GlobalMaxPooling3D(GlobalMaxPooling, rank=3):
     """Global max pooling: the largest value of each channel of inputs (batch, depth, height, width, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
-    rank = 3
 
-
-class GlobalAveragePooling3D(GlobalAveragePooling):
+class GlobalAveragePooling3D(GlobalAveragePooling, rank=3):
     """Global average pooling: the mean of each channel of inputs (batch, depth, height, width, channels).
 
     Arguments as in `GlobalAveragePooling2D`.
     """
 
-    rank = 3
 
-
-class AdaptiveMaxPooling1D(AdaptiveMaxPooling):
+class AdaptiveMaxPooling1D(AdaptiveMaxPooling, rank=1):
     """Adaptive max pooling of inputs (batch, steps, channels): `output_size` maxima.
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
 
-    rank = 1
 
-
-class AdaptiveAveragePooling1D(AdaptiveAveragePooling):
+class AdaptiveAveragePooling1D(AdaptiveAveragePooling, rank=1):
     """Adaptive average pooling of inputs (batch, steps, channels): `output_size` means.
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
 
-    rank = 1
 
-
-class AdaptiveMaxPooling2D(AdaptiveMaxPooling):
+class AdaptiveMaxPooling2D(AdaptiveMaxPooling, rank=2):
     """Adaptive max pooling of inputs (batch, height, width, channels): `output_size` maxima.
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
 
-    rank = 2
 
-
-class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
+class AdaptiveAveragePooling2D(AdaptiveAveragePooling, rank=2):
     """Adaptive average pooling of inputs (batch, height, width, channels): `output_size` means.
 
     Args:
@@ -350,25 +308,19 @@ class AdaptiveAveragePooling2D(AdaptiveAveragePooling):
         (2, 7, 5, 4)
     """
 
-    rank = 2
 
-
-class AdaptiveMaxPooling3D(AdaptiveMaxPooling):
+class AdaptiveMaxPooling3D(AdaptiveMaxPooling, rank=3):
     """Adaptive max pooling of inputs (batch, depth, height, width, channels): `output_size` maxima.
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
 
-    rank = 3
 
-
-class AdaptiveAveragePooling3D(AdaptiveAveragePooling):
+class AdaptiveAveragePooling3D(AdaptiveAveragePooling, rank=3):
     """Adaptive average pooling of inputs (batch, depth, height, width, channels): `output_size` means.
 
     Arguments as in `AdaptiveAveragePooling2D`.
     """
-
-    rank = 3
 
 
 MaxPool1D = MaxPooling1D

@@ -23,10 +23,10 @@ class CategoryEncoding(Layer):
     """Encode integers as vectors with one entry for each category.
 
     Args:
-        num_tokens: the number of categories: the integers are 0 to `num_tokens - 1`.
-        output_mode: `"one_hot"`, a vector for each integer; `"multi_hot"`, one for each example, with 1 for the
-            integers in it; or `"count"`, one for each example, with the number of times that each integer is in it.
-        sparse: False; arrays are dense.
+        num_tokens: number of categories; the integers are 0 to `num_tokens - 1`.
+        output_mode: `"one_hot"` for a vector for each integer; `"multi_hot"` for a vector for each example, with 1 for
+            its integers; `"count"` for a vector for each example, with the numbers of occurrences.
+        sparse: must be False.
         **kwargs: see `Layer`.
 
     Example:
@@ -56,7 +56,7 @@ class CategoryEncoding(Layer):
 
         Args:
             inputs: integers (batch, n), or (batch,).
-            count_weights: the weight of each integer, of the shape of the inputs; only with `output_mode="count"`.
+            count_weights: weight of each integer, of the shape of the inputs; only with `output_mode="count"`.
         """
         if count_weights is not None and self.output_mode != "count":
             given = f'count_weights with output_mode="{self.output_mode}"'
@@ -68,7 +68,7 @@ class CategoryEncoding(Layer):
 def encode_categories(
     inputs: ArrayLike, output_mode: str, depth: int, dtype: str, count_weights: jax.Array | None = None
 ) -> jax.Array:
-    """Return integers as vectors of `depth` numbers; see `CategoryEncoding`."""
+    """Encode integers as vectors of size `depth`; see `CategoryEncoding`."""
     inputs = jnp.atleast_1d(jnp.asarray(inputs))
     if output_mode == "one_hot" and inputs.ndim > 1 and inputs.shape[-1] == 1:
         inputs = inputs[..., 0]
@@ -84,7 +84,7 @@ def encode_categories(
 
 
 def check_dense(sparse: Any, ragged: Any, layer: str) -> bool:
-    """Return False, if neither is asked for."""
+    """Check that neither sparse nor ragged results are requested; return False."""
     if sparse or ragged:
         given = f"sparse={shorten(sparse)}, ragged={shorten(ragged)}"
         fix = "leave them out; integers need no encoding before an Embedding"
@@ -93,13 +93,13 @@ def check_dense(sparse: Any, ragged: Any, layer: str) -> bool:
 
 
 def check_output_mode(output_mode: Any, modes: Sequence[str], layer: str) -> str:
-    """Return the output mode, under its name of today."""
+    """Check the output mode, and return its current name."""
     names = {"binary": "multi_hot", "tf-idf": "tf_idf"}
     return check_option("output_mode", names.get(output_mode, output_mode), modes, layer)
 
 
 def check_salt(salt: Any, layer: str) -> tuple[int, int] | None:
-    """Return the two numbers of a key; one stands for both."""
+    """Return the two integers of a key; one integer stands for both."""
     pair = tuple(salt) if isinstance(salt, list | tuple) else (salt, salt)
     if salt is None or (len(pair) == 2 and all(isinstance(each, int | np.integer) for each in pair)):
         return None if salt is None else (int(pair[0]), int(pair[1]))
@@ -107,7 +107,7 @@ def check_salt(salt: Any, layer: str) -> tuple[int, int] | None:
 
 
 def batches_of(data: Any, steps: int | None) -> Iterator[Any]:
-    """Yield what `adapt` gets: an array, a list, or the batches of an iterable, of which `steps` are read."""
+    """Yield the batches for `adapt`: an array or list itself, or up to `steps` batches of an iterable."""
     if isinstance(data, str | bytes | list | tuple) or hasattr(data, "shape") or not isinstance(data, Iterable):
         yield data
         return
@@ -118,14 +118,7 @@ def batches_of(data: Any, steps: int | None) -> Iterator[Any]:
 
 
 def encoded(indices: np.ndarray, output_mode: str, depth: int) -> np.ndarray:
-    """Return indices as vectors of `depth` float32 numbers; others than 0 to depth - 1 are left out.
-
-    Args:
-        indices: integers.
-        output_mode: `"one_hot"`: a vector for each, in place of a last dim of size 1; `"multi_hot"` or `"count"`: one
-            for all that the last dim holds.
-        depth: the length of vectors.
-    """
+    """Encode indices as float32 vectors of size `depth` on the host; indices out of range are ignored."""
     indices = np.atleast_1d(indices)
     if output_mode == "one_hot":
         if indices.ndim > 1 and indices.shape[-1] == 1:
@@ -146,7 +139,7 @@ def encoded(indices: np.ndarray, output_mode: str, depth: int) -> np.ndarray:
 
 
 def encoded_like(inputs: KerasTensor, output_mode: str, depth: int, dtype: str) -> KerasTensor:
-    """Return a symbolic tensor like what `encoded` gives, or in mode `"int"` like the indices."""
+    """Return the symbolic result of `encoded`, or for mode `"int"` of the indices."""
     shape = inputs.shape
     if output_mode == "int":
         return KerasTensor(shape, dtype)

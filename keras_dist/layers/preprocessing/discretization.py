@@ -1,4 +1,4 @@
-"""`Discretization`: numbers as the index of their bin."""
+"""`Discretization`: bin indices of numbers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from keras_dist.layers.preprocessing.category_encoding import (
 
 
 class Discretization(Layer):
-    """Numbers as the index of their bin.
+    """Map numbers to the index of their bin.
 
     Args:
-        bin_boundaries: the limits between bins, in ascending order; a number equal to a limit belongs to the bin above.
-        num_bins: the number of bins, where `adapt` finds limits with equally many examples between them.
-        epsilon: how far the shares of examples may be apart from equal ones; smaller takes longer.
-        output_mode: `"int"`, the index of each; `"one_hot"`, a vector for each; `"multi_hot"` or `"count"`, one vector
-            for each example.
-        sparse: False; arrays are dense.
+        bin_boundaries: limits between bins, in ascending order; a number equal to a limit belongs to the upper bin.
+        num_bins: number of bins for which `adapt` finds limits, with equal numbers of examples.
+        epsilon: tolerance of these quantiles; smaller values take longer.
+        output_mode: `"int"` for indices; `"one_hot"` for a vector for each number; `"multi_hot"` or `"count"` for a
+            vector for each example.
+        sparse: must be False.
         dtype: see `Layer`.
         name: see `Layer`.
 
@@ -65,11 +65,11 @@ class Discretization(Layer):
         self._summary = _Summary()
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
-        """Find limits between bins that hold equally many examples.
+        """Find limits between bins with equal numbers of examples.
 
         Args:
             data: an array, or an iterable of arrays.
-            steps: how many arrays are read; by default all.
+            steps: number of arrays to read; by default all.
 
         Raises:
             ModelError: the layer was given limits.
@@ -89,20 +89,19 @@ class Discretization(Layer):
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
-        """Count the numbers of an array."""
+        """Add an array to the summary of the data."""
         self._summary.add(np.asarray(data, "float32"), self.epsilon)
 
     def finalize_state(self) -> None:
-        """Set the limits by what was counted."""
+        """Set the limits from the summary of the data."""
         if self.num_bins is not None:
             self.bin_boundaries = self._summary.limits(self.num_bins)
 
     def reset_state(self) -> None:
-        """Forget what was counted."""
+        """Clear the summary of the data."""
         self._summary.forget()
 
     def call(self, inputs: ArrayLike) -> jax.Array:
-        """Return the bins of numbers, or vectors."""
         if self.bin_boundaries is None:
             fix = "layer.adapt(data) first, or bin_boundaries=[...]"
             raise ModelError(f"layer {self.name!r} has no limits yet", given="num_bins, and no adapt(data)", fix=fix)
@@ -112,44 +111,39 @@ class Discretization(Layer):
         return encode_categories(bins, self.output_mode, len(self.bin_boundaries) + 1, self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Return the symbolic output of a call; `num_bins` tells it before `adapt`, too."""
+        """Return the symbolic output of a call, also before `adapt`, if `num_bins` is given."""
         if self.bin_boundaries is None and self.num_bins is not None:
             limits = [float(limit) for limit in range(max(self.num_bins - 1, 1))]
             return Discretization(limits, output_mode=self.output_mode).compute_output_spec(inputs)
         return super().compute_output_spec(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, with the limits as they are now."""
+        """Return the arguments of the constructor, with the current limits."""
         limits = self.bin_boundaries
         return super().get_config() | {"bin_boundaries": None if limits is None else list(limits)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make a layer with the arguments and the limits that `get_config` gave."""
+        """Return a layer from a config of `get_config`."""
         limits = config.get("bin_boundaries")
         if config.get("num_bins") is None or limits is None:
             return super().from_config(config)
         layer = super().from_config({**config, "bin_boundaries": None})
-        # data of one number have one bin, and no limits
+        # data with a single value have one bin, and no limits
         layer.bin_boundaries = _check_boundaries("bin_boundaries", limits, layer.name) if limits else ()
         return layer
 
 
 class _Summary:
-    """Some of the numbers that were seen, and how many each stands for. For NNX one value.
-
-    Source: `keras.layers.Discretization`, whose limits it gives.
-    """
+    """Quantile summary: a sample of the numbers and the count of each, as in `keras.layers.Discretization`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all numbers."""
         self.values, self.counts = np.zeros(0, "float32"), np.zeros(0, "float32")
 
     def add(self, numbers: np.ndarray, epsilon: float) -> None:
-        """Add numbers, and keep so many that shares are right to within epsilon."""
         numbers = np.sort(numbers.reshape(-1))
         step = max(numbers.size * epsilon, 1)
         kept = numbers[int(step - 1) :: int(step)]
@@ -159,13 +153,12 @@ class _Summary:
         self.values, self.counts = _thinned(values[order], counts[order], epsilon)
 
     def limits(self, bins: int) -> tuple[float, ...]:
-        """Return the limits between so many bins."""
         values, _ = _thinned(self.values, self.counts, 1.0 / bins)
         return tuple(values[:-1].tolist())
 
 
 def _thinned(values: np.ndarray, counts: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return 1 / epsilon values with the shares that they stand for; all of them, where there are not so many."""
+    """Reduce the sample to 1 / epsilon values and their counts."""
     if len(values) * epsilon < 1:
         return values, counts
     shares = epsilon + np.arange(0.0, 1.0, epsilon)

@@ -1,4 +1,4 @@
-"""Fingerprints of text, the same on every machine: FarmHash64, keyed SipHash-2-4, and hashes of both into bins."""
+"""Hashes of text that are equal on all machines: FarmHash64 and keyed SipHash-2-4."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _CROSS_KEY = 0xDECAFCAFFE
 
 
 def farmhash64(data: bytes) -> int:
-    """Return the FarmHash fingerprint of 64 bits.
-
-    Source: https://github.com/google/farmhash, `Fingerprint64`, as in `tf.strings.to_hash_bucket_fast`.
-    """
+    """Return `Fingerprint64` of https://github.com/google/farmhash, as in `tf.strings.to_hash_bucket_fast`."""
     size = len(data)
     if size <= 16:
         return _short(data, size)
@@ -35,10 +32,7 @@ def farmhash64(data: bytes) -> int:
 
 
 def siphash64(data: bytes, key: tuple[int, int]) -> int:
-    """Return the SipHash-2-4 of 64 bits under a key of two numbers.
-
-    Source: https://www.aumasson.jp/siphash/siphash.pdf, as in `tf.strings.to_hash_bucket_strong`.
-    """
+    """Return SipHash-2-4 (https://www.aumasson.jp/siphash/siphash.pdf), as in `tf.strings.to_hash_bucket_strong`."""
     k0, k1 = (number & _ALL for number in key)
     state = (k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573)
     padded = data + bytes(-(len(data) + 1) % 8) + bytes([len(data) & 255])
@@ -56,7 +50,7 @@ def siphash64(data: bytes, key: tuple[int, int]) -> int:
 
 
 def bins_of(texts: Iterable[str], count: int, key: tuple[int, int] | None = None) -> np.ndarray:
-    """Return a bin of `count` for each text: by FarmHash64, or with a key by SipHash."""
+    """Hash each text to one of `count` bins, by FarmHash64, or with a key by SipHash."""
     known: dict[str, int] = {}
     found = []
     for text in texts:
@@ -68,7 +62,7 @@ def bins_of(texts: Iterable[str], count: int, key: tuple[int, int] | None = None
 
 
 def crossed_bin(features: Iterable[str | int], count: int) -> int:
-    """Return the bin of `count` for several features together, as `tf.sparse.cross_hashed` does."""
+    """Hash several features to one of `count` bins, as in `tf.sparse.cross_hashed`."""
     result = _CROSS_KEY
     for feature in features:
         number = farmhash64(feature.encode("utf-8", "surrogateescape")) if isinstance(feature, str) else feature & _ALL

@@ -1,4 +1,4 @@
-"""`Hashing` and `HashedCrossing`: words and integers as one of a number of bins."""
+"""`Hashing` and `HashedCrossing`: words and integers hashed to bins."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from keras_dist.symbolic.tensors import KerasTensor
 
 
 class Hashing(HostLayer):
-    """Words or integers as one of `num_bins` integers, by a hash that is the same on every machine; runs on the host.
+    """Hash words or integers to `num_bins` bins; runs on the host.
 
     Args:
-        num_bins: the number of bins, including the bin of `mask_value`.
-        mask_value: a value that gets bin 0, which no other has then.
-        salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
-        output_mode: `"int"`, the bin of each; `"one_hot"`, a vector for each; `"multi_hot"` or `"count"`, a vector for
-            all of the last dim.
-        sparse: False; arrays are dense.
+        num_bins: number of bins, including the bin of `mask_value`.
+        mask_value: a value with its own bin 0.
+        salt: one or two integers: a key for SipHash, which replaces FarmHash.
+        output_mode: `"int"` for bin indices; `"one_hot"` for a vector for each value; `"multi_hot"` or `"count"` for a
+            vector for all values of the last dim.
+        sparse: must be False.
         **kwargs: see `Layer`.
 
     Example:
@@ -39,7 +39,7 @@ class Hashing(HostLayer):
         >>> layers.Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]])[:, 0].tolist()
         [1, 0, 1, 1, 2]
 
-    Source: `keras.layers.Hashing`; the same bins as in TensorFlow.
+    Source: `keras.layers.Hashing`, with the same bins.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class Hashing(HostLayer):
         self.sparse = check_dense(sparse, False, self.name)
 
     def transform(self, inputs: Any) -> np.ndarray:
-        """Return the bins of words or integers, or vectors."""
         rows = as_rows(inputs, self.name)
         if rows.dtype.kind not in "Oiub" and rows.size:
             given = f"an array of {rows.dtype}"
@@ -74,17 +73,16 @@ class Hashing(HostLayer):
         return bins.astype("int32") if self.output_mode == "int" else encoded(bins, self.output_mode, self.num_bins)
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
-        """Return a symbolic tensor like the output."""
         return encoded_like(inputs, self.output_mode, self.num_bins, "int32")
 
 
 class HashedCrossing(HostLayer):
-    """Several features together as one of `num_bins` integers; runs on the host.
+    """Hash combinations of features to `num_bins` bins; runs on the host.
 
     Args:
-        num_bins: the number of bins.
-        output_mode: `"int"`, the bin of each example, or `"one_hot"`, a vector.
-        sparse: False; arrays are dense.
+        num_bins: number of bins.
+        output_mode: `"int"` for the bin index of each example, or `"one_hot"` for a vector.
+        sparse: must be False.
         name: see `Layer`.
         dtype: see `Layer`.
         **kwargs: see `Layer`.
@@ -112,7 +110,6 @@ class HashedCrossing(HostLayer):
         self.sparse = check_dense(sparse, False, self.name)
 
     def transform(self, inputs: Sequence[Any]) -> np.ndarray:
-        """Return the bins for a list or tuple of features, each (batch,) or (batch, 1), or vectors."""
         if not isinstance(inputs, list | tuple) or len(inputs) < 2:
             raise self._no_features(f"{type(inputs).__name__} {shorten(inputs)}")
         features = [as_rows(each, self.name) for each in inputs]
@@ -126,11 +123,9 @@ class HashedCrossing(HostLayer):
         return bins if self.output_mode == "int" else encoded(bins, self.output_mode, self.num_bins)
 
     def output_like(self, inputs: Sequence[KerasTensor]) -> KerasTensor:
-        """Return a symbolic tensor like the output."""
         return encoded_like(inputs[0], self.output_mode, self.num_bins, "int32")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the output for features of these shapes."""
         tensors = [KerasTensor(shape, "string") for shape in input_shape]
         return self.output_like(tensors).shape
 

@@ -1,4 +1,4 @@
-"""Layers that spread the values of pixels: `AutoContrast`, `Equalization`, and the latter tile by tile."""
+"""Layers that spread the values of pixels: contrast and histogram equalization."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class _SpreadLayer(ImageLayer):
-    """The base of all of them.
+    """The base of these layers.
 
     Args:
-        value_range: the least and the largest value of pixels.
+        value_range: the smallest and the largest value of pixels.
     """
 
     moves_pixels = False
@@ -44,17 +44,16 @@ class _SpreadLayer(ImageLayer):
 
 
 class AutoContrast(_SpreadLayer):
-    """Spread the values of each channel of each image over the whole range, in training or not.
+    """Spread the values of each channel of each image over the whole range, not only in training.
 
     Args:
         value_range: the least and the largest value of pixels.
         data_format, **kwargs: as in `RandomBrightness`.
 
-    Differs from Keras: channels are where the data format says; Keras takes them to be last.
+    Differs from Keras: `data_format` is respected.
     """
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the images with the largest contrast; channels of one value as they are."""
         images = images.astype(self.compute_dtype)
         values = self._to_bytes(images)
         low, high = (reduce(values, self._axes, keepdims=True) for reduce in (jnp.min, jnp.max))
@@ -64,12 +63,10 @@ class AutoContrast(_SpreadLayer):
 
 
 class Equalization(_SpreadLayer):
-    """Spread the values of each channel so that all are about equally frequent, in training.
-
-    Values are counted over a whole batch, as in Keras.
+    """Equalize the histogram of each channel over a whole batch, in training.
 
     Args:
-        bins: in how many bins values are counted.
+        bins: number of bins of the histogram.
         value_range: as in `AutoContrast`.
         data_format, **kwargs: as in `RandomBrightness`.
     """
@@ -85,7 +82,6 @@ class Equalization(_SpreadLayer):
         self.bins = check_size("bins", bins, self.name)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the equalized images."""
         if not training:
             return images
         images = images.astype(self.compute_dtype)
@@ -104,15 +100,15 @@ class Equalization(_SpreadLayer):
 
 
 class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
-    """Spread the values of each channel in the tiles of an image by themselves (CLAHE), in training or not.
+    """Equalize the histograms of the tiles of each image (CLAHE), not only in training.
 
-    What a pixel becomes is interpolated between the tiles around it, so that no borders are seen.
+    Results are interpolated between neighbouring tiles.
 
     Args:
-        value_range: the least and the largest value of pixels.
-        clip_limit: how often a value counts at most, as a multiple of the mean of all 256; what is above is shared
-            among all. 0 for no limit.
-        tile_grid_size: the number of tiles, (down, across).
+        value_range: the smallest and the largest value of pixels.
+        clip_limit: limit of the count of a value, as a multiple of the mean count; the excess is distributed equally. 0
+            for no limit.
+        tile_grid_size: number of tiles, (rows, columns).
         data_format: `"channels_last"`, the default, or `"channels_first"`.
         **kwargs: see `Layer`.
     """
@@ -130,17 +126,13 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
         self.tile_grid_size = check_sizes("tile_grid_size", tile_grid_size, 2, self.name)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the equalized images, in their own element type."""
         values = self._to_bytes(images.astype("float32"))
         each_channel = jax.vmap(jax.vmap(self._equalized), self._channels, self._channels)
         return self._from_bytes(each_channel(values)).astype(images.dtype)
 
     def _equalized(self, channel: jax.Array) -> jax.Array:
-        """Return one channel (height, width) of an image, equalized."""
-        height, width = (
-            -(-size // number) for size, number in zip(channel.shape, self.tile_grid_size, strict=True)
-        )  # of a tile
         rows, columns = self.tile_grid_size
+        height, width = -(-channel.shape[0] // rows), -(-channel.shape[1] // columns)  # of a tile
         missing = [(0, rows * height - channel.shape[0]), (0, columns * width - channel.shape[1])]
         pixels = jnp.clip(jnp.pad(channel, missing, mode="symmetric"), 0, 255).astype("int32")
         tiles = pixels.reshape(rows, height, columns, width).swapaxes(1, 2).reshape(rows, columns, -1)
@@ -163,7 +155,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
 
 
 def _between(tiles: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each pixel the tiles before and after it, and how near the latter is, from 0 to 1."""
+    """Return for each pixel the tiles before and after it, and the weight of the latter."""
     places = (np.arange(tiles * size, dtype="float32") - size / 2) / size  # in tiles, from the middle of the first
     before = np.floor(places).astype("int32")
     return np.clip(before, 0, tiles - 1), np.clip(before + 1, 0, tiles - 1), (places - before).astype("float32")

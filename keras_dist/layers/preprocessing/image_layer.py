@@ -1,4 +1,4 @@
-"""The bases of layers for images: `ImageLayer`, `RandomImageLayer`, and how their arguments are checked."""
+"""`ImageLayer` and `RandomImageLayer`, the bases of layers for images, and checks of their arguments."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ from keras_dist.layers.layer import Layer
 from keras_dist.ops.image_transforms import filtered, height_and_width, image_axes
 
 Factor = float | Sequence[float]
-"""Two limits, or a number that stands for both."""
+"""Two limits, or a number from which both follow."""
 
 
 class ImageLayer(Layer):
     """The base of layers that transform images. Subclasses define `transform_images`.
 
-    Inputs are a batch of images, one image, or a dict of `"images"`, `"labels"`, and `"segmentation_masks"`, which are
-    transformed as their images, and may lack the dim of channels.
+    Inputs are an image, a batch, or a dict of `"images"`, `"labels"` and `"segmentation_masks"`; masks are transformed
+    like their images, and may lack the dim of channels.
 
     Args:
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
-
-    Attributes:
-        moves_pixels: whether segmentation masks are transformed as their images; else they stay as they are.
     """
 
     moves_pixels: ClassVar[bool] = True
+    """Whether segmentation masks are transformed."""
 
     def __init__(self, *, data_format: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.data_format = check_data_format(data_format, self.name)
 
     def call(self, data: PyTree, training: bool = True) -> PyTree:
-        """Return the images, in training transformed."""
+        """Return the images, transformed in training."""
         given = self._arrays(data)
         is_one, masks = given["images"].ndim == 3, given.get("segmentation_masks")
         is_flat = masks is not None and masks.ndim < given["images"].ndim
@@ -62,7 +60,6 @@ class ImageLayer(Layer):
         return outputs if isinstance(data, Mapping) else outputs["images"]
 
     def _arrays(self, data: PyTree) -> dict[str, jax.Array]:
-        """Return images, and what belongs to them, as arrays."""
         parts = data if isinstance(data, Mapping) else {"images": data}
         unknown = sorted(set(parts) - {"images", "labels", "segmentation_masks"})
         images = parts.get("images")
@@ -80,38 +77,31 @@ class ImageLayer(Layer):
         return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
-        """Return what `transform_images` needs to know: the same for images, labels and masks.
-
-        Args:
-            data: a batch of images, or one.
-            training: whether the layer acts.
-            seed: see `random.uniform`; by default the layer's own generator.
-        """
+        """Return the `transformation` that the methods below get, the same for images, labels and masks."""
         return None
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return a batch of images after a transformation of `get_random_transformation`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define transform_images(self, images, ...)")
+        """Transform a batch of images. Subclasses define it."""
+        raise NotImplementedError
 
     def transform_labels(self, labels: PyTree, transformation: Any = None, training: bool = True) -> PyTree:
-        """Return the labels, which stay as they are."""
+        """Return the labels, transformed like their images; by default unchanged."""
         return labels
 
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks after the transformation of their images."""
+        """Return masks, transformed like their images."""
         if not self.moves_pixels:
             return segmentation_masks
         return self.transform_images(segmentation_masks, transformation, training)
 
     def _filtered(self, images: jax.Array, kernel: jax.Array) -> jax.Array:
-        """Return images whose channels are filtered by `kernel` (height, width), with zeros around them."""
+        """Filter each channel by `kernel` (height, width), with zero padding."""
         channels_last = jnp.moveaxis(images, self._channels, -1)
         return jnp.moveaxis(filtered(channels_last, kernel, "SAME"), -1, self._channels)
 
     def _check_colors(self, images: jax.Array, counts: Sequence[int] = (3,)) -> None:
-        """Check that images have one of these numbers of channels."""
         if images.shape[self._channels] not in counts:
             given = f"images of shape {images.shape} with data_format={self.data_format!r}"
             fix = "pass red, green and blue alone, as images[..., :3], or a gray channel three times"
@@ -131,10 +121,10 @@ class ImageLayer(Layer):
 
 
 class RandomImageLayer(ImageLayer):
-    """The base of layers that transform images by random numbers, in training; otherwise they return their inputs.
+    """The base of layers that transform images at random in training.
 
-    The numbers of an image depend on the seed and its place in the global batch, on no mesh. Subclasses define
-    `_draw(images, seed)` and `_transform(images, transformation, interpolation)`, both for a batch.
+    Random numbers depend on the seed and the position in the global batch, not on the mesh. Subclasses define `_draw`
+    and `_transform` for a batch.
 
     Args:
         seed: seed of the random numbers; by default derived from the model's seed.
@@ -148,10 +138,10 @@ class RandomImageLayer(ImageLayer):
         self.generator = random.SeedGenerator(seed)
 
     def get_random_transformation(self, data: PyTree, training: bool = True, seed: Any = None) -> Any:
-        """Return what is drawn for images, for `transform_images`; None where the layer does not act.
+        """Draw the transformation of images for `transform_images`; None outside of training.
 
         Args:
-            data: a batch of images, one, or a dict with them.
+            data: an image, a batch, or a dict with them.
             training: whether the layer acts.
             seed: see `random.uniform`; by default the layer's own generator.
         """
@@ -161,7 +151,6 @@ class RandomImageLayer(ImageLayer):
         return self._draw(images[None] if images.ndim == 3 else images, self.generator if seed is None else seed)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the images in the layer's element type, in training transformed."""
         images = jnp.asarray(images, self.compute_dtype)
         if not training or transformation is None:
             return images
@@ -170,13 +159,13 @@ class RandomImageLayer(ImageLayer):
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks after the transformation of their images, whose classes are not mixed."""
+        """Return masks, transformed like their images without interpolation."""
         if not training or transformation is None or not self.moves_pixels:
             return segmentation_masks
         return self._each(segmentation_masks, transformation, "nearest")
 
     def _each(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
-        """Transform a batch of images; or one, as code gives it that calls `transform_images` itself."""
+        """Transform a batch of images, or one image from a direct call of `transform_images`."""
         if jnp.ndim(images) == 3:
             return self._transform(images[None], transformation, interpolation)[0]
         return self._transform(images, transformation, interpolation)
@@ -188,11 +177,10 @@ class RandomImageLayer(ImageLayer):
         raise NotImplementedError
 
     def _uniform(self, images: jax.Array, limits: tuple[float, float], seed: Any, *sizes: int) -> jax.Array:
-        """Draw numbers for each image, (images, *sizes)."""
         return random.uniform((images.shape[0], *sizes), *limits, seed=seed)
 
     def _chosen(self, images: jax.Array, probabilities: tuple[float, float], seed: Any) -> jax.Array:
-        """Draw which images change, (images,), each with a probability between two limits."""
+        """Draw which images change, (images,), with probabilities between two limits."""
         probability = self._uniform(images, probabilities, seed)
         return self._uniform(images, (0.0, 1.0), seed) < probability
 
@@ -200,15 +188,7 @@ class RandomImageLayer(ImageLayer):
 def check_range(
     argument: str, value: Any, bounds: tuple[float, float], layer: str, *, open_below: bool = False
 ) -> tuple[float, float]:
-    """Return `value` as two numbers, the lesser one first; a number stands for itself and its negative.
-
-    Args:
-        argument: the name of the argument.
-        value: what was given.
-        bounds: the least and the largest number.
-        layer: the name of the layer.
-        open_below: whether the least number is excluded itself.
-    """
+    """Return `value` as an ascending pair within `bounds`; a number x stands for (-x, x), cut to the bounds."""
     low, high = bounds
     pair = tuple(value) if isinstance(value, list | tuple) else (value,)
     fits = all(is_number(each) and low <= each <= high and not (open_below and each == low) for each in pair)
@@ -221,7 +201,7 @@ def check_range(
 
 
 def check_value_range(value: Any, layer: str) -> tuple[float, float]:
-    """Return the least and the largest value of pixels."""
+    """Return the smallest and the largest value of pixels."""
     if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] != value[1]:
         return float(min(value)), float(max(value))
     raise argument_error("value_range", value, "two different numbers", layer=layer, example=(0, 255))

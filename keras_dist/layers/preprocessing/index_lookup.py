@@ -1,4 +1,4 @@
-"""`IndexLookup`: the base of layers that look up the places of tokens in a vocabulary."""
+"""`StringLookup` and `IntegerLookup`: indices of tokens in a vocabulary."""
 
 from __future__ import annotations
 
@@ -35,33 +35,32 @@ from keras_dist.saving.drafts import writing_to
 from keras_dist.symbolic.tensors import KerasTensor
 
 _LEFT_OUT = 2**62
-"""The index of tokens that vectors leave out."""
+"""The index of tokens that vectors ignore."""
 
 _VOCABULARY = "vocabulary.txt"
-"""Keras's name for the file of a layer that holds what it has learned."""
+"""Keras's name for the file of a learned vocabulary."""
 
 
 class IndexLookup(HostLayer):
-    """The base of the layers that look up the index of tokens in a vocabulary.
+    """The base of layers that look up the indices of tokens in a vocabulary.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
-        mask_token: the token of index 0, for masks; None for none.
-        oov_token: what stands for unknown tokens in the vocabulary.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
-        invert: whether indices are turned back to tokens.
-        output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
-            `"tf_idf"`, a vector for the tokens of the last dim.
-        sparse: False; arrays are dense.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
+        max_tokens: largest size of the vocabulary, including special tokens; None for any size.
+        mask_token: the token with index 0, for masks; None for no such token.
+        oov_token: the token that represents unknown tokens.
+        idf_weights: inverse document frequencies of the tokens of `vocabulary`, for `"tf_idf"`.
+        invert: whether to map indices to tokens.
+        output_mode: `"int"` for indices; `"one_hot"` for a vector for each token; `"multi_hot"`, `"count"` or
+            `"tf_idf"` for a vector for the tokens of the last dim.
+        sparse: must be False.
+        pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
         name: see `Layer`.
-        has_input_vocabulary: whether `vocabulary` was given, and not learned; by default whether there is one.
-        vocabulary_size: how many tokens a file is to bring; None for any.
+        has_input_vocabulary: whether `vocabulary` was given, not learned; by default whether it is not None.
+        vocabulary_size: number of tokens that a file will provide; None if unknown.
         **kwargs: see `Layer`.
     """
 
-    kind: str
-    """`"string"` or `"int64"`."""
+    kind: str  # "string" or "int64"
     encoding = "utf-8"
 
     def __init__(
@@ -100,7 +99,6 @@ class IndexLookup(HostLayer):
         self._table.is_given = vocabulary is not None if has_input_vocabulary is None else bool(has_input_vocabulary)
 
     def transform(self, inputs: Any) -> np.ndarray:
-        """Return the indices of tokens, or vectors; with `invert` the tokens of indices."""
         rows = self._rows(inputs)
         if self.invert:
             words = self.get_vocabulary()
@@ -109,11 +107,7 @@ class IndexLookup(HostLayer):
         return self.encode(self.indices(rows.ravel().tolist()).reshape(rows.shape))
 
     def indices(self, tokens: Sequence[Token]) -> np.ndarray:
-        """Return the index of each of some tokens.
-
-        Raises:
-            DataError: a token is not in the vocabulary, and unknown tokens have no index.
-        """
+        """Return the index of each token; refuse unknown tokens if they have no index."""
         table, start = self._table, self._oov_start
         default = start if self.num_oov_indices == 1 else -1
         places = table.places
@@ -137,44 +131,42 @@ class IndexLookup(HostLayer):
         return found
 
     def encode(self, indices: np.ndarray) -> np.ndarray:
-        """Return indices as the output mode wants them."""
+        """Encode indices as `output_mode` requires."""
         if self.output_mode == "int":
             return indices.astype("int32")
         vectors = encoded(indices, "count" if self.output_mode == "tf_idf" else self.output_mode, self._depth())
         return vectors * self._weights() if self.output_mode == "tf_idf" else vectors
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
-        """Return a symbolic tensor like the output."""
         if self.invert:
             return KerasTensor(inputs.shape, self.kind)
         return encoded_like(inputs, self.output_mode, self._depth() if self.output_mode != "int" else 0, "int32")
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
-        """Return the vocabulary: the token of each index.
-
-        Args:
-            include_special_tokens: whether to include the tokens for masked and unknown ones.
-        """
+        """Return the token of each index, or only tokens that are not special."""
         return [*(self._special if include_special_tokens else ()), *self._table.tokens]
 
     def vocabulary_size(self) -> int:
-        """Return the number of tokens, special ones included."""
+        """Return the number of tokens, including special tokens."""
         return len(self._table.tokens) + len(self._special)
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: ArrayLike | None = None) -> None:
         """Set the vocabulary.
 
         Args:
-            vocabulary: tokens in order, with all special ones in front or with none; or a file with one in each line.
-            idf_weights: with `"tf_idf"`, the inverse document frequency of each.
+            vocabulary: tokens in order, with all special tokens in front or none; or a file with one token per line.
+            idf_weights: inverse document frequencies of the tokens, for `"tf_idf"`.
 
         Raises:
-            ModelError: it is empty, too large, or holds a token twice or at a wrong place.
+            ModelError: the vocabulary is empty or too large, or contains a token twice or at a wrong position.
         """
         self._check_weights(idf_weights)
         special = self._special
         if isinstance(vocabulary, str | pathlib.Path):
-            vocabulary = self._tokens_of_file(vocabulary)
+            if self.output_mode == "tf_idf":
+                expected = "tokens with idf_weights: a file has none"
+                raise argument_error("vocabulary", vocabulary, expected, layer=self.name)
+            vocabulary = tokens_of(lines_of(vocabulary, self.name), self.kind, vocabulary, self.name)
         given = self._rows(vocabulary).ravel().tolist() if not isinstance(vocabulary, list) else vocabulary
         given = [as_token(token, self.encoding) for token in given]
         with_special = len(special) > 0 and given[: len(special)] == special
@@ -193,11 +185,11 @@ class IndexLookup(HostLayer):
         self._table.is_given = True
 
     def adapt(self, data: Any, steps: int | None = None) -> None:
-        """Learn the vocabulary: the tokens of data, the most frequent first.
+        """Learn the vocabulary: the tokens of data, sorted by frequency.
 
         Args:
             data: an array or a list, or an iterable of batches.
-            steps: how many batches are read; by default all.
+            steps: number of batches to read; by default all.
 
         Raises:
             ModelError: the layer was given a vocabulary.
@@ -209,13 +201,12 @@ class IndexLookup(HostLayer):
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
-        """Count the tokens of a batch; a batch of one dim is one document."""
+        """Count the tokens of a batch; a 1-D batch is one document."""
         rows = self._rows(data)
         rows = rows.reshape(1, -1) if rows.ndim < 2 else rows.reshape(len(rows), math.prod(rows.shape[1:]))
         self.count(rows.tolist())
 
     def count(self, documents: Iterable[Sequence[Token]]) -> None:
-        """Count the tokens of documents."""
         table = self._table
         if table.is_given:
             summary = f"layer {self.name!r} cannot adapt: its vocabulary was given"
@@ -227,7 +218,7 @@ class IndexLookup(HostLayer):
                 table.size += 1
 
     def finalize_state(self) -> None:
-        """Make the vocabulary of what was counted."""
+        """Create the vocabulary from the counts."""
         table = self._table
         if table.is_given or not table.counts:
             return
@@ -240,11 +231,11 @@ class IndexLookup(HostLayer):
         table.forget()
 
     def reset_state(self) -> None:
-        """Forget what was counted."""
+        """Clear the counts."""
         self._table.forget()
 
     def save_assets(self, dir_path: str) -> None:
-        """Write a vocabulary that was learned to `vocabulary.txt` in a folder; one that was given is in the config."""
+        """Write a learned vocabulary to `vocabulary.txt` in a folder; a given one is in the config."""
         if self._table.tokens and not self._table.is_given:
             lines = "\n".join(map(str, self.get_vocabulary()))
             path = pathlib.Path(dir_path) / _VOCABULARY
@@ -252,7 +243,7 @@ class IndexLookup(HostLayer):
                 path.write_bytes(lines.encode("utf-8", "surrogateescape"))
 
     def load_assets(self, dir_path: str) -> None:
-        """Take over the vocabulary in a folder, unless the config held one.
+        """Load the vocabulary from a folder, unless the config contains one.
 
         Raises:
             DataError: the file cannot be read.
@@ -267,17 +258,17 @@ class IndexLookup(HostLayer):
         table.is_given = False
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Put the inverse document frequencies into `store`, if there are any."""
+        """Save the inverse document frequencies in `store`, if there are any."""
         if self.output_mode == "tf_idf" and self._table.weights is not None:
             store["idf_weights"] = self._table.weights
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Take over the inverse document frequencies in `store`; see `load_assets`."""
+        """Load the inverse document frequencies from `store`; see `load_assets`."""
         if "idf_weights" in store and not self._table.tokens:
             self._table.weights = np.asarray(store["idf_weights"], "float32")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, with the vocabulary as it is now."""
+        """Return the arguments of the constructor, with the current vocabulary."""
         config = super().get_config()
         table = self._table
         if table.tokens:
@@ -289,17 +280,16 @@ class IndexLookup(HostLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make a layer with the arguments and the vocabulary that `get_config` gave.
+        """Return a layer from a config of `get_config`.
 
         Raises:
-            ConfigError: the config names a file: what it says may come from anywhere.
+            ConfigError: the vocabulary is a path: configs of others must not read files.
         """
         cls.check_config(config)
         return super().from_config(config)
 
     @classmethod
     def check_config(cls, config: Mapping[str, Any]) -> None:
-        """Check that the vocabulary of a config is not a file."""
         if isinstance(config.get("vocabulary"), str):
             given = f"vocabulary={shorten(config['vocabulary'])}"
             fix = "leave the file out, and call set_vocabulary(path)"
@@ -345,7 +335,6 @@ class IndexLookup(HostLayer):
         return np.pad(weights, (0, depth - len(weights)))
 
     def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
-        """Take over a vocabulary."""
         table, start = self._table, len(self._special)
         is_fixed = bool(self._runtime.nodes) and self.output_mode != "int" and not self.pad_to_max_tokens
         before = len(table.tokens) or (table.expected or start) - start
@@ -357,24 +346,16 @@ class IndexLookup(HostLayer):
         table.tokens, table.weights = tokens, weights
         table.places = {token: index for index, token in enumerate(tokens, start)}
 
-    def _tokens_of_file(self, path: str | pathlib.Path) -> list[Any]:
-        if self.output_mode == "tf_idf":
-            raise argument_error("vocabulary", path, "tokens with idf_weights: a file has none", layer=self.name)
-        return tokens_of(lines_of(path, self.name), self.kind, path, self.name)
-
     def _check_together(self, idf_weights: Any, vocabulary: Any) -> None:
+        mode, is_tf_idf = f'output_mode="{self.output_mode}"', self.output_mode == "tf_idf"
+        lacks_weights = idf_weights is None and not isinstance(vocabulary, str | pathlib.Path | None)
+        hashes = self.kind == "string" or self.oov_method == "farmhash"
         wrong = {
             "pad_to_max_tokens=True without max_tokens": self.pad_to_max_tokens and self.max_tokens is None,
-            f'invert=True with output_mode="{self.output_mode}"': self.invert and self.output_mode != "int",
-            f'idf_weights with output_mode="{self.output_mode}"': idf_weights is not None
-            and self.output_mode != "tf_idf",
-            'output_mode="tf_idf" with a vocabulary and without idf_weights': self.output_mode == "tf_idf"
-            and vocabulary is not None
-            and idf_weights is None
-            and not isinstance(vocabulary, str | pathlib.Path),
-            'salt with oov_method="floormod", which does not hash': self.salt is not None
-            and self.kind == "int64"
-            and self.oov_method == "floormod",
+            f"invert=True with {mode}": self.invert and self.output_mode != "int",
+            f"idf_weights with {mode}": idf_weights is not None and not is_tf_idf,
+            f"{mode} with a vocabulary and without idf_weights": is_tf_idf and lacks_weights,
+            'salt with oov_method="floormod", which does not hash': self.salt is not None and not hashes,
         }
         for given, is_so in wrong.items():
             if is_so:
@@ -395,17 +376,16 @@ class IndexLookup(HostLayer):
 
 
 class StringLookup(IndexLookup):
-    """The index of words in a vocabulary, or vectors of them; runs on the host.
+    """Map words to indices in a vocabulary, or to vectors; runs on the host.
 
     Args:
-        num_oov_indices: how many indices there are for words that are not in the vocabulary, which are hashed; 0 to
-            refuse them.
-        vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
-        encoding: of bytes.
-        salt: one or two integers: hash by SipHash with this key, in place of FarmHash.
         max_tokens: the largest size of the vocabulary, special tokens included; None for any.
+        num_oov_indices: number of indices for unknown words, which are hashed; 0 to refuse unknown words.
+        vocabulary: words, or a file with one word in each line; by default `adapt` learns it.
+        encoding: encoding of bytes.
+        salt: one or two integers: a key for SipHash, which replaces FarmHash.
         mask_token: the token of index 0, for masks; None for none.
-        oov_token: the token that stands for unknown tokens in the vocabulary.
+        oov_token: what stands for unknown tokens in the vocabulary.
         idf_weights: with `"tf_idf"`, the inverse document frequency of each token of `vocabulary`.
         invert: whether indices are turned back to tokens.
         output_mode: `"int"`, the index of each token; `"one_hot"`, a vector for each; `"multi_hot"`, `"count"` or
@@ -447,15 +427,15 @@ class StringLookup(IndexLookup):
 
 
 class IntegerLookup(IndexLookup):
-    """The index of integers in a vocabulary, or vectors of them; runs on the host, where integers have 64 bits.
+    """Map integers to indices in a vocabulary, or to vectors; runs on the host, with 64-bit integers.
 
     Args:
-        num_oov_indices: how many indices there are for integers that are not in the vocabulary; 0 to refuse them.
-        vocabulary: integers, or a file with one in each line; by default those that `adapt` finds.
+        num_oov_indices: number of indices for unknown integers; 0 to refuse unknown integers.
+        vocabulary: integers, or a file with one integer in each line; by default `adapt` learns it.
         vocabulary_dtype: `"int64"`.
-        oov_method: which of several indices an unknown integer gets: `"floormod"`, the remainder of a division, or
+        oov_method: assignment of unknown integers to several indices: `"floormod"` for the remainder of a division, or
             `"farmhash"`.
-        salt: with `"farmhash"`, one or two integers: hash by SipHash with this key.
+        salt: one or two integers, with `"farmhash"`: a key for SipHash, which replaces it.
         max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
             as in `StringLookup`.
 

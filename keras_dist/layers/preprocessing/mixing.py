@@ -1,4 +1,4 @@
-"""Layers that replace parts of images: `MixUp`, `CutMix`, `RandomErasing`."""
+"""`MixUp`, `CutMix` and `RandomErasing`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from keras_dist.layers.weight_arguments import LayerArguments
 
 
 class MixLayer(RandomImageLayer):
-    """The base of layers that mix each image of a batch with another one, and their labels in the same proportion."""
+    """The base of layers that mix the images of a batch in pairs, and their labels in the same proportion."""
 
     def transform_labels(self, labels: Any, transformation: Any = None, training: bool = True) -> Any:
-        """Return labels, vectors of classes, each row mixed with the row of the other image."""
+        """Return labels, vectors of classes, mixed in the proportions of the images."""
         if not training or transformation is None:
             return labels
         if labels.ndim == 1 and jnp.issubdtype(labels.dtype, jnp.integer):
@@ -33,12 +33,12 @@ class MixLayer(RandomImageLayer):
 
 
 class MixUp(MixLayer):
-    """Mix each image of a batch with another one, and their labels, in a random proportion in training.
+    """Mix the images of a batch in pairs, and their labels, in random proportions in training.
 
-    Inputs are a dict of `"images"` and `"labels"`, vectors of classes: `labels` (batch, classes).
+    Inputs are a dict of `"images"` and `"labels"`, vectors of classes (batch, classes).
 
     Args:
-        alpha: the proportion is from the distribution Beta(alpha, alpha).
+        alpha: proportions are drawn from Beta(alpha, alpha).
         data_format, seed, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.MixUp`; https://arxiv.org/abs/1710.09412.
@@ -55,7 +55,6 @@ class MixUp(MixLayer):
         self.alpha = check_number("alpha", alpha, above=0, layer=self.name, example=0.2)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the other images and the shares of the first ones, `{"permutation_order": ..., "mix_weight": ...}`."""
         rows = images.shape[0]
         order = random.shuffle(jnp.arange(rows), seed=seed)
         return {"permutation_order": order, "mix_weight": random.beta((rows,), self.alpha, self.alpha, seed=seed)}
@@ -63,7 +62,7 @@ class MixUp(MixLayer):
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks mixed as their images, with numbers between the classes."""
+        """Return masks, mixed like their images."""
         return self.transform_images(segmentation_masks, transformation, training)
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -75,13 +74,13 @@ class BoxLayer(RandomImageLayer):
     """The base of layers that replace a rectangle of each image."""
 
     def _span(self, length: int, ratio: jax.Array, seed: Any) -> tuple[jax.Array, jax.Array]:
-        """Return where parts of a dim begin and end, at random, (images,); `ratio` is their share of it."""
+        """Draw start and end of an interval that covers `ratio` of a dim, (images,) each."""
         size = ratio * length
         start = random.uniform(ratio.shape, dtype=self.compute_dtype, seed=seed) * (length - size)
         return start, start + size
 
     def _inside(self, images: jax.Array, columns: Sequence[jax.Array], rows: Sequence[jax.Array]) -> jax.Array:
-        """Return which pixels are inside a rectangle, with a dim of size 1 for channels."""
+        """Return which pixels are inside the rectangles, with a dim of size 1 for channels."""
         inside = [
             (places >= start[:, None]) & (places < end[:, None])
             for places, (start, end) in zip(map(jnp.arange, self._size(images)), (rows, columns), strict=True)
@@ -90,13 +89,13 @@ class BoxLayer(RandomImageLayer):
 
 
 class CutMix(BoxLayer, MixLayer):
-    """Replace a rectangle of each image of a batch by the same part of another one in training, and mix their labels.
+    """Replace a rectangle of each image by the same part of another image in training, and mix their labels.
 
-    Inputs are a dict of `"images"` and `"labels"`, vectors of classes: `labels` (batch, classes). One image stays.
+    Inputs are a dict of `"images"` and `"labels"`, vectors of classes (batch, classes).
 
     Args:
-        factor: the least and the largest alpha, of which the distribution Beta(alpha, alpha) gives the share of an
-            image that stays; a number stands for 0 and itself.
+        factor: smallest and largest alpha; the kept share of an image is drawn from Beta(alpha, alpha). A number x
+            stands for (0, x).
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.CutMix`; https://arxiv.org/abs/1905.04899.
@@ -113,7 +112,6 @@ class CutMix(BoxLayer, MixLayer):
         self.factor = check_range("factor", factor, (0, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the other images, the rectangles, and the shares that stay."""
         rows = images.shape[0]
         alpha = random.uniform((), *self.factor, dtype=self.compute_dtype, seed=seed) + 1e-6
         ratio = jnp.sqrt(1.0 - random.beta((rows,), alpha, alpha, dtype=self.compute_dtype, seed=seed))
@@ -134,9 +132,9 @@ class RandomErasing(BoxLayer, FactorLayer):
     """Erase a rectangle of some images in training.
 
     Args:
-        factor: the least and the largest probability; a number stands for 0 and itself.
-        scale: the least and the largest share of an image, from 0 to 1.
-        fill_value: the value of erased pixels, or three of them; None for random ones.
+        factor: smallest and largest probability; a number x stands for (0, x).
+        scale: smallest and largest fraction of an image, from 0 to 1.
+        fill_value: value of erased pixels, or three values; None for random values.
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
@@ -158,7 +156,6 @@ class RandomErasing(BoxLayer, FactorLayer):
         self.fill_value = fill_value
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images are erased, where, and what takes the place."""
         height, width = self._size(images)
         ratio = random.uniform((images.shape[0], 2), *self.scale, dtype=self.compute_dtype, seed=seed) ** 0.5
         columns, rows = self._span(width, ratio[:, 0], seed), self._span(height, ratio[:, 1], seed)

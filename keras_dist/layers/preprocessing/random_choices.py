@@ -1,4 +1,4 @@
-"""Layers that choose among augmentations at random: `RandAugment`, `AugMix`."""
+"""`RandAugment` and `AugMix`: randomly chosen augmentations."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ChoiceLayer(RangeLayer):
     """The base of layers that choose among other layers.
 
     Args:
-        factor: how strongly the chosen layers act at least and at most, from 0 to 1; a number stands for 0 and itself.
-        interpolation: `"bilinear"` or `"nearest"`, of those that move pixels.
+        factor: smallest and largest strength of the augmentations, from 0 to 1; a number x stands for (0, x).
+        interpolation: `"bilinear"` or `"nearest"`, for augmentations that move pixels.
     """
 
     def _set_options(self, factor: Factor, interpolation: str, seed: int | None) -> None:
-        """Make the layers among which is chosen, in the order of Keras."""
+        """Create the layers to choose from, in the order of Keras."""
         self.factor = check_range("factor", factor, (0, 1), self.name)
         self.interpolation = interpolation
         options: dict[str, Any] = {"data_format": self.data_format, "dtype": self.dtype_policy}
@@ -61,7 +61,7 @@ class ChoiceLayer(RangeLayer):
         return [choice.get_random_transformation(images, seed=seed) for choice in self.choices]
 
     def _applied(self, images: jax.Array, numbers: Sequence[Any], chosen: jax.Array, of_masks: bool) -> jax.Array:
-        """Return images after the layers of these places, one after the other; places beyond the last do nothing."""
+        """Apply the layers with these indices in sequence; indices beyond the last do nothing."""
         movers = [choice for choice in self.choices if isinstance(choice, AffineLayer)]
         matrices = jnp.stack([mover._matrices(images, own) for mover, own in zip(movers, numbers, strict=False)])
 
@@ -73,7 +73,7 @@ class ChoiceLayer(RangeLayer):
             transform = choice.transform_segmentation_masks if of_masks else choice.transform_images
             return lambda images, _: transform(images, own).astype(images.dtype)
 
-        # the first layers differ in their matrices alone: they share a branch, which is most of what is compiled
+        # the first layers differ only in their matrices; sharing a branch saves most of the compile time
         branches = [move, *map(branch, self.choices[len(movers) :], numbers[len(movers) :]), lambda images, _: images]
 
         def step(images: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
@@ -84,7 +84,6 @@ class ChoiceLayer(RangeLayer):
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks after the transformation of their images."""
         if not training or transformation is None:
             return segmentation_masks
         return self._augmented(segmentation_masks, transformation, True)
@@ -97,10 +96,10 @@ class ChoiceLayer(RangeLayer):
 
 
 class RandAugment(ChoiceLayer):
-    """Apply some augmentations to a batch in training, which are chosen at random, the same for all of its images.
+    """Apply randomly chosen augmentations, the same for all images of a batch, in training.
 
     Args:
-        num_ops: how many, one after the other; of eleven.
+        num_ops: number of augmentations applied in sequence, out of eleven.
         factor: how strongly the chosen layers act at least and at most, from 0 to 1; a number stands for 0 and itself.
         interpolation: `"bilinear"` or `"nearest"`, of those that move pixels.
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
@@ -123,7 +122,6 @@ class RandAugment(ChoiceLayer):
         self._set_options(factor, interpolation, seed)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which layers are chosen and what each needs, `{"layer_idxes": (num_ops,), "transforms": [...]}`."""
         chosen = random.randint((self.num_ops,), 0, len(self.choices), seed=seed)
         return {"layer_idxes": chosen, "transforms": self._numbers(images, seed)}
 
@@ -132,18 +130,18 @@ class RandAugment(ChoiceLayer):
 
 
 class AugMix(ChoiceLayer):
-    """Mix images with several augmented copies of them in training, in random proportions.
+    """Mix images with several augmented copies in random proportions, in training.
 
     Args:
-        num_chains: the number of copies.
-        chain_depth: how many augmentations each goes through, at random, or none in the place of some.
-        alpha: the proportions of copies are drawn from Dirichlet(alpha, ...), the proportion of the images from
-            Beta(alpha, alpha).
-        all_ops: whether brightness, colours, contrast and sharpness are among the augmentations.
+        num_chains: number of copies.
+        chain_depth: largest number of augmentations of each copy.
+        alpha: proportions of the copies are drawn from Dirichlet(alpha, ...), the proportion of the original images
+            from Beta(alpha, alpha).
+        all_ops: whether to include brightness, colour, contrast and sharpness augmentations.
         factor, interpolation: as in `RandAugment`.
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
 
-    Source: `keras.layers.AugMix`, which chooses augmentations by other numbers; https://arxiv.org/abs/1912.02781.
+    Source: `keras.layers.AugMix`, which draws other random numbers; https://arxiv.org/abs/1912.02781.
     """
 
     def __init__(
@@ -169,9 +167,8 @@ class AugMix(ChoiceLayer):
             del self.choices[3:7]
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the proportions, and for each copy which layers are chosen and what each needs."""
         chains, (rows, *dims) = self.num_chains, images.shape
-        # Dirichlet and Beta are normalized Gamma numbers, in one draw: each one takes seconds to compile
+        # one draw of Gamma numbers for both Dirichlet and Beta: each draw takes seconds to compile
         logarithms = jax.random.loggamma(key_of(seed), self.alpha, (chains + 2,))
         places = random.randint((chains, self.chain_depth), 0, len(self.choices) + 1, seed=seed)
         numbers = self._numbers(jax.ShapeDtypeStruct((rows * chains, *dims), images.dtype), seed)

@@ -17,12 +17,11 @@ from keras_dist.ops import image_transforms
 
 
 class ColorLayer(RandomImageLayer):
-    """The base of layers that change colours, and leave masks as they are."""
+    """The base of layers that change colours, but not masks."""
 
     moves_pixels = False
 
     def _gray(self, images: jax.Array) -> jax.Array:
-        """Return the brightness of images, with one channel."""
         self._check_colors(images, (1, 3))
         return image_transforms.rgb_to_grayscale(images, self.data_format)
 
@@ -31,7 +30,7 @@ class RangeLayer(ColorLayer):
     """The base of layers with a range of values.
 
     Args:
-        value_range: the least and the largest value of pixels; results are cut to it.
+        value_range: smallest and largest value of pixels, to which results are clipped.
     """
 
     def __init__(self, value_range: Sequence[float], seed: int | None, **kwargs: Any) -> None:
@@ -78,8 +77,8 @@ class RandomBrightness(BrightnessLayer):
     """Add a random number to the pixels of each image in training.
 
     Args:
-        factor: the least and the largest number, as parts of the range of values, from -1 to 1; a number stands for
-            its negative and itself.
+        factor: smallest and largest number, as fractions of the range of values, from -1 to 1; a number x stands for
+            (-x, x).
         value_range: the least and the largest value of pixels; results are cut to it.
         seed: fixes the numbers; by default they follow from the model's seed.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
@@ -89,7 +88,6 @@ class RandomBrightness(BrightnessLayer):
     factor_bounds = (-1, 1)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return what is added, `{"rgb_delta": (images, 1, 1, 1)}`."""
         low, high = self.value_range
         return {"rgb_delta": self._uniform(images, self.factor, seed, 1, 1, 1) * (high - low)}
 
@@ -98,15 +96,14 @@ class RandomBrightness(BrightnessLayer):
 
 
 class RandomContrast(BrightnessLayer):
-    """Move the pixels of each image away from their mean, or towards it, by a random factor in training.
+    """Multiply the deviations of pixels from the mean of each image by a random factor in training.
 
     Args:
-        factor: two numbers, l and u: the factor is between 1 - l and 1 + u. One number stands for u; l is 0 then.
+        factor: (l, u) for factors between 1 - l and 1 + u; a number x stands for (0, x).
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the factors, `{"contrast_factor": (images, 1, 1, 1)}`."""
         low, high = self.factor
         return {"contrast_factor": self._uniform(images, (1.0 - low, 1.0 + high), seed, 1, 1, 1)}
 
@@ -116,17 +113,16 @@ class RandomContrast(BrightnessLayer):
 
 
 class RandomColorDegeneration(FactorLayer):
-    """Take a random part of the colours from each image in training.
+    """Blend each image with its gray version by a random factor in training.
 
     Args:
-        factor: the least and the largest part; 1 leaves gray images.
+        factor: smallest and largest factor; 1 gives gray images.
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (-1, 1)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the parts, `{"factor": (images, 1, 1, 1)}`."""
         return {"factor": self._uniform(images, self.factor, seed, 1, 1, 1)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -134,10 +130,10 @@ class RandomColorDegeneration(FactorLayer):
 
 
 class RandomGrayscale(ColorLayer):
-    """Make some images gray in training; they keep three channels.
+    """Convert random images to gray in training; they keep three channels.
 
     Args:
-        factor: the probability for each image.
+        factor: probability for each image.
         data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
@@ -152,7 +148,6 @@ class RandomGrayscale(ColorLayer):
         self.factor = check_fraction("factor", factor, self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images become gray, (images, 1, 1, 1)."""
         return self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) < self.factor
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -160,10 +155,10 @@ class RandomGrayscale(ColorLayer):
 
 
 class RandomInvert(FactorLayer):
-    """Invert some images in training: the largest value minus each pixel.
+    """Invert random images in training: the largest value minus each pixel.
 
     Args:
-        factor: the least and the largest probability; a number stands for the largest, and 0.
+        factor: smallest and largest probability; a number x stands for (0, x).
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
@@ -178,7 +173,6 @@ class RandomInvert(FactorLayer):
         super().__init__(factor, value_range, data_format, seed, **kwargs)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images are inverted, `{"apply_inversion": (images,)}`."""
         return {"apply_inversion": self._chosen(images, self.factor, seed)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -187,12 +181,11 @@ class RandomInvert(FactorLayer):
 
 
 class Solarization(RangeLayer):
-    """Add a random number to the pixels of each image in training, and invert those above a random threshold.
+    """Add a random number to the pixels of each image, and invert pixels above a random threshold, in training.
 
     Args:
-        addition_factor: the least and the largest number that is added, as parts of 255; a number stands for 0 and
-            itself.
-        threshold_factor: the least and the largest threshold: a pair, or the largest alone.
+        addition_factor: smallest and largest number to add, as fractions of 255; a number x stands for (0, x).
+        threshold_factor: smallest and largest threshold, as fractions of 255; a number x stands for (0, x).
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
@@ -211,8 +204,7 @@ class Solarization(RangeLayer):
         self.threshold_factor = check_range("threshold_factor", threshold_factor, (0, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return what is added, and where inversion begins, `{"additions": ..., "thresholds": ...}`."""
-        # the lower limits count as pixels, as in Keras
+        # lower limits are not multiplied by 255, as in Keras
         limits = {"additions": self.addition_factor, "thresholds": self.threshold_factor}
         return {name: self._uniform(images, (low, high * 255), seed, 1, 1, 1) for name, (low, high) in limits.items()}
 
@@ -224,10 +216,10 @@ class Solarization(RangeLayer):
 
 
 class HueLayer(FactorLayer):
-    """The base of layers that change images as hue, saturation and value."""
+    """The base of layers that change hue, saturation or value."""
 
     def _in_hsv(self, images: jax.Array, change: Callable[..., Sequence[jax.Array]]) -> jax.Array:
-        """Return images of red, green and blue whose `(hue, saturation, value)` a function has changed."""
+        """Apply a function of `(hue, saturation, value)` to RGB images."""
         self._check_colors(images)
         hsv = image_transforms.rgb_to_hsv(jnp.moveaxis(images, self._channels, -1))
         changed = jnp.stack(change(*jnp.unstack(hsv, axis=-1)), -1)
@@ -235,16 +227,15 @@ class HueLayer(FactorLayer):
 
 
 class RandomHue(HueLayer):
-    """Turn the hue of each image by a random part of the circle of colours in training.
+    """Rotate the hue of each image by a random angle in training.
 
     Args:
-        factor: the least and the largest part of half a circle, from 0 to 1; a number stands for 0 and itself. The
+        factor: smallest and largest angle, as fractions of half a turn, from 0 to 1; a number x stands for (0, x). The
             direction is random.
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the turns, `{"factor": (images,)}`."""
         sign = jnp.where(self._uniform(images, (0.0, 1.0), seed) > 0.5, -1.0, 1.0)
         return {"factor": sign * self._uniform(images, self.factor, seed) * 0.5}
 
@@ -264,16 +255,15 @@ class RandomSaturation(HueLayer):
     """Multiply the saturation of each image by a random number in training.
 
     Args:
-        factor: the least and the largest share f, from 0 to 1: saturation is multiplied by f / (1 - f), so that 0
-            leaves gray images, 0.5 the images as they are. A number stands for its negative and itself, as in Keras.
-        value_range: the least and the largest value of pixels; saturations are cut to it, as in Keras.
+        factor: smallest and largest f, from 0 to 1, for a factor f / (1 - f): 0 gives gray images, 0.5 unchanged
+            images. A number x stands for (-x, x), as in Keras.
+        value_range: smallest and largest value of pixels, to which saturations are clipped, as in Keras.
         data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (-1, 1)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return what saturations are multiplied by, `{"factor": (images,)}`."""
         share = self._uniform(images, self.factor, seed)
         return {"factor": share / (1 - share + epsilon())}
 
@@ -283,14 +273,14 @@ class RandomSaturation(HueLayer):
 
 
 class RandomColorJitter(RangeLayer):
-    """Change brightness, contrast, saturation and hue of each image by random numbers in training, one after the other.
+    """Change brightness, contrast, saturation and hue of each image at random in training, in this order.
 
     Args:
-        value_range: the least and the largest value of pixels.
-        brightness_factor: as `factor` of `RandomBrightness`; None for no change.
-        contrast_factor: as `factor` of `RandomContrast`.
-        saturation_factor: as `factor` of `RandomSaturation`.
-        hue_factor: as `factor` of `RandomHue`.
+        value_range: smallest and largest value of pixels.
+        brightness_factor: `factor` of `RandomBrightness`; None for no change.
+        contrast_factor: `factor` of `RandomContrast`; None for no change.
+        saturation_factor: `factor` of `RandomSaturation`; None for no change.
+        hue_factor: `factor` of `RandomHue`; None for no change.
         seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
@@ -318,7 +308,6 @@ class RandomColorJitter(RangeLayer):
         self.steps = [kind(factor, value_range, **options) for factor, kind in kinds if factor is not None]
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return what each step needs, a list."""
         return [step.get_random_transformation(images, seed=seed) for step in self.steps]
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -331,13 +320,12 @@ class RandomSharpness(FactorLayer):
     """Sharpen or blur each image by a random factor in training.
 
     Args:
-        factor: the least and the largest factor, from 0 to 1; a number stands for 0 and itself. 0.5 leaves images as
-            they are, 0 blurs them, 1 sharpens them.
+        factor: smallest and largest factor, from 0 to 1; a number x stands for (0, x). 0 blurs images, 0.5 does not
+            change them, 1 sharpens them.
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the factors, `{"factor": (images,)}`."""
         return {"factor": self._uniform(images, self.factor, seed)}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -347,12 +335,12 @@ class RandomSharpness(FactorLayer):
 
 
 class RandomGaussianBlur(FactorLayer):
-    """Blur some images by a Gaussian in training.
+    """Blur random images by a Gaussian filter in training.
 
     Args:
-        factor: the least and the largest probability; a number stands for 0 and itself.
-        kernel_size: an odd number of pixels, or one for the width and one for the height.
-        sigma: the least and the largest standard deviation, from 0 to 1 [pixels]; a number stands for 0 and itself.
+        factor: smallest and largest probability; a number x stands for (0, x).
+        kernel_size: odd size of the filter [pixels], or a pair (width, height).
+        sigma: smallest and largest standard deviation, from 0 to 1 [pixels]; a number x stands for (0, x).
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
@@ -367,16 +355,13 @@ class RandomGaussianBlur(FactorLayer):
         **kwargs: Unpack[LayerArguments],
     ) -> None:
         super().__init__(factor, value_range, data_format, seed, **kwargs)
-        sizes: tuple[Any, ...] = (
-            tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size, kernel_size)
-        )
+        sizes: tuple[Any, ...] = tuple(kernel_size) if isinstance(kernel_size, list | tuple) else (kernel_size,) * 2
         if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 and size % 2 for size in sizes):
             raise argument_error("kernel_size", kernel_size, "an odd number, or two", layer=self.name, example=3)
         self.kernel_size = sizes
         self.sigma = check_range("sigma", sigma, (0, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images are blurred and how, `{"should_apply_blur": (images,), "blur_factor": (2,)}`."""
         chosen = self._chosen(images, self.factor, seed)
         sigma = random.uniform((2,), *self.sigma, dtype=self.compute_dtype, seed=seed) + 1e-6
         return {"should_apply_blur": chosen, "blur_factor": sigma}
@@ -391,19 +376,18 @@ class RandomGaussianBlur(FactorLayer):
 
 
 class RandomPosterization(FactorLayer):
-    """Keep a random number of bits of the pixels of each image in training, of eight.
+    """Reduce the pixels of each image to a random number of bits in training.
 
     Args:
-        factor: the least number of bits, and one above the largest, from 1 to 8; equal ones for so many. A number
-            stands for 1 and itself.
-        value_range: the least and the largest value of pixels, which become 0 and 255 and back.
+        factor: smallest number of bits and upper bound (excluded unless equal), from 1 to 8; a number x stands for
+            (1, x).
+        value_range: smallest and largest value of pixels.
         data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
     factor_bounds = (1, 8)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return how many bits are dropped, `{"shift_factor": (images,)}`."""
         rows = images.shape[0]
         low, high = (int(limit) for limit in self.factor)
         same = jnp.full((rows,), low, "uint8")

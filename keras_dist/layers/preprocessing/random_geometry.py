@@ -17,13 +17,13 @@ from keras_dist.ops import image_transforms
 
 
 class RandomFlip(RandomImageLayer):
-    """Flip each image in training, or leave it, with equal probability.
+    """Flip each image with probability 0.5 in training.
 
     Args:
-        mode: `"horizontal"` for left and right, `"vertical"`, or `"horizontal_and_vertical"`, which does both or none.
+        mode: `"horizontal"`, `"vertical"`, or `"horizontal_and_vertical"` for both together.
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
-    Source: `keras.layers.RandomFlip`; with one seed, both flip the same images, as do the other random layers.
+    Source: `keras.layers.RandomFlip`, which flips the same images for the same seed.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class RandomFlip(RandomImageLayer):
         self.mode = check_option("mode", mode, ("horizontal", "vertical", "horizontal_and_vertical"), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images are flipped, `{"flips": (images, 1, 1, 1)}`."""
         return {"flips": self._uniform(images, (0.0, 1.0), seed, 1, 1, 1) <= 0.5}
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
@@ -47,13 +46,13 @@ class RandomFlip(RandomImageLayer):
 
 
 class AffineLayer(RandomImageLayer):
-    """The base of layers that move pixels by affine transforms. Subclasses define `_matrices`.
+    """The base of affine transforms. Subclasses define `_matrices`.
 
     Args:
         fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
             `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
         interpolation: `"bilinear"` or `"nearest"`.
-        fill_value: the value around an image for `fill_mode="constant"`.
+        fill_value: value around an image for `fill_mode="constant"`.
     """
 
     def __init__(
@@ -67,9 +66,8 @@ class AffineLayer(RandomImageLayer):
     ) -> None:
         super().__init__(seed, data_format=data_format, **kwargs)
         self.fill_mode = check_option("fill_mode", fill_mode, ("reflect", "wrap", "constant", "nearest"), self.name)
-        self.interpolation = check_option(
-            "interpolation", interpolation, image_transforms.AFFINE_INTERPOLATIONS, self.name
-        )
+        options = image_transforms.AFFINE_INTERPOLATIONS
+        self.interpolation = check_option("interpolation", interpolation, options, self.name)
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
 
     def _matrices(self, images: jax.Array, transformation: Any) -> jax.Array:
@@ -87,8 +85,8 @@ class RandomRotation(AffineLayer):
     """Rotate each image by a random angle in training.
 
     Args:
-        factor: the least and the largest angle as parts of a full turn, counted counter-clockwise; a number stands
-            for its negative and itself.
+        factor: smallest and largest angle, counter-clockwise, as fractions of a full turn; a number x stands for
+            (-x, x).
         fill_mode, interpolation, fill_value: as in `RandomTranslation`.
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
@@ -114,7 +112,6 @@ class RandomRotation(AffineLayer):
         self.factor = check_range("factor", factor, (-1, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the angles [degrees], `{"angle": (images,)}`."""
         low, high = self.factor
         return {"angle": self._uniform(images, (low * 360.0, high * 360.0), seed)}
 
@@ -123,12 +120,12 @@ class RandomRotation(AffineLayer):
 
 
 class RandomZoom(AffineLayer):
-    """Zoom into or out of each image in training, about its centre.
+    """Zoom each image about its centre by a random factor in training.
 
     Args:
-        height_factor: the least and the largest factor for the height: 0.2 shows 20 % more of it, -0.2 20 % less; a
-            number stands for its negative and itself.
-        width_factor: the same for the width; by default the factor of the height, so that the ratio stays.
+        height_factor: smallest and largest change of the visible height: 0.2 shows 20 % more, -0.2 shows 20 % less; a
+            number x stands for (-x, x).
+        width_factor: the same for the width; by default the aspect ratio is kept.
         fill_mode, interpolation, fill_value: as in `RandomTranslation`.
         seed, data_format, **kwargs: as in `RandomBrightness`.
     """
@@ -150,7 +147,6 @@ class RandomZoom(AffineLayer):
         self.width_factor = check_optional(check_range, "width_factor", width_factor, **options)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the factors, `{"height_zoom": (images, 1), "width_zoom": (images, 1)}`."""
         low, high = self.height_factor
         height = width = self._uniform(images, (1.0 + low, 1.0 + high), seed, 1)
         if self.width_factor is not None:
@@ -164,12 +160,12 @@ class RandomZoom(AffineLayer):
 
 
 class RandomTranslation(AffineLayer):
-    """Move each image in training.
+    """Translate each image by a random distance in training.
 
     Args:
-        height_factor: how far down at least and at most, as parts of the height; a number stands for its negative and
-            itself.
-        width_factor: how far to the right, as parts of the width.
+        height_factor: smallest and largest distance downwards, as fractions of the height; a number x stands for
+            (-x, x).
+        width_factor: the same to the right, as fractions of the width.
         fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
             `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
         interpolation: `"bilinear"` or `"nearest"`.
@@ -193,7 +189,6 @@ class RandomTranslation(AffineLayer):
         self.width_factor = check_range("width_factor", width_factor, (-1, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the ways to the right and down [pixels], `{"translations": (images, 2)}`."""
         height, width = self._size(images)
         down = self._uniform(images, self.height_factor, seed, 1) * height
         right = self._uniform(images, self.width_factor, seed, 1) * width
@@ -204,11 +199,11 @@ class RandomTranslation(AffineLayer):
 
 
 class RandomShear(AffineLayer):
-    """Shear each image in training.
+    """Shear each image by a random factor in training.
 
     Args:
-        x_factor: how far a row is moved to the side at least and at most, as parts of its distance from the first one;
-            a number stands for its negative and itself. The direction is random.
+        x_factor: smallest and largest shift of a row, as fractions of its distance from the first row; a number x
+            stands for (-x, x). The direction is random.
         y_factor: the same for columns.
         interpolation, fill_mode, fill_value: as in `RandomTranslation`.
         data_format, seed, **kwargs: as in `RandomBrightness`.
@@ -230,7 +225,6 @@ class RandomShear(AffineLayer):
         self.y_factor = check_range("y_factor", y_factor, (-1, 1), self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return the factors of x and y, `{"shear_factor": (images, 2)}`."""
         sign = jnp.where(self._uniform(images, (0.0, 1.0), seed, 1) > 0.5, -1.0, 1.0)
         y, x = (self._uniform(images, limits, seed, 1) for limits in (self.y_factor, self.x_factor))
         return {"shear_factor": jnp.concatenate([x, y], axis=1) * sign}
@@ -240,14 +234,13 @@ class RandomShear(AffineLayer):
 
 
 class RandomCrop(RandomImageLayer):
-    """Cut a part out of images in training, at a random place that is the same for a whole batch.
+    """Crop images at a random position, the same for a whole batch, in training.
 
-    Images that are not larger in both dims give their largest centered part of that ratio, resized. When the layer
-    does not train, images stay as they are.
+    Of images that are not larger in both dims, the largest centered part with the aspect ratio of the crop is resized.
 
     Args:
-        height: of the part [pixels].
-        width: of the part [pixels].
+        height: height of the crop [pixels].
+        width: width of the crop [pixels].
         name: see `Layer`.
         seed, data_format, **kwargs: as in `RandomBrightness`.
     """
@@ -266,7 +259,6 @@ class RandomCrop(RandomImageLayer):
         self.width = check_size("width", width, self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return where the part begins: top and left."""
         height, width = self._size(images)
         if not (height > self.height and width > self.width):
             return image_transforms.largest_like(height, width, (self.height, self.width))[:2]
@@ -275,7 +267,7 @@ class RandomCrop(RandomImageLayer):
 
     def _transform(self, images: jax.Array, transformation: Any, interpolation: str) -> jax.Array:
         sizes = zip(self._size(images), transformation, (self.height, self.width), strict=True)
-        # a start that is traced was drawn, so that the part fits
+        # a traced start was drawn so that the crop fits
         parts = [min(new, old - start) if isinstance(start, int) else new for old, start, new in sizes]
         top, left = transformation
         images = image_transforms.crop(images, top, left, parts[0], parts[1], self.data_format)
@@ -285,13 +277,13 @@ class RandomCrop(RandomImageLayer):
 
 
 class RandomPerspective(RandomImageLayer):
-    """Show some images as seen from elsewhere in training: their corners are moved at random.
+    """Apply a perspective transform that moves the corners of random images in training.
 
     Args:
-        factor: the least and the largest probability; a number stands for 0 and itself.
-        scale: how far corners are moved at most, as parts of twice their distance from the first corner, from 0 to 1.
+        factor: smallest and largest probability; a number x stands for (0, x).
+        scale: largest displacement of corners, from 0 to 1, as a fraction of twice the distance from the first corner.
         interpolation: `"bilinear"` or `"nearest"`.
-        fill_value: the value around an image.
+        fill_value: value around an image.
         seed, data_format, **kwargs: as in `RandomBrightness`.
     """
 
@@ -313,7 +305,6 @@ class RandomPerspective(RandomImageLayer):
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images change, and where their corners are before and afterwards, (images, 4, 2)."""
         chosen = self._chosen(images, self.factor, seed)
         limits = (-0.5 * self.scale, 0.5 * self.scale)
         moved = random.uniform((*chosen.shape, 4, 2), *limits, dtype=self.compute_dtype, seed=seed)
@@ -334,19 +325,19 @@ class RandomPerspective(RandomImageLayer):
 
 
 class RandomElasticTransform(RandomImageLayer):
-    """Distort some images in training, as if they were on rubber: pixels are moved, neighbours by nearly the same way.
+    """Displace the pixels of random images smoothly in training.
 
     Args:
-        factor: the least and the largest probability; a number stands for 0 and itself.
-        scale: how strongly at least and at most, from 0 to 1, the same for a whole batch; a number stands for 0 and
-            itself. At 1, ways are of the order of a tenth of the larger side.
+        factor: smallest and largest probability; a number x stands for (0, x).
+        scale: smallest and largest strength, from 0 to 1, the same for a whole batch; a number x stands for (0, x). At
+            1, displacements are about a tenth of the larger side.
         interpolation: `"bilinear"` or `"nearest"`.
         fill_mode: values around an image: `"reflect"`, `"mirror"`, `"wrap"`, `"nearest"`, or `"constant"`.
-        fill_value: the value around an image for `fill_mode="constant"`.
-        value_range: the least and the largest value of pixels, to which images are clipped.
+        fill_value: value around an image for `fill_mode="constant"`.
+        value_range: smallest and largest value of pixels, to which images are clipped.
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
-    Differs from Keras: segmentation masks are distorted as their images, and are not clipped.
+    Differs from Keras: segmentation masks are distorted like their images, and are not clipped.
     """
 
     def __init__(
@@ -371,16 +362,14 @@ class RandomElasticTransform(RandomImageLayer):
         self.value_range = check_value_range(value_range, self.name)
 
     def _draw(self, images: jax.Array, seed: Any) -> Any:
-        """Return which images change, how strongly, and the seed of the ways of pixels; None, if none can change."""
         if 0 in (self.scale[1], self.factor[1]):
             return None
         chosen = self._chosen(images, self.factor, seed)
         strength = random.uniform((), *self.scale, dtype=self.compute_dtype, seed=seed)
-        key = seed.next() if isinstance(seed, random.SeedGenerator) else seed  # one for images and their masks
+        key = seed.next() if isinstance(seed, random.SeedGenerator) else seed  # the same for images and masks
         return {"apply_transform": chosen, "distortion_factor": strength, "seed": key}
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the images, in training distorted and clipped."""
         found = super().transform_images(images, transformation, training)
         return found if not training or transformation is None else jnp.clip(found, *self.value_range)
 

@@ -1,4 +1,4 @@
-"""`Rescaling`, and `Normalization` by the mean and variance of data."""
+"""`Rescaling`, and `Normalization` by mean and variance of data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.variables import call_context
 
 _CHUNK_BYTES = 2**26
-"""The part of an array that `adapt` converts at a time."""
+"""Size of the parts of an array that `adapt` converts at a time."""
 
 
 class Rescaling(Layer):
     """`inputs * scale + offset`, in the layer's element type.
 
     Args:
-        scale: a number, or one for each channel, which are where `keras_dist.config.image_data_format()` says.
+        scale: a number, or one for each channel, in the order of `keras_dist.config.image_data_format()`.
         offset: a number, or one for each channel.
         **kwargs: see `Layer`.
     """
@@ -38,29 +38,28 @@ class Rescaling(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return `inputs * scale + offset`."""
         dtype = self.compute_dtype
         scale, offset = (self._per_channel(numbers, inputs.ndim) for numbers in (self.scale, self.offset))
         return inputs.astype(dtype) * scale + offset
 
     def _per_channel(self, numbers: ArrayLike, rank: int) -> jax.Array:
-        """Return numbers for each channel with dims behind them where the channels of images come first."""
+        """Return the numbers, with further dims if the channels of images come first."""
         values = jnp.asarray(numbers, self.compute_dtype)
         is_first = values.ndim and image_data_format() == "channels_first"
         return values.reshape(*values.shape, *(1,) * min(rank - 1, 3 - values.ndim)) if is_first else values
 
 
 class Normalization(Layer):
-    """`(inputs - mean) / sqrt(variance)`, with a given mean and variance, or the statistics of data.
+    """`(inputs - mean) / sqrt(variance)`, with given moments, or moments of data.
 
-    Without arguments it has the weights `mean`, `variance` (the dims of `axis`) and `count`, which are not trained:
-    mean 0 and variance 1 until `adapt(data)` sets them.
+    Without given moments it has the non-trainable weights `mean`, `variance` (the dims of `axis`) and `count`; mean 0
+    and variance 1 until `adapt(data)` sets them.
 
     Args:
-        axis: the dims, counted with the batch, whose indices have a mean each; None for one mean.
-        mean: a number, or an array whose dims are the last ones of `axis`; only together with `variance`.
-        variance: as `mean`.
-        invert: whether to go back: `inputs * sqrt(variance) + mean`.
+        axis: the dims, counted with the batch, with a separate mean for each index; None for one mean.
+        mean: a number, or an array of the last dims of `axis`; requires `variance`.
+        variance: like `mean`.
+        invert: whether to return `inputs * sqrt(variance) + mean`.
         **kwargs: see `Layer`.
 
     Example:
@@ -99,21 +98,20 @@ class Normalization(Layer):
             check_broadcasts("mean", np.shape(self.input_mean), shape, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the normalized inputs."""
         inputs = inputs.astype(self.compute_dtype)
         mean, variance = self._statistics(inputs)
         deviation = jnp.maximum(jnp.sqrt(variance), epsilon())
         return inputs * deviation + mean if self.invert else (inputs - mean) / deviation
 
     def adapt(self, data: ArrayLike | Iterable[PyTree]) -> None:
-        """Set `mean` and `variance` to the statistics of data.
+        """Set `mean` and `variance` to the moments of data.
 
         Args:
-            data: an array; or an iterable of batches, each an array or a tuple that begins with one.
+            data: an array; or an iterable of batches: arrays, or tuples that start with one.
 
         Raises:
-            ModelError: the layer was given `mean` and `variance`.
-            DataError: the data are empty, or their dims of `axis` differ from the layer's inputs.
+            ModelError: `mean` and `variance` were given.
+            DataError: the data are empty, or their sizes in `axis` differ from the layer's inputs.
         """
         if self.input_mean is not None:
             given = f"mean={shorten(self.input_mean)}, variance={shorten(self.input_variance)}"
@@ -132,22 +130,17 @@ class Normalization(Layer):
             weight.assign(value)
 
     def _statistics(self, inputs: jax.Array) -> list[jax.Array]:
-        """Return mean and variance, with a dim of size 1 for each dim of the inputs that has none."""
+        """Return mean and variance, with the rank of the inputs."""
         kept = check_axes_exist("axis", self.axis, inputs.shape, self.name)
-        pair = (
-            (self.mean[...], self.variance[...]) if self.input_mean is None else (self.input_mean, self.input_variance)
-        )
+        given = (self.input_mean, self.input_variance)
+        pair = (self.mean[...], self.variance[...]) if self.input_mean is None else given
         statistics = [jnp.asarray(values, self.compute_dtype) for values in pair]
-        return [
-            jnp.expand_dims(
-                values.reshape(*(1,) * (len(kept) - values.ndim), *values.shape),
-                tuple(axis for axis in range(inputs.ndim) if axis not in kept),
-            )
-            for values in statistics
-        ]
+        reduced = tuple(axis for axis in range(inputs.ndim) if axis not in kept)
+        shapes = [(*(1,) * (len(kept) - values.ndim), *values.shape) for values in statistics]
+        return [jnp.expand_dims(v.reshape(shape), reduced) for v, shape in zip(statistics, shapes, strict=True)]
 
     def _chunks(self, batch: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield parts of a batch along its first dim, unless that has a mean at each index."""
+        """Yield parts of a batch along its first dim, unless it is one of `axis`."""
         rows = max(1, _CHUNK_BYTES // max(1, 8 * math.prod(batch.shape[1:])))
         whole = 0 in check_axes_exist("axis", self.axis, batch.shape, self.name)
         for start in range(0, len(batch), len(batch) if whole else rows):
@@ -178,11 +171,11 @@ class Normalization(Layer):
 
 
 _Moments = tuple[int, Any, Any]
-"""A number of values, their mean, their variance."""
+"""Number of values, mean, variance."""
 
 
 def _merged(first: _Moments, second: _Moments) -> _Moments:
-    """Return the moments of both sets of values together."""
+    """Return the moments of the union of two sets of values."""
     count = first[0] + second[0]
     if count == 0:
         return first
@@ -193,7 +186,6 @@ def _merged(first: _Moments, second: _Moments) -> _Moments:
 
 
 def _batches(data: Any, layer: str) -> Iterator[np.ndarray]:
-    """Yield the batches of `data`."""
     if not hasattr(data, "shape") and not isinstance(data, Iterable):
         if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             raise _no_batches(data, layer)

@@ -14,17 +14,17 @@ from keras_dist.ops import image_transforms
 
 
 class Resizing(ImageLayer):
-    """Images of another size; integers stay integers.
+    """Resize images; integers stay integers.
 
     Args:
         height: the new height [pixels].
         width: the new width [pixels].
         interpolation: `"bilinear"`, `"nearest"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
-        crop_to_aspect_ratio: whether only the largest centered part of the new ratio is taken.
-        pad_to_aspect_ratio: whether images are padded to the new ratio before.
-        fill_mode: `"constant"`.
-        fill_value: what they are padded with.
-        antialias: whether pixels that become one are averaged.
+        crop_to_aspect_ratio: whether to resize only the largest centered part with the new aspect ratio.
+        pad_to_aspect_ratio: whether to pad images to the new aspect ratio.
+        fill_mode: must be `"constant"`.
+        fill_value: value of the padding.
+        antialias: whether smaller images are averages of all pixels.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
 
@@ -62,35 +62,26 @@ class Resizing(ImageLayer):
             raise ModelError(f"layer {self.name!r} cannot both crop and pad", given=given, fix="leave one of them out")
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return a batch of images in the new size."""
         return self._resized(images, self.interpolation)
 
     def transform_segmentation_masks(
         self, segmentation_masks: jax.Array, transformation: Any = None, training: bool = True
     ) -> jax.Array:
-        """Return masks in the new size, whose classes are not mixed."""
+        """Return resized masks, without interpolation."""
         return self._resized(segmentation_masks, "nearest")
 
     def _resized(self, images: jax.Array, interpolation: str) -> jax.Array:
-        return image_transforms.resize(
-            images,
-            (self.height, self.width),
-            interpolation,
-            self.antialias,
-            self.crop_to_aspect_ratio,
-            self.pad_to_aspect_ratio,
-            self.fill_value,
-            self.data_format,
-            keeps_dtype=True,
-        )
+        size, ratios = (self.height, self.width), (self.crop_to_aspect_ratio, self.pad_to_aspect_ratio)
+        options = (interpolation, self.antialias, *ratios, self.fill_value, self.data_format)
+        return image_transforms.resize(images, size, *options, keeps_dtype=True)
 
 
 class CenterCrop(ImageLayer):
-    """The part in the middle of images; where they are smaller than it, their largest part of its ratio, resized.
+    """Crop the centre of images; of smaller images, resize the largest centered part with the new aspect ratio.
 
     Args:
-        height: of the part [pixels].
-        width: of the part [pixels].
+        height: height of the crop [pixels].
+        width: width of the crop [pixels].
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
     """
@@ -103,7 +94,6 @@ class CenterCrop(ImageLayer):
         self.width = check_size("width", width, self.name)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
-        """Return the middle of a batch of images."""
         images = images.astype(self.compute_dtype)
         height, width = self._size(images)
         if height >= self.height and width >= self.width:

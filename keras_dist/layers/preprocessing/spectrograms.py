@@ -22,24 +22,22 @@ from keras_dist.ops.spectra import spectra, window_weights
 
 
 class MelSpectrogram(Layer):
-    """The strength of a signal in windows of time and bands of pitch, (..., num_mel_bins, windows).
-
-    Inputs are signals (time,) or (batch, time).
+    """Mel spectrogram (..., num_mel_bins, windows) of signals (time,) or (batch, time).
 
     Args:
-        fft_length: the size of Fourier transforms.
-        sequence_stride: how far apart windows begin.
-        sequence_length: the size of a window; by default `fft_length`.
+        fft_length: size of Fourier transforms.
+        sequence_stride: distance of the starts of windows.
+        sequence_length: size of a window; by default `fft_length`.
         window: `"hann"`, `"hamming"`, `sequence_length` numbers, or None.
-        sampling_rate: of the signal [1/s].
-        num_mel_bins: the number of bands, which are equally wide on the mel scale.
-        min_freq: the least frequency [1/s].
-        max_freq: the largest one; by default half of `sampling_rate`.
-        power_to_db: whether strengths are logarithms [dB].
-        top_db: strengths are cut this far below the largest one in a batch [dB].
-        mag_exp: the power of magnitudes: 1 for these, 2 for power.
-        min_power: the least strength.
-        ref_power: the strength that is 0 dB.
+        sampling_rate: sampling rate of the signal [1/s].
+        num_mel_bins: number of bands of equal width on the mel scale.
+        min_freq: lowest frequency [1/s].
+        max_freq: highest frequency [1/s]; by default half of `sampling_rate`.
+        power_to_db: whether to return logarithms [dB].
+        top_db: results are limited to this distance from the largest one in a batch [dB].
+        mag_exp: exponent of magnitudes: 1 for magnitude, 2 for power.
+        min_power: smallest power.
+        ref_power: power of 0 dB.
         **kwargs: see `Layer`.
 
     Example:
@@ -79,7 +77,6 @@ class MelSpectrogram(Layer):
         self._weights_of_window()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the strengths."""
         if inputs.ndim not in (1, 2):
             summary = f"layer {self.name!r} takes signals (time,) or (batch, time)"
             raise ModelError(summary, given=f"shape {inputs.shape}", fix="take one channel: x[..., 0]")
@@ -103,7 +100,7 @@ class MelSpectrogram(Layer):
         upper_edge_hertz: float = 3800.0,
         dtype: DTypeLike = "float32",
     ) -> jax.Array:
-        """Return by how much each frequency belongs to each band, (num_spectrogram_bins, num_mel_bins)."""
+        """Return the weight of each frequency in each band, (num_spectrogram_bins, num_mel_bins)."""
         edges = np.linspace(_mel(lower_edge_hertz), _mel(upper_edge_hertz), num_mel_bins + 2)
         pitches = _mel(np.linspace(0, sampling_rate / 2, num_spectrogram_bins))[:, None]
         lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
@@ -124,24 +121,24 @@ MODES = ("log", "magnitude", "psd", "real", "imag", "angle", "stft")
 
 
 class STFTSpectrogram(Layer):
-    """The short-time Fourier transform of signals, (batch, frames, channels * frequencies).
+    """Short-time Fourier transform (batch, frames, channels * frequencies) of signals (batch, time, channels).
 
-    Inputs are signals (batch, time, channels), or (batch, channels, time). The transform is a convolution, whose
-    kernels `real_kernel` and `imag_kernel` (frame_length, 1, frequencies) are trained unless `trainable=False`.
+    The transform is a convolution with trainable kernels `real_kernel` and `imag_kernel` (frame_length, 1,
+    frequencies).
 
     Args:
-        mode: `"log"` magnitudes, `"magnitude"`, `"psd"` for the power spectral density, the `"real"` or the `"imag"`
-            part, `"angle"`, or `"stft"` for both parts, one after the other.
-        frame_length: the size of a frame.
-        frame_step: how far apart frames begin; by default half of `frame_length`.
-        fft_length: the size n of transforms, of n // 2 + 1 frequencies; by default the next power of 2.
+        mode: `"log"` for log-magnitudes, `"magnitude"`, `"psd"` for the power spectral density, `"real"`, `"imag"`,
+            `"angle"`, or `"stft"` for real and imaginary parts, concatenated.
+        frame_length: size of a frame.
+        frame_step: distance of the starts of frames; by default half of `frame_length`.
+        fft_length: size n of transforms with n // 2 + 1 frequencies; by default the next power of 2.
         window: see `initializers.STFT`.
         periodic: see `initializers.STFT`.
         scaling: see `initializers.STFT`.
-        padding: `"valid"`, or `"same"` for zeros at both ends.
-        expand_dims: whether channels and frequencies are dims of their own, (batch, frames, frequencies, channels).
-        data_format: `"channels_last"`, the default, or `"channels_first"` for outputs (batch, channels * frequencies,
-            frames), or (batch, channels, frames, frequencies).
+        padding: `"valid"`, or `"same"` for zero padding at both ends.
+        expand_dims: whether channels and frequencies are separate dims, (batch, frames, frequencies, channels).
+        data_format: `"channels_last"`, the default, or `"channels_first"` for inputs (batch, channels, time) and
+            outputs (batch, channels * frequencies, frames), or (batch, channels, frames, frequencies).
         **kwargs: see `Layer`.
 
     Example:
@@ -184,18 +181,16 @@ class STFTSpectrogram(Layer):
         self.input_spec = InputSpec(ndim=3)
 
     def build(self, input_shape: PyTree = None) -> None:
-        """Create `real_kernel` and `imag_kernel` (frame_length, 1, frequencies), or the one that `mode` needs."""
+        """Create the kernels (frame_length, 1, frequencies) that `mode` requires."""
         size = self.fft_length or 2 ** math.ceil(math.log2(self.frame_length))
         for side in (self.mode,) if self.mode in ("real", "imag") else ("real", "imag"):
             name, shape = f"{side}_kernel", (self.frame_length, 1, size // 2 + 1)
             setattr(self, name, self.add_weight(name=name, shape=shape, initializer=self._initializers[side]))
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return what `mode` says of each frame and frequency."""
         if not jnp.issubdtype(inputs.dtype, jnp.floating):
-            raise argument_error(
-                "inputs", inputs.dtype, "floating-point numbers", layer=self.name, error=ArgumentTypeError
-            )
+            expected = "floating-point numbers"
+            raise argument_error("inputs", inputs.dtype, expected, layer=self.name, error=ArgumentTypeError)
         signals = jnp.swapaxes(inputs, 1, 2) if self.data_format == "channels_last" else inputs
         if self.padding == "valid" and signals.shape[-1] < self.frame_length:
             summary = f"signals of layer {self.name!r} must have at least frame_length={self.frame_length} numbers"
@@ -217,7 +212,7 @@ class STFTSpectrogram(Layer):
             return jnp.concatenate([real, imag], -1)
         power = jnp.square(real) + jnp.square(imag)
         if self.mode == "psd":
-            return power.at[..., 1:-1].multiply(2)  # what negative frequencies hold, too
+            return power.at[..., 1:-1].multiply(2)  # negative frequencies
         magnitude = jnp.sqrt(jnp.maximum(power, epsilon()))
         return magnitude if self.mode == "magnitude" else jnp.log(jnp.maximum(magnitude, epsilon()))
 
@@ -234,5 +229,5 @@ class STFTSpectrogram(Layer):
 
 
 def _joined(values: jax.Array, axis: int) -> jax.Array:
-    """Return `values` with this dim and the next one joined."""
+    """Merge a dim with the next one."""
     return values.reshape(*values.shape[:axis], -1, *values.shape[axis + 2 :])

@@ -1,4 +1,4 @@
-"""`TextVectorization`: text as indices of words, or as vectors of them."""
+"""`TextVectorization`: indices of words in texts, or vectors."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from keras_dist.symbolic.tensors import KerasTensor
 _STANDARDIZE = ("lower_and_strip_punctuation", "lower", "strip_punctuation", None)
 _SPLIT = ("whitespace", "character", None)
 
-# As TensorFlow does for bytes: letters, marks and spaces of ASCII alone.
+# only ASCII letters, punctuation and spaces, as TensorFlow does for bytes
 _LOWER = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 _STRIP = dict.fromkeys(map(ord, "!\"#$%&()*+,-./:;<=>?@[\\]^_`{|}~'"))
 _WORD = re.compile(r"[^ \t\n\v\f\r]+")
 
 
 class TextVectorization(HostLayer):
-    """Text as indices of words, or as vectors of them; runs on the host.
+    """Map texts to indices of words in a vocabulary, or to vectors; runs on the host.
 
-    Each text is standardized, split into words, words are joined to n-grams, and looked up in a vocabulary.
+    Each text is standardized, split into words, and its words or n-grams are looked up.
 
     Args:
-        max_tokens: the largest size of the vocabulary, special tokens included; None for any.
-        standardize: `"lower_and_strip_punctuation"`, `"lower"` and `"strip_punctuation"`, which know ASCII alone; a
-            function of an array of text; or None.
-        split: `"whitespace"`, `"character"`, a function of an array of texts that returns a list of words for each; or
+        max_tokens: largest size of the vocabulary, including special tokens; None for any size.
+        standardize: `"lower_and_strip_punctuation"`, `"lower"` or `"strip_punctuation"`, for ASCII; a function of an
+            array of text; or None.
+        split: `"whitespace"`, `"character"`, or a function of an array of texts that returns a list of words for each;
             None for inputs that are words.
-        ngrams: the largest number of words that are joined, or a tuple of numbers.
-        output_mode: `"int"`, indices, with 0 behind the end of a text and 1 for unknown words; `"multi_hot"`,
-            `"count"` or `"tf_idf"`, a vector for each text; `"one_hot"`, where texts are words.
-        output_sequence_length: with `"int"`, the number of indices that longer texts are cut to, and shorter ones
-            filled up to; by default the largest one of the batch.
-        pad_to_max_tokens: whether vectors have `max_tokens` entries, however small the vocabulary is.
-        vocabulary: words, or a file with one in each line; by default those that `adapt` finds.
-        idf_weights: with `"tf_idf"`, the inverse document frequency of each word of `vocabulary`.
-        sparse: False; arrays are dense.
-        ragged: False.
-        encoding: of bytes.
+        ngrams: largest number of words in an n-gram, or a tuple of numbers; None for words.
+        output_mode: `"int"` for indices, padded with 0, with 1 for unknown words; `"multi_hot"`, `"count"` or
+            `"tf_idf"` for a vector for each text; `"one_hot"` for inputs that are words.
+        output_sequence_length: number of indices to which texts are cut or padded, for `"int"`; by default the largest
+            number in the batch.
+        pad_to_max_tokens: whether vectors have size `max_tokens`, even for a smaller vocabulary.
+        vocabulary: words, or a file with one word in each line; by default `adapt` learns it.
+        idf_weights: inverse document frequencies of the words of `vocabulary`, for `"tf_idf"`.
+        sparse: must be False.
+        ragged: must be False.
+        encoding: encoding of bytes.
         name: see `Layer`.
         **kwargs: see `Layer`.
 
@@ -105,7 +105,7 @@ class TextVectorization(HostLayer):
         )
 
     def transform(self, inputs: Any) -> np.ndarray:
-        """Return indices (batch, words), or vectors (batch, vocabulary)."""
+        """Return indices (batch, words), or vectors (batch, vocabulary size)."""
         documents = self._documents(inputs)
         is_one = isinstance(inputs, str | bytes) or np.ndim(inputs) == 0
         lookup = self._lookup_layer
@@ -126,7 +126,6 @@ class TextVectorization(HostLayer):
         return outputs[0] if is_one else outputs
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
-        """Return a symbolic tensor like the output."""
         shape: Any = inputs.shape
         if self.output_mode == "int":
             is_split = self.split is not None or len(inputs.shape) < 2
@@ -136,12 +135,12 @@ class TextVectorization(HostLayer):
         return self._lookup_layer.output_like(rows)
 
     def adapt(self, data: Any, batch_size: int | None = None, steps: int | None = None) -> None:
-        """Learn the vocabulary: the words of texts, the most frequent first.
+        """Learn the vocabulary: the words of texts, sorted by frequency.
 
         Args:
-            data: an array or a list of texts, or an iterable of batches of them.
-            batch_size: not used, as in Keras.
-            steps: how many batches are read; by default all.
+            data: an array or a list of texts, or an iterable of batches.
+            batch_size: unused, as in Keras.
+            steps: number of batches to read; by default all.
 
         Raises:
             ModelError: the layer was given a vocabulary.
@@ -157,19 +156,19 @@ class TextVectorization(HostLayer):
         self._lookup_layer.count(self._documents(data))
 
     def finalize_state(self) -> None:
-        """Make the vocabulary of what was counted."""
+        """Create the vocabulary from the counts."""
         self._lookup_layer.finalize_state()
 
     def reset_state(self) -> None:
-        """Forget what was counted."""
+        """Clear the counts."""
         self._lookup_layer.reset_state()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
-        """Return the vocabulary: the word of each index; see `StringLookup`."""
+        """Return the word of each index; see `StringLookup`."""
         return self._lookup_layer.get_vocabulary(include_special_tokens)
 
     def vocabulary_size(self) -> int:
-        """Return the number of words, special ones included."""
+        """Return the number of words, including special tokens."""
         return self._lookup_layer.vocabulary_size()
 
     def set_vocabulary(self, vocabulary: Any, idf_weights: ArrayLike | None = None) -> None:
@@ -177,15 +176,15 @@ class TextVectorization(HostLayer):
         self._lookup_layer.set_vocabulary(vocabulary, idf_weights)
 
     def save_assets(self, dir_path: str) -> None:
-        """Write a vocabulary that was learned to `vocabulary.txt` in a folder; see `StringLookup`."""
+        """Write a learned vocabulary to `vocabulary.txt` in a folder; see `StringLookup`."""
         self._lookup_layer.save_assets(dir_path)
 
     def load_assets(self, dir_path: str) -> None:
-        """Take over the vocabulary in a folder, unless the config held one; see `StringLookup`."""
+        """Load the vocabulary from a folder, unless the config contains one; see `StringLookup`."""
         self._lookup_layer.load_assets(dir_path)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, with the vocabulary as it is now."""
+        """Return the arguments of the constructor, with the current vocabulary."""
         learned = self._lookup_layer.get_config()
         return super().get_config() | {
             name: learned[name] for name in ("vocabulary", "idf_weights", "has_input_vocabulary") if name in learned
@@ -193,16 +192,15 @@ class TextVectorization(HostLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Make a layer with the arguments and the vocabulary that `get_config` gave.
+        """Return a layer from a config of `get_config`.
 
         Raises:
-            ConfigError: the config names a file: what it says may come from anywhere.
+            ConfigError: the vocabulary is a path: configs of others must not read files.
         """
         StringLookup.check_config(config)
         return super().from_config(config)
 
     def _documents(self, inputs: Any) -> list[list[str]]:
-        """Return the words of each text."""
         rows: Any = as_rows(inputs, self.name, self.encoding)
         rows = self._texts(self.standardize(rows.astype(str)) if callable(self.standardize) else rows)
         if self.split is not None and rows.ndim > 1:

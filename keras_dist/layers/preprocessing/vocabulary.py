@@ -1,4 +1,4 @@
-"""The vocabulary of layers that look up tokens: what they learned, files of tokens, checks of given tokens."""
+"""Vocabularies of lookup layers: counts of tokens, files of tokens, and checks of given tokens."""
 
 from __future__ import annotations
 
@@ -17,41 +17,30 @@ Token = str | int
 
 
 class VocabularyTable:
-    """The vocabulary that a layer was given or has learned. NNX takes it for one value.
-
-    Attributes:
-        tokens: the vocabulary without special tokens, in order.
-        places: the index of each.
-        weights: of the whole vocabulary, for `"tf_idf"`.
-        is_given: whether the vocabulary was given, and is not to be learned.
-        counts: how often each token was seen.
-        documents: in how many documents each token was seen.
-        size: the number of documents.
-        expected: the size of the vocabulary that a file is to bring, special tokens included; None for any.
-    """
+    """A given or learned vocabulary, without special tokens, and counts of tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
         self.places: dict[Token, int] = {}
-        self.weights: np.ndarray | None = None
+        self.weights: np.ndarray | None = None  # of the whole vocabulary, for "tf_idf"
         self.is_given = False
-        self.expected: int | None = None
+        self.expected: int | None = None  # size of the vocabulary in a file, including special tokens
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was counted."""
+        """Clear the counts."""
         self.counts: collections.Counter[Token] = collections.Counter()
-        self.documents: collections.Counter[Token] = collections.Counter()
-        self.size = 0
+        self.documents: collections.Counter[Token] = collections.Counter()  # that contain a token
+        self.size = 0  # number of documents
 
     def learned(self, most: int | None) -> list[Token]:
-        """Return the tokens that were counted, the most frequent first, `most` of them; None for all."""
-        # as bytes: in the order of code points, as in Keras
+        """Return the `most` most frequent tokens; None for all."""
+        # bytes sort by code points, as in Keras
         ordered = sorted(self.counts.items(), key=lambda item: (item[1], _sortable(item[0])), reverse=True)
         return [token for token, _ in ordered[:most]]
 
     def inverse_frequencies(self, tokens: Sequence[Token], special: int) -> np.ndarray:
-        """Return the inverse document frequencies of tokens, and in front their mean for each special one."""
+        """Return the inverse document frequencies of tokens, after their mean for each special token."""
         counts = np.array([self.documents[token] for token in tokens], "float64")
         weights = np.log(1 + self.size / (1 + counts)).astype("float32")
         return np.concatenate([np.full(special, weights.mean(), "float32"), weights])
@@ -62,18 +51,14 @@ def _sortable(token: Token) -> Any:
 
 
 def as_token(token: Any, encoding: str) -> Any:
-    """Return text for bytes, and a number of Python for one of numpy."""
+    """Decode bytes, and convert NumPy numbers to Python numbers."""
     if isinstance(token, bytes):
         return token.decode(encoding, "surrogateescape")
     return token.item() if isinstance(token, np.generic) else token
 
 
 def lines_of(path: str | pathlib.Path, layer: str) -> list[str]:
-    """Return the lines of a file of text in UTF-8.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the lines of a text file in UTF-8."""
     try:
         return read_regular(pathlib.Path(path), follow_links=True).decode("utf-8", "strict").splitlines()
     except (OSError, ValueError) as error:
@@ -81,11 +66,7 @@ def lines_of(path: str | pathlib.Path, layer: str) -> list[str]:
 
 
 def tokens_of(lines: Iterable[str], kind: str, path: str | pathlib.Path, layer: str) -> list[Any]:
-    """Return the lines of a file as tokens of a kind, `"string"` or `"int64"`.
-
-    Raises:
-        DataError: a line is not an integer.
-    """
+    """Convert the lines of a file to tokens of a kind, `"string"` or `"int64"`."""
     try:
         return list(lines) if kind == "string" else [int(line) for line in lines]
     except ValueError as error:
@@ -106,17 +87,7 @@ def check_tokens(
     max_tokens: int | None,
     layer: str,
 ) -> None:
-    """Raise ModelError unless tokens are a vocabulary.
-
-    Args:
-        given: what the user gave.
-        tokens: the same without special tokens in front.
-        special: special tokens, as they may be in front.
-        reserved: tokens that are not allowed elsewhere.
-        kind: `"string"` or `"int64"`.
-        max_tokens: the largest size, special tokens included.
-        layer: the name of the layer.
-    """
+    """Check a `given` vocabulary: `tokens`, without `special` ones, must be unique, of a kind and not `reserved`."""
     size = len(tokens) + len(special)
     repeated = [token for token, count in collections.Counter(tokens).items() if count > 1]
     misplaced = [token for token in reserved if token in tokens]

@@ -17,17 +17,16 @@ from keras_dist.saving.serialization import lambdas_kept
 
 
 class Bidirectional(Layer):
-    """Merge the outputs of a recurrent layer and of a copy that goes backwards.
+    """Merge the outputs of a recurrent layer over a sequence and over the reversed sequence.
 
-    Both layers are made from the configs of the given ones, so that `layer` keeps no weights of this one. Paths of
-    weights contain their names: `forward_lstm/lstm_cell/kernel`, `backward_lstm/lstm_cell/kernel`. Outputs of masked
-    positions are zeros.
+    Both layers are created from the configs of the given layers. Paths of weights contain their names:
+    `forward_lstm/lstm_cell/kernel`, `backward_lstm/lstm_cell/kernel`. Outputs of masked time steps are 0.
 
     Args:
         layer: an `RNN`, or a layer with `go_backwards`, `return_sequences` and `return_state`.
         merge_mode: `"concat"`, `"sum"`, `"mul"` or `"ave"`; None for both outputs.
-        weights: only None: use `set_weights`.
-        backward_layer: the layer that goes backwards; by default a copy of `layer` with `go_backwards=True`.
+        weights: must be None; use `set_weights`.
+        backward_layer: the layer for the reversed sequence; by default a copy of `layer` with `go_backwards=True`.
         **kwargs: see `Layer`.
     """
 
@@ -67,16 +66,16 @@ class Bidirectional(Layer):
 
     @property
     def forward_layer(self) -> Layer:
-        """The layer that goes forwards."""
+        """The layer over the sequence."""
         return self._members[self._names[0]]
 
     @property
     def backward_layer(self) -> Layer:
-        """The layer that goes backwards."""
+        """The layer over the reversed sequence."""
         return self._members[self._names[1]]
 
     def reset_state(self) -> None:
-        """Let the next batch begin with zeros, if the layers keep their states."""
+        """Set the states that the layers keep to zeros."""
         for layer in (self.forward_layer, self.backward_layer):
             if getattr(layer, "stateful", False):
                 layer.reset_state()
@@ -87,7 +86,7 @@ class Bidirectional(Layer):
 
     @property
     def states(self) -> tuple[Any, Any] | None:
-        """The states that both layers keep; None without `stateful=True`."""
+        """The kept states of both layers; None without `stateful=True`."""
         return (self.forward_layer.states, self.backward_layer.states) if self.stateful else None
 
     def build(self, sequences_shape: Shape, initial_state_shape: PyTree = None) -> None:
@@ -106,13 +105,13 @@ class Bidirectional(Layer):
 
         Args:
             sequences: (batch, time, features).
-            initial_state: the states that the layers begin with, first the states of the forward layer.
-            mask: which positions count (batch, time).
-            training: passed on to the layers.
+            initial_state: initial states of the forward layer, then of the backward layer.
+            mask: boolean, valid time steps, (batch, time).
+            training: passed to the layers.
 
         Returns:
-            (batch, units), with `return_sequences` (batch, time, units); twice the units for `"concat"`, two arrays for
-            None. With `return_state` a tuple of them and the states of both layers.
+            (batch, units), or (batch, time, units) with `return_sequences`; 2 * units for `"concat"`, two arrays for
+            None. With `return_state`, a tuple of the outputs and the states of both layers.
         """
         half = 0 if initial_state is None else len(initial_state) // 2
         states = (None, None) if initial_state is None else (initial_state[:half], initial_state[half:])
@@ -128,7 +127,7 @@ class Bidirectional(Layer):
         return (*merged, *found) if self.merge_mode is None else (merged, *found)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return the mask of the input for the outputs of all steps; states have none."""
+        """Return the mask of the input for sequences of outputs, and None for states."""
         mask = mask if self.return_sequences else None
         if self.merge_mode is not None and not self.return_state:
             return mask
@@ -166,7 +165,6 @@ class Bidirectional(Layer):
 
 
 def _again(layer: Layer, **changes: Any) -> Layer:
-    """Return a new layer with the config of `layer`."""
     with lambdas_kept():
         return type(layer).from_config({**layer.get_config(), **changes})
 

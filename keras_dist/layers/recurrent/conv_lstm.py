@@ -1,4 +1,4 @@
-"""`ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: long short-term memories whose products are convolutions."""
+"""`ConvLSTM1D`, `ConvLSTM2D` and `ConvLSTM3D`: long short-term memory with convolutions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ from keras_dist.layers.recurrent.lstm import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.ops.spatial import SpatialDims, convolve
 
 
 class ConvLSTMCell(RecurrentCell):
-    """One step of a `ConvLSTM`; arguments as there. The states are the output and the memory, images like the output.
-
-    Attributes:
-        rank: the number of spatial dims.
-    """
+    """One step of a `ConvLSTM` over `rank` spatial dims. Both states have the shape of the output."""
 
     gates, states = 4, 2
-    implementation = 1  # what is dropped is drawn for each gate apart
+    implementation = 1  # separate dropout for each gate
     rank: int
 
     def __init__(
@@ -52,7 +49,7 @@ class ConvLSTMCell(RecurrentCell):
         self.strides = check_sizes("strides", strides, self.rank, self.name)
         self.padding = check_option("padding", padding, ("valid", "same"), self.name)
         self.data_format = check_data_format(data_format, self.name)
-        self.channel_axis = -1 if self.data_format == "channels_last" else 1
+        self.channel_axis = self._dims.channel_axis
         self.dilation_rate = check_sizes("dilation_rate", dilation_rate, self.rank, self.name)
         self.identify("recurrent_activation", activations.get, recurrent_activation)
         self.unit_forget_bias = unit_forget_bias
@@ -62,23 +59,28 @@ class ConvLSTMCell(RecurrentCell):
             raise ModelError(f"layer {self.name!r} has strides and a dilation_rate", given=given, fix=fix)
 
     @property
+    def _dims(self) -> SpatialDims:
+        return SpatialDims(self.rank, self.data_format == "channels_last")
+
+    @property
     def filters(self) -> int:
-        """The channels of the output."""
+        """Number of output channels."""
         return self.units
 
     def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
         of_inputs, of_states = noise
-        strides, padding, dilation = self.strides, self.padding.upper(), self.dilation_rate
-        columns = self._project(inputs, self.kernel[...], of_inputs, strides, padding, dilation)
-        columns = columns + self._project(states[0], self.recurrent_kernel[...], of_states)
+        ones = (1,) * self.rank
+        options = (self.strides, self.padding, self.dilation_rate)
+        columns = self._project(inputs, self.kernel[...], of_inputs, *options)
+        columns = columns + self._project(states[0], self.recurrent_kernel[...], of_states, ones, "same", ones)
         if self.use_bias:
-            spatial = () if self.channel_axis == -1 else range(1, self.rank + 1)
+            spatial = () if self._dims.channels_last else range(1, self.rank + 1)
             columns = columns + jnp.expand_dims(self.bias[...], tuple(spatial))
         return lstm_states(self, columns, states[1])
 
     def state_shape(self, input_shape: Shape) -> tuple[int, ...]:
         """Return the shape of the states for inputs of this shape."""
-        spatial: Any = input_shape[1:-1] if self.channel_axis == -1 else input_shape[2:]  # build knows their sizes
+        spatial: Any = [input_shape[axis] for axis in self._dims.axes]
         sizes: list[int] = []
         for size, window, stride, rate in zip(spatial, self.kernel_size, self.strides, self.dilation_rate, strict=True):
             steps = size if self.padding == "same" else size - rate * (window - 1)
@@ -88,7 +90,7 @@ class ConvLSTMCell(RecurrentCell):
             fix = 'padding="same", or a smaller kernel'
             raise ModelError(f"nothing is left of the input of layer {self.name!r}", given=given, fix=fix)
         batch = input_shape[0] or 1
-        return (batch, *sizes, self.filters) if self.channel_axis == -1 else (batch, self.filters, *sizes)
+        return (batch, *sizes, self.filters) if self._dims.channels_last else (batch, self.filters, *sizes)
 
     def initial_states(self, input_shape: Shape) -> list[jax.Array]:
         """Return zeros for both states."""
@@ -102,28 +104,16 @@ class ConvLSTMCell(RecurrentCell):
         inputs: jax.Array,
         kernel: jax.Array,
         noise: Sequence[jax.Array],
-        strides: Sequence[int] | None = None,
-        padding: str = "SAME",
-        dilation: Sequence[int] | None = None,
+        strides: Sequence[int],
+        padding: str,
+        dilation: Sequence[int],
     ) -> jax.Array:
-        """Convolve; with `noise`, each gate other inputs."""
-        spatial = "DHW"[-self.rank :]
-        data = f"N{spatial}C" if self.channel_axis == -1 else f"NC{spatial}"
-        parts = [(inputs, kernel)]
-        if noise:
-            parts = [(inputs * one, part) for one, part in zip(noise, jnp.split(kernel, self.gates, -1), strict=True)]
-        found = [
-            jax.lax.conv_general_dilated(
-                values.astype(part.dtype),
-                part,
-                strides or (1,) * self.rank,
-                padding,
-                rhs_dilation=dilation,
-                dimension_numbers=(data, f"{spatial}IO", data),
-            )
-            for values, part in parts
-        ]
-        return jnp.concatenate(found, self.channel_axis) if noise else found[0]
+        """Convolve; `noise` multiplies the inputs of each gate."""
+        if not noise:
+            return convolve(self._dims, inputs, kernel, strides, padding, dilation)
+        parts = zip(noise, jnp.split(kernel, self.gates, -1), strict=True)
+        found = [convolve(self._dims, inputs * one, part, strides, padding, dilation) for one, part in parts]
+        return jnp.concatenate(found, self.channel_axis)
 
 
 class ConvLSTM(RecurrentLayer):
@@ -132,13 +122,13 @@ class ConvLSTM(RecurrentLayer):
     Paths of weights are `conv_lstm_cell/kernel` and so on.
 
     Args:
-        filters: channels of the output.
-        kernel_size: the window of the convolutions, in each spatial dim, or one integer for all.
-        strides: steps of the convolution of the inputs: an integer, or one for each spatial dim.
-        padding: `"valid"` for windows inside of the inputs, `"same"` for zeros around them.
+        filters: number of output channels.
+        kernel_size: size of the window in each spatial dim, or one integer for all.
+        strides: step of the window over the inputs in each spatial dim, or one integer for all.
+        padding: `"valid"` for no padding of the inputs, `"same"` for zero padding.
         data_format: `"channels_last"`, the default, for inputs (batch, time, spatial dims, channels); or
             `"channels_first"` for inputs (batch, time, channels, spatial dims).
-        dilation_rate: distance of the inputs in a window; only one of `strides` and it can be above 1.
+        dilation_rate: distance of the inputs in a window; only one of `strides` and `dilation_rate` can be above 1.
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.
@@ -167,11 +157,11 @@ class ConvLSTM(RecurrentLayer):
         super().__init__(*sizes, activation, recurrent_activation, use_bias, **kwargs)
         self.input_spec = InputSpec(ndim=self.cell.rank + 3)
 
-    filters = property(operator.attrgetter("cell.filters"), doc="The channels of the output.")
-    kernel_size = property(operator.attrgetter("cell.kernel_size"), doc="The window of the convolutions.")
+    filters = property(operator.attrgetter("cell.filters"), doc="Number of output channels.")
+    kernel_size = property(operator.attrgetter("cell.kernel_size"), doc="Size of the window.")
 
     def get_initial_state(self, batch_size: int) -> list[jax.Array]:
-        """Return zeros for both states, of the shape that the layer was built for."""
+        """Return zeros for both states, for the input shape that the layer was built for."""
         shapes = self.get_build_config()
         if shapes is None:
             raise self._not_built("get_initial_state")
@@ -179,7 +169,7 @@ class ConvLSTM(RecurrentLayer):
         return self.cell.initial_states((batch_size, *shape[2:]))
 
     def states_before(self, sequences_shape: Shape) -> list[jax.Array]:
-        """Return the states that a call on sequences of this shape begins with."""
+        """Return the initial states for sequences of this shape."""
         return self.cell.initial_states((sequences_shape[0], *sequences_shape[2:]))
 
     def _config_arguments(self) -> dict[str, Any]:
@@ -200,18 +190,15 @@ class _ConvLSTMCell3D(ConvLSTMCell):
 
 
 class ConvLSTM1D(ConvLSTM):
-    """The long short-term memory over sequences (batch, time, size, channels), with convolutions for products.
-
-    Arguments as in `ConvLSTM2D`.
-    """
+    """Convolutional LSTM over sequences (batch, time, size, channels). Arguments as in `ConvLSTM2D`."""
 
     cell_class = _ConvLSTMCell1D
 
 
 class ConvLSTM2D(ConvLSTM):
-    """The long short-term memory over films (batch, time, height, width, channels), with convolutions for products.
+    """Convolutional LSTM over videos (batch, time, height, width, channels).
 
-    Shi et al. 2015, arXiv:1506.04214, without its peepholes.
+    Shi et al. 2015, arXiv:1506.04214, without peephole connections.
 
     Args:
         filters: channels of the output.
@@ -233,7 +220,7 @@ class ConvLSTM2D(ConvLSTM):
 
 
 class ConvLSTM3D(ConvLSTM):
-    """The long short-term memory over sequences of volumes, with convolutions for products.
+    """Convolutional LSTM over sequences of volumes (batch, time, depth, height, width, channels).
 
     Arguments as in `ConvLSTM2D`.
     """

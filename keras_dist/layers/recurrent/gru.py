@@ -17,22 +17,20 @@ class GRUCell(GatedCell):
     """One step of `GRU`, the gated recurrent unit: https://arxiv.org/abs/1406.1078.
 
     `h = z * h_before + (1 - z) * candidate`, where the update gate z and the reset gate r are
-    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels are those
-    of z, r and the candidate.
+    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels belong to
+    z, r and the candidate.
 
     Args:
         units: size of the output.
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.
-        reset_after: whether the candidate takes `r * (h_before @ recurrent_kernel)`, as the kernels of cuDNN do, or
+        reset_after: whether the candidate depends on `r * (h_before @ recurrent_kernel)`, as in cuDNN, or on
             `(r * h_before) @ recurrent_kernel`.
-        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
-        dropout, recurrent_dropout, seed, recurrent_initializer, recurrent_regularizer, recurrent_constraint,
-            recurrent_kernel_layout: as in `SimpleRNNCell`.
-        **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 3 * units) and
-            `bias` (2, 3 * units), without `reset_after` (3 * units,), such as `kernel_initializer`; the arguments of
+        **kwargs: initializer, regularizer, constraint and layout, such as `kernel_initializer`, of the weights `kernel`
+            (features, 3 * units) and `bias` (2, 3 * units), without `reset_after` (3 * units,); the arguments of
             `Layer`.
+        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
     """
 
     gates = 3
@@ -69,7 +67,6 @@ class GRUCell(GatedCell):
         return outputs, [outputs]
 
     def _biases(self) -> tuple[jax.Array | int, jax.Array | int]:
-        """Return the biases of the inputs and of the states."""
         if not self.use_bias:
             return 0, 0
         return (self.bias[0], self.bias[1]) if self.reset_after else (self.bias[...], 0)
@@ -79,7 +76,7 @@ class GRUCell(GatedCell):
 
 
 class GRUArguments(RecurrentLayerArguments, total=False):
-    """The keyword arguments of `GRU`."""
+    """Keyword arguments of `GRU`."""
 
     reset_after: bool
     implementation: int
@@ -91,7 +88,7 @@ class GRU(RecurrentLayer):
     Paths of weights are `gru_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        use_cudnn: must not be True: cuDNN is not used.
         **kwargs: the arguments of `GRUCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 

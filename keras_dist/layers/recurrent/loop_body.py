@@ -1,4 +1,4 @@
-"""Calls of layers in the body of a loop, which `jax.lax.scan` and `jax.vmap` trace separately."""
+"""Calls of layers in loop bodies, which `jax.lax.scan` and `jax.vmap` trace separately."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 
 
 def build_before(layer: Layer, *inputs: PyTree) -> None:
-    """Create the weights of a layer and of its sublayers, by a call that counts for nothing, before the loop begins."""
+    """Create the weights of a layer and its sublayers before the loop, by a call whose results are discarded."""
     with call_context.entered(False, anew=True):
         layer(*inputs)
 
 
 def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) -> tuple[PyTree, list[jax.Array]]:
-    """Call a layer inside of a loop; return its output and the losses it added, which the loop must return.
-
-    Raises:
-        ModelError: the layer draws random numbers or sets a statistic.
-    """
+    """Call a layer inside a loop; return its output and added losses. It must not change variables."""
     with call_context.entered(training, anew=True) as context:
-        context.is_computed_again = True  # with the whole loop, if at all
+        context.is_computed_again = True  # only with the whole loop
         try:
             outputs = layer(*args, **kwargs)
         except (TraceError, ModelError) as error:
@@ -38,10 +34,10 @@ def call_inside(layer: Layer, training: bool | None, *args: Any, **kwargs: Any) 
             summary = f"layer {layer.name!r} changes a variable inside of a loop over time"
             fix = "give the cell a method draw_noise(input_shape): what it returns comes to each step as `noise`"
             raise ModelError(summary, given=str(error).splitlines()[0], fix=fix) from error
-    layer.forget_losses()  # they are of one step, and known outside as what the loop returns
+    layer.forget_losses()  # tracers of one step; the loop returns them
     return outputs, context.losses
 
 
 def add_losses(layer: Layer, losses: list[jax.Array]) -> None:
-    """Add the losses that a loop in the call of a layer returned to the losses of the layer."""
+    """Add the losses returned by a loop in the call of a layer to the losses of the layer."""
     layer.add_loss([jnp.sum(loss) for loss in losses])

@@ -18,20 +18,18 @@ class LSTMCell(GatedCell):
     """One step of `LSTM`, the long short-term memory: https://doi.org/10.1162/neco.1997.9.8.1735.
 
     `c = f * c_before + i * candidate` and `h = o * activation(c)`, where the gates i, f and o are
-    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels are those
-    of i, f, the candidate and o; the states are h and c.
+    `recurrent_activation(inputs @ kernel + h_before @ recurrent_kernel + bias)`. The columns of the kernels belong to
+    i, f, the candidate and o. The states are h and c.
 
     Args:
         units: size of the output.
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.
-        unit_forget_bias: whether the bias of the forget gate begins with ones.
+        unit_forget_bias: whether the bias of the forget gate is initialized to ones.
+        **kwargs: initializer, regularizer, constraint and layout, such as `kernel_initializer`, of the weights `kernel`
+            (features, 4 * units) and `bias` (4 * units,); the arguments of `Layer`.
         implementation: as in `GRUCell`.
-        dropout, recurrent_dropout, seed, recurrent_initializer, recurrent_regularizer, recurrent_constraint,
-            recurrent_kernel_layout: as in `SimpleRNNCell`.
-        **kwargs: the initializer, regularizer, constraint and layout of the weights `kernel` (features, 4 * units) and
-            `bias` (4 * units,), such as `kernel_initializer`; the arguments of `Layer`.
     """
 
     gates, states = 4, 2
@@ -61,7 +59,7 @@ class LSTMCell(GatedCell):
 
 
 def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> Step:
-    """Return the output, and the new output and memory, of the columns of the four gates side by side."""
+    """Return the output, and the new states, from the columns of the four gates."""
     added, kept, new, shown = jnp.split(columns, 4, axis=cell.channel_axis)
     memory = cell.recurrent_activation(kept) * memory + cell.recurrent_activation(added) * cell.activation(new)
     outputs = cell.recurrent_activation(shown) * cell.activation(memory)
@@ -69,7 +67,7 @@ def lstm_states(cell: Any, columns: jax.Array, memory: jax.Array) -> Step:
 
 
 def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> Callable[..., jax.Array]:
-    """Return an initializer of the biases of four gates, which gives ones to the second, the forget gate."""
+    """Return an initializer of the biases of four gates with ones for the second, the forget gate."""
 
     def initialize(shape: tuple[int, ...], dtype: DTypeLike, key: jax.Array | None = None) -> jax.Array:
         return initializer(shape, dtype, key=key).at[units : 2 * units].set(1)
@@ -78,7 +76,7 @@ def with_open_forget_gate(initializer: Callable[..., jax.Array], units: int) -> 
 
 
 class LSTMArguments(RecurrentLayerArguments, total=False):
-    """The keyword arguments of `LSTM`."""
+    """Keyword arguments of `LSTM`."""
 
     unit_forget_bias: bool
     implementation: int
@@ -90,7 +88,7 @@ class LSTM(RecurrentLayer):
     Paths of weights are `lstm_cell/kernel` and so on.
 
     Args:
-        use_cudnn: as in Keras; True is refused: cuDNN is not used.
+        use_cudnn: must not be True: cuDNN is not used.
         **kwargs: the arguments of `LSTMCell`, then the arguments of `RNN`, such as `return_sequences`.
     """
 

@@ -15,14 +15,14 @@ from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments, Layout
 
 Noise = tuple[list[jax.Array], list[jax.Array]]
-"""Factors of the inputs and of the states: none, one array, or one for each gate."""
+"""Dropout factors of inputs and states: no array, one, or one for each gate."""
 
 Step = tuple[jax.Array, list[jax.Array]]
-"""The output at a position, and the states after it."""
+"""The output of a time step, and the new states."""
 
 
 class RecurrentArguments(KernelAndBiasArguments, total=False):
-    """The keyword arguments of every `RecurrentCell`."""
+    """Keyword arguments of every `RecurrentCell`."""
 
     dropout: float
     recurrent_dropout: float
@@ -34,34 +34,26 @@ class RecurrentArguments(KernelAndBiasArguments, total=False):
 
 
 class RecurrentCell(Layer):
-    """One step of a recurrent layer, with `gates` kernels side by side.
-
-    Attributes:
-        gates: number of kernels.
-        states: number of states.
-        kernel_size: window of the kernels, if they are convolved.
-        channel_axis: dim of the features in inputs and states.
-        state_size: size of its state, or sizes of its states.
-        output_size: size of its output.
+    """One time step of a recurrent layer.
 
     Args:
         units: size of the output.
         activation: a name or a function; None for none.
         use_bias: whether a bias is added.
-        dropout: fraction of the inputs that is dropped in training, the same in all steps.
-        recurrent_dropout: fraction of the states that is dropped in training, the same in all steps.
+        dropout: fraction of inputs dropped in training, the same in all time steps.
+        recurrent_dropout: fraction of states dropped in training, the same in all time steps.
         seed: seed of the dropout.
-        recurrent_initializer: gives the first value of the weight `recurrent_kernel` (units, gates * units).
+        recurrent_initializer: initializer of the weight `recurrent_kernel` (units, gates * units).
         recurrent_regularizer: a function of `recurrent_kernel` that is added to the loss.
-        recurrent_constraint: a function of `recurrent_kernel`, applied after each update.
-        recurrent_kernel_layout: layout of `recurrent_kernel`: a `TensorLayout`, or axes; layout rules win over it.
+        recurrent_constraint: a function applied to `recurrent_kernel` after each update.
+        recurrent_kernel_layout: layout of `recurrent_kernel`; layout rules take precedence.
         **kwargs: `kernel_initializer`, `kernel_regularizer`, `kernel_constraint` and `kernel_layout` of the weight
             `kernel` (features, gates * units), the same of `bias`, and the arguments of `Layer`.
     """
 
     gates = states = 1
     implementation = 2
-    kernel_size: tuple[int, ...] = ()
+    kernel_size: tuple[int, ...] = ()  # of convolutions
     channel_axis = -1
     weight_initializers: ClassVar = {"kernel": "glorot_uniform", "bias": "zeros"}
 
@@ -94,12 +86,12 @@ class RecurrentCell(Layer):
 
     @property
     def state_size(self) -> int | list[int]:
-        """Size of its state, or sizes of its states."""
+        """Size of the state, or sizes of the states."""
         return self.units if self.states == 1 else [self.units] * self.states
 
     @property
     def output_size(self) -> int:
-        """Size of its output."""
+        """Size of the output."""
         return self.units
 
     def build(self, input_shape: tuple[int, ...]) -> None:
@@ -121,12 +113,12 @@ class RecurrentCell(Layer):
     def call(
         self, inputs: jax.Array, states: Sequence[jax.Array], training: bool | None = False, noise: Noise | None = None
     ) -> Step:
-        """Return the output for one position of a sequence, and the new states.
+        """Return the output of one time step, and the new states.
 
         Args:
             inputs: (batch, features); with convolutions (batch, spatial dims, channels).
-            states: the states after the position before; the first is the output there.
-            training: whether inputs and states are dropped.
+            states: states of the previous time step; the first is its output.
+            training: whether to drop inputs and states.
             noise: the result of `draw_noise`; by default it is drawn.
         """
         if not training:
@@ -134,7 +126,6 @@ class RecurrentCell(Layer):
         return self._step(inputs, states, self.draw_noise(inputs.shape) if noise is None else noise)
 
     def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
-        """Return the output and the new states, given the factors of inputs and states."""
         raise NotImplementedError(f"{type(self).__name__} defines neither call nor _step")
 
     def get_initial_state(self, batch_size: int | None = None) -> list[jax.Array]:
@@ -143,7 +134,7 @@ class RecurrentCell(Layer):
         return [jnp.zeros((batch_size or 1, size), self.compute_dtype) for size in sizes]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> Noise:
-        """Return the factors of inputs and states in all steps of one call in training."""
+        """Return dropout factors of inputs and states, for all time steps of one call in training."""
         count = self.gates if self.implementation < 2 or self.recurrent_dropout else 1
         rates = ((self.dropout, input_shape), (self.recurrent_dropout, self.state_shape(input_shape)))
         of_inputs, of_states = ([self._draw(*one) for _ in range(count if one[0] else 0)] for one in rates)
@@ -160,12 +151,11 @@ class RecurrentCell(Layer):
         return (self.gates * self.units,)
 
     def _first_bias(self) -> Identifier:
-        """Return an initializer for `bias`; None for the given one."""
-        return None
+        return None  # for `bias_initializer`
 
 
 class GatedArguments(RecurrentArguments, total=False):
-    """The keyword arguments of every `GatedCell`."""
+    """Keyword arguments of every `GatedCell`."""
 
     implementation: int
 
@@ -178,7 +168,7 @@ class GatedCell(RecurrentCell):
         activation: a name or a function, for new values; None for none.
         recurrent_activation: a name or a function, for gates; None for none.
         use_bias: whether a bias is added.
-        implementation: 1, or 0 as in old configs, to drop for each gate apart; so does `recurrent_dropout`.
+        implementation: 1, or 0 as in old configs, for separate dropout of each gate, as with `recurrent_dropout`.
         **kwargs: the arguments of `RecurrentCell`.
     """
 
@@ -198,7 +188,7 @@ class GatedCell(RecurrentCell):
 
 
 def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) -> jax.Array:
-    """Return `(inputs * noise) @ kernel`; noise is one array for all columns, or one for each part of them."""
+    """Return `(inputs * noise) @ kernel`, with noise for all columns, or for each part of them."""
     if not noise:
         return jnp.matmul(inputs, kernel)
     parts = jnp.split(kernel, len(noise), axis=1)
@@ -206,7 +196,7 @@ def project(inputs: jax.Array, kernel: jax.Array, noise: Sequence[jax.Array]) ->
 
 
 def check_no_cudnn(value: Any, layer: str) -> Any:
-    """Return `value`, if it does not insist on cuDNN."""
+    """Return `value` unless it is True."""
     if check_option("use_cudnn", value, ("auto", True, False), layer) is True:
         summary = f"`use_cudnn` of layer {layer!r} asks for a kernel that is not used here"
         raise ModelError(summary, given="use_cudnn=True", fix="leave it out: XLA compiles the loop for every device")

@@ -1,4 +1,4 @@
-"""`RNN`: any cell as a layer over sequences; `StackedRNNCells`; `RecurrentLayer`: the base of `GRU` and the like."""
+"""`RNN` and `StackedRNNCells`, and `RecurrentLayer`, the base of `GRU`, `LSTM` and similar layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
-from keras_dist.layers.recurrent import rnn_state
 from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
 from keras_dist.layers.recurrent.rnn_state import check_batch, create_states
@@ -23,7 +22,7 @@ from keras_dist.saving.object_registry import snake_case
 
 
 class StackedRNNCells(Layer):
-    """Several cells as one: each takes the output of the previous one.
+    """Several cells as one: each is called on the output of the previous one.
 
     Paths of weights contain the names of the cells; equal names are numbered: `lstm_cell/kernel`,
     `lstm_cell_1/kernel`.
@@ -56,7 +55,7 @@ class StackedRNNCells(Layer):
 
     @property
     def state_size(self) -> list[PyTree]:
-        """The size of the state, or sizes of the states, of each cell."""
+        """Size of the state, or sizes of the states, of each cell."""
         return [cell.state_size for cell in self.cells]
 
     @property
@@ -69,7 +68,7 @@ class StackedRNNCells(Layer):
         return [first_states(cell, batch_size) for cell in self.cells]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> list[PyTree]:
-        """Return the `noise` of each cell for one call in training; None for cells without any."""
+        """Return the `noise` of each cell for one call in training, or None."""
         drawn: list[PyTree] = []
         for cell in self.cells:
             drawn.append(cell.draw_noise(input_shape) if hasattr(cell, "draw_noise") else None)
@@ -89,29 +88,27 @@ class StackedRNNCells(Layer):
 
 
 class RNN(Layer):
-    """Call a cell on one position of a sequence after the other.
+    """Loop over the time steps of a sequence with a cell.
 
-    A cell is a layer with an attribute `state_size`, an integer or a list of them, and `call(inputs, states)`, which
-    returns the output of the step and the new states. It may have `output_size` (by default the size of its first
-    state) and `get_initial_state(batch_size)` (by default zeros). It must not draw random numbers or set statistics in
-    its call, which is traced once for all steps; a cell with a method `draw_noise(input_shape)` gets what that returns,
-    in training, as the argument `noise` of each step.
-
-    Paths of weights contain the name of the cell: `lstm_cell/kernel`.
+    A cell is a layer with an attribute `state_size`, an integer or a list, and a method `call(inputs, states)` that
+    returns the output of a step and the new states. It may have `output_size` (by default the size of its first state)
+    and `get_initial_state(batch_size)` (by default zeros). Its call is traced once for all steps, so that it must not
+    draw random numbers or update statistics; in training, the result of a method `draw_noise(input_shape)` is passed to
+    each step as the argument `noise`. Paths of weights contain the name of the cell: `lstm_cell/kernel`.
 
     Args:
-        cell: a cell, or a list of cells, each of which gets the output of the one before.
-        return_sequences: whether to return the outputs of all steps, not of the last one alone.
+        cell: a cell, or a list of cells, which are stacked.
+        return_sequences: whether to return the outputs of all steps, instead of the last output.
         return_state: whether to return the last states, too.
-        go_backwards: whether to begin with the last position; the outputs come in the order of the steps.
-        stateful: whether each batch, of training and of evaluation, begins with the last states of the batch before.
-            They are weights that are not trained, `rnn_state`, so that all batches must have as many rows as the first.
-        unroll: whether the compiled program repeats the step instead of looping; the numbers are the same.
-        zero_output_for_mask: whether outputs of masked positions are zeros, not repetitions of the last one.
+        go_backwards: whether to start with the last time step; outputs are in the order of computation.
+        stateful: whether each batch starts with the last states of the previous batch. They are non-trainable weights
+            `rnn_state`, so that all batches must have the same number of rows.
+        unroll: whether to unroll the loop in the compiled program.
+        zero_output_for_mask: whether outputs of masked time steps are 0, instead of the previous output.
         **kwargs: see `Layer`.
 
-    Differs from Keras: with `stateful=True`, `fit`, `evaluate` and `predict` keep the states, too; on JAX Keras forgets
-    them there. They are in `weights`.
+    Differs from Keras: with `stateful=True`, the states are in `weights`, and `fit`, `evaluate` and `predict` keep
+    them.
     """
 
     def __init__(
@@ -161,12 +158,13 @@ class RNN(Layer):
 
     @property
     def states(self) -> list[Any] | None:
-        """The states that are kept, as weights; None without `stateful=True`, and before the layer is built."""
+        """The kept states, as weights; None without `stateful=True`, and before the layer is built."""
         return self.rnn_states if self.stateful and self.built else None
 
     def reset_state(self) -> None:
-        """Let the next batch begin with zeros."""
-        rnn_state.reset(self.states)
+        """Set the kept states to zeros."""
+        for state in self.states or ():
+            state.assign(jnp.zeros(state.shape, state.dtype))
 
     def reset_states(self) -> None:
         """Alias of `reset_state`."""
@@ -178,7 +176,7 @@ class RNN(Layer):
         return list(states) if isinstance(states, list | tuple) else [states]
 
     def states_before(self, sequences_shape: Shape) -> list[PyTree]:
-        """Return the states that a call on sequences of this shape begins with."""
+        """Return the initial states for sequences of this shape."""
         return self.get_initial_state(sequences_shape[0] or 1)
 
     def call(
@@ -188,16 +186,16 @@ class RNN(Layer):
         mask: jax.Array | None = None,
         training: bool | None = False,
     ) -> PyTree:
-        """Return the output of the last step, or of all.
+        """Return the output of the last time step, or of all.
 
         Args:
             sequences: (batch, time, features).
-            initial_state: the states to begin with, (batch, size) each; by default zeros.
-            mask: which positions count (batch, time); at the others states stay as they are.
+            initial_state: initial states, (batch, size) each; by default zeros.
+            mask: boolean, valid time steps, (batch, time); masked steps do not change the states.
             training: whether the cell drops inputs and states.
 
         Returns:
-            (batch, units), with `return_sequences` (batch, time, units); with `return_state` a tuple of it
+            (batch, units), or (batch, time, units) with `return_sequences`; with `return_state`, a tuple of the outputs
             and the states, (batch, size) each.
         """
         if initial_state is None:
@@ -236,12 +234,11 @@ class RNN(Layer):
         return (outputs, *states) if self.return_state else outputs
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
-        """Return the mask of the input for the outputs of all steps; states have none."""
+        """Return the mask of the input for sequences of outputs, and None for states."""
         mask = mask if self.return_sequences else None
         return [mask, *[None] * len(jax.tree.leaves(self.state_size))] if self.return_state else mask
 
     def _as_states(self, states: PyTree) -> list[PyTree]:
-        """Return the states as the loop carries them."""
         states = list(states) if isinstance(states, list | tuple) else [states]
         sizes = jax.tree.leaves(self.state_size)
         if len(jax.tree.leaves(states)) != len(sizes):
@@ -257,7 +254,7 @@ class RNN(Layer):
 
 
 class SequenceArguments(TypedDict, total=False):
-    """The keyword arguments of `RNN` beside the arguments of every layer."""
+    """Keyword arguments of `RNN`."""
 
     return_sequences: bool
     return_state: bool
@@ -268,25 +265,14 @@ class SequenceArguments(TypedDict, total=False):
 
 
 class RecurrentLayerArguments(RecurrentArguments, SequenceArguments, total=False):
-    """The keyword arguments of every `RecurrentLayer`."""
+    """Keyword arguments of every `RecurrentLayer`."""
 
 
 class RecurrentLayer(RNN):
-    """The base of layers that make their cell themselves.
-
-    The arguments of the cell are arguments of the constructor, and attributes, of the layer.
-
-    Args:
-        *args: the positional arguments of the cell.
-        **kwargs: further arguments of the cell, and the arguments of `RNN`.
-
-    Attributes:
-        cell_class: the class of the cell.
-        cell_name: the name of the cell; by default the name of its class.
-    """
+    """The base of layers that create their cell: its arguments are arguments and attributes of the layer."""
 
     cell_class: ClassVar[type[RecurrentCell]]
-    cell_name: ClassVar[str | None] = None
+    cell_name: ClassVar[str | None] = None  # by default the name of the class
     _cell_arguments: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -311,7 +297,7 @@ class RecurrentLayer(RNN):
 
 
 def check_cell(cell: Any, layer: str) -> Layer:
-    """Return `cell`, if it can be called as the step of a recurrent layer."""
+    """Return `cell` if it is a valid cell."""
     if not isinstance(cell, Layer) or not hasattr(cell, "state_size"):
         check_is_ours(f"`cell` of layer {layer!r}", cell)
         summary = f"`cell` of layer {layer!r} must be a Layer with `state_size` and call(inputs, states)"
@@ -321,7 +307,7 @@ def check_cell(cell: Any, layer: str) -> Layer:
 
 
 def first_states(cell: Layer, batch_size: int) -> PyTree:
-    """Return the initial states of a cell: the result of its `get_initial_state`, else zeros."""
+    """Return the initial states of a cell; by default zeros."""
     if hasattr(cell, "get_initial_state"):
         return cell.get_initial_state(batch_size=batch_size)
     zeros = [jnp.zeros((batch_size, size), cell.compute_dtype) for size in jax.tree.leaves(cell.state_size)]

@@ -1,4 +1,4 @@
-"""The states that recurrent layers with `stateful=True` keep from one batch to the next."""
+"""States that recurrent layers with `stateful=True` keep between batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from keras_dist._support.types import PyTree, Shape
 from keras_dist.distribution.strategy import distribution as current_distribution
@@ -17,11 +16,7 @@ from keras_dist.variables.variable import Variable
 
 
 def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
-    """Create a weight that is not trained for each state, (batch, size); sharded as the rows of the batch.
-
-    Raises:
-        ModelError: the batch size is not known.
-    """
+    """Create a non-trainable weight (batch, size) for each state, sharded as the batch."""
     if is_unknown(sequences_shape[0]):
         rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
         given = f"sequences of shape (None, {rest})"
@@ -48,12 +43,6 @@ def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[
         weight.set_metadata("changes_always", True)
         found.append(weight)
     return found
-
-
-def reset(states: list[Any] | None) -> None:
-    """Set states to zeros; None, of a layer that is not built, has none."""
-    for state in states or ():
-        state.assign(jnp.zeros(state.shape, state.dtype))
 
 
 def check_batch(layer: Layer, sequences: jax.Array, states: list[Any]) -> None:

@@ -42,7 +42,7 @@ class SimpleRNNCell(RecurrentCell):
         training: bool | None = False,
         noise: Noise | None = None,
     ) -> Step:
-        """Return the output for one position of a sequence (batch, features), and the new states."""
+        """Return the output of one time step (batch, features), and the new states."""
         return super().call(sequence, states, training, noise)
 
     def _step(self, inputs: jax.Array, states: Sequence[jax.Array], noise: Noise) -> Step:
@@ -54,7 +54,7 @@ class SimpleRNNCell(RecurrentCell):
 
 
 class SimpleRNN(RecurrentLayer):
-    """The fully connected recurrent network over a sequence: `SimpleRNNCell` in `RNN`.
+    """Fully connected recurrent network over a sequence: `SimpleRNNCell` in `RNN`.
 
     Paths of weights are `simple_rnn_cell/kernel` and so on.
 

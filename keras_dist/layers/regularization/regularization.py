@@ -1,7 +1,4 @@
-"""Layers that act in training: `Dropout`, `SpatialDropout1D`, `AlphaDropout`, `GaussianNoise`, `GaussianDropout` ...
-
-`ActivityRegularization` is here, too.
-"""
+"""Layers that act in training: dropout, noise and activity regularization."""
 
 from __future__ import annotations
 
@@ -22,23 +19,16 @@ from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.mixed_precision import DTypePolicy
 
 _LOWEST = -1.7580993408473766
-"""The limit of `selu` at -infinity: the product of its two constants."""
+"""The limit of `selu` at -infinity."""
 
 
 def check_rate_below_one(argument: str, value: float, layer: str) -> float:
-    """Return `value` as a float, if it is a number from 0 to below 1."""
+    """Return `value` as a float if `0 <= value < 1`."""
     return check_number(argument, value, 0, below=1, wrong="is not a fraction below 1", layer=layer, example=0.5)
 
 
 class NoiseLayer(Layer):
-    """The base of layers that add noise in training, and return their inputs otherwise. Subclasses define `add_noise`.
-
-    Args:
-        argument: the name of the argument for the strength, which becomes an attribute.
-        strength: the strength of the noise; 0 for none.
-        seed: seed of the random numbers; by default derived from the model's seed.
-        **kwargs: see `Layer`.
-    """
+    """The base of layers that change their inputs by `_add_noise` in training; `argument` names the strength."""
 
     rate: float
     check_strength = staticmethod(check_fraction)
@@ -52,21 +42,19 @@ class NoiseLayer(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array, training: bool | None = False) -> jax.Array:
-        """Return the inputs, in training with noise."""
-        return self.add_noise(inputs) if training and self.seed_generator is not None else inputs
+        return self._add_noise(inputs) if training and self.seed_generator is not None else inputs
 
-    def add_noise(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs with noise."""
-        raise NotImplementedError(f"{type(self).__name__} does not define add_noise(self, inputs)")
+    def _add_noise(self, inputs: jax.Array) -> jax.Array:
+        raise NotImplementedError
 
 
 class DropoutLayer(NoiseLayer):
     """The base of layers that drop inputs.
 
     Args:
-        rate: the fraction, from 0 to 1.
-        noise_shape: the shape of the noise; dims of 1 are dropped together, None is the size of the input. By default
-            the shape of the input.
+        rate: fraction of inputs to drop, from 0 to 1.
+        noise_shape: shape of the dropout mask; it broadcasts to the inputs, None stands for the size of the input. By
+            default the shape of the input.
         seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
     """
@@ -78,7 +66,6 @@ class DropoutLayer(NoiseLayer):
         self.noise_shape = _check_noise_shape(noise_shape, self.name)
 
     def _shape_for(self, inputs: jax.Array) -> tuple[int, ...]:
-        """Return the shape of the noise for these inputs."""
         if self.noise_shape is None:
             return inputs.shape
         sizes = (*inputs.shape, *[1] * len(self.noise_shape))
@@ -88,7 +75,7 @@ class DropoutLayer(NoiseLayer):
 
 
 class Dropout(DropoutLayer):
-    """Set a fraction of the inputs to 0 in training, and scale the others so that the sum stays.
+    """Set a fraction of the inputs to 0 in training, and scale the others by `1 / (1 - rate)`.
 
     Args:
         rate: the fraction, from 0 to 1.
@@ -97,11 +84,10 @@ class Dropout(DropoutLayer):
         seed: fixes the numbers; by default they follow from the model's seed.
         **kwargs: see `Layer`.
 
-    Source: `keras.layers.Dropout`; with one seed, both drop the same.
+    Source: `keras.layers.Dropout`, which drops the same inputs for the same seed.
     """
 
-    def add_noise(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs, some of them 0."""
+    def _add_noise(self, inputs: jax.Array) -> jax.Array:
         return random.dropout(inputs, self.rate, self._shape_for(inputs), self.seed_generator)
 
 
@@ -113,11 +99,11 @@ class _SpatialDropout(SpatialLayer, Dropout):
         self.noise_shape = self._dims.for_all((1,) * self.rank, None)
 
 
-class SpatialDropout1D(_SpatialDropout):
+class SpatialDropout1D(_SpatialDropout, rank=1):
     """`Dropout` of whole channels of inputs (batch, steps, channels).
 
     Args:
-        rate: the fraction, from 0 to 1.
+        rate: fraction of channels to drop, from 0 to 1.
         seed: seed of the random numbers; by default derived from the model's seed.
         name: see `Layer`.
         dtype: see `Layer`.
@@ -125,8 +111,6 @@ class SpatialDropout1D(_SpatialDropout):
 
     Source: `keras.layers.SpatialDropout1D`; https://arxiv.org/abs/1411.4280.
     """
-
-    rank = 1
 
     def __init__(
         self,
@@ -139,11 +123,11 @@ class SpatialDropout1D(_SpatialDropout):
         super().__init__(rate, None, seed, name=name, dtype=dtype, **kwargs)
 
 
-class SpatialDropout2D(_SpatialDropout):
+class SpatialDropout2D(_SpatialDropout, rank=2):
     """`Dropout` of whole channels of inputs (batch, height, width, channels).
 
     Args:
-        rate: the fraction, from 0 to 1.
+        rate: fraction of channels to drop, from 0 to 1.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         seed: seed of the random numbers; by default derived from the model's seed.
         name: see `Layer`.
@@ -152,8 +136,6 @@ class SpatialDropout2D(_SpatialDropout):
 
     Source: `keras.layers.SpatialDropout2D`; https://arxiv.org/abs/1411.4280.
     """
-
-    rank = 2
 
     def __init__(
         self,
@@ -167,34 +149,30 @@ class SpatialDropout2D(_SpatialDropout):
         super().__init__(rate, data_format, seed, name=name, dtype=dtype, **kwargs)
 
 
-class SpatialDropout3D(SpatialDropout2D):
+class SpatialDropout3D(SpatialDropout2D, rank=3):
     """`Dropout` of whole channels of inputs (batch, depth, height, width, channels); see `SpatialDropout2D`.
 
     Source: `keras.layers.SpatialDropout3D`; https://arxiv.org/abs/1411.4280.
     """
 
-    rank = 3
-
 
 class AlphaDropout(DropoutLayer):
-    """Dropout for networks of `selu`: https://arxiv.org/abs/1706.02515.
+    """Dropout for networks with `selu` activations, which keeps mean and variance.
 
-    In training a fraction of the inputs is set to the limit of `selu(x)` for x to -infinity, and all are rescaled, so
-    that mean and variance stay.
+    In training a fraction of the inputs is set to the limit of `selu(x)` for x to -infinity, and all are rescaled.
 
     Args:
-        rate: the fraction, from 0 to below 1.
+        rate: fraction of inputs to drop, at least 0 and below 1.
         noise_shape, seed, **kwargs: as in `Dropout`.
 
-    Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
+    Differs from Keras: a rate of 1 is refused; Keras would divide by 0.
 
-    Source: `keras.layers.AlphaDropout`; https://arxiv.org/abs/1706.02515. With one seed, both drop the same.
+    Source: `keras.layers.AlphaDropout`, which drops the same inputs for the same seed; https://arxiv.org/abs/1706.02515.
     """
 
     check_strength = staticmethod(check_rate_below_one)
 
-    def add_noise(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs, some of them the limit of `selu`, scaled."""
+    def _add_noise(self, inputs: jax.Array) -> jax.Array:
         kept = random.uniform(self._shape_for(inputs), seed=self.seed_generator) >= self.rate
         factor = ((1 - self.rate) * (1 + self.rate * _LOWEST**2)) ** -0.5
         return factor * jnp.where(kept, inputs, _LOWEST) - factor * _LOWEST * self.rate
@@ -204,11 +182,11 @@ class GaussianNoise(NoiseLayer):
     """Add normal noise with mean 0 in training.
 
     Args:
-        stddev: of the noise, from 0 to 1.
+        stddev: standard deviation of the noise, from 0 to 1.
         seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
 
-    Source: `keras.layers.GaussianNoise`; with one seed, both add the same.
+    Source: `keras.layers.GaussianNoise`, which adds the same noise for the same seed.
     """
 
     stddev: float
@@ -216,8 +194,7 @@ class GaussianNoise(NoiseLayer):
     def __init__(self, stddev: float, seed: int | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__("stddev", stddev, seed, **kwargs)
 
-    def add_noise(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs plus noise."""
+    def _add_noise(self, inputs: jax.Array) -> jax.Array:
         return inputs + random.normal(inputs.shape, 0.0, self.stddev, self.compute_dtype, self.seed_generator)
 
 
@@ -225,13 +202,13 @@ class GaussianDropout(NoiseLayer):
     """Multiply by normal noise with mean 1 and the variance of `Dropout`, `rate / (1 - rate)`, in training.
 
     Args:
-        rate: from 0 to below 1.
+        rate: at least 0 and below 1.
         seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
 
-    Differs from Keras: a rate of 1 is refused at once; Keras divides by 0 when training begins.
+    Differs from Keras: a rate of 1 is refused; Keras would divide by 0.
 
-    Source: `keras.layers.GaussianDropout`; with one seed, both give the same.
+    Source: `keras.layers.GaussianDropout`, which gives the same results for the same seed.
     """
 
     check_strength = staticmethod(check_rate_below_one)
@@ -239,8 +216,7 @@ class GaussianDropout(NoiseLayer):
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Unpack[LayerArguments]) -> None:
         super().__init__("rate", rate, seed, **kwargs)
 
-    def add_noise(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs times noise."""
+    def _add_noise(self, inputs: jax.Array) -> jax.Array:
         deviation = math.sqrt(self.rate / (1 - self.rate))
         return inputs * random.normal(inputs.shape, 1.0, deviation, self.compute_dtype, self.seed_generator)
 
@@ -262,13 +238,11 @@ class ActivityRegularization(Layer):
         self.supports_masking = True
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs."""
         self.add_loss(self._penalty(inputs) / max(1, *inputs.shape[:1]))
         return inputs
 
 
 def _check_noise_shape(value: Shape | None, layer: str) -> tuple[int | None, ...] | None:
-    """Return `value` as a tuple, or None."""
     if value is None:
         return None
     dims = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (0,)

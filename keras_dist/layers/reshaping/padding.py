@@ -1,4 +1,4 @@
-"""`ZeroPadding1D`, `ZeroPadding2D`, `ZeroPadding3D`, `Cropping1D`, `Cropping2D`, `Cropping3D`."""
+"""Zero padding and cropping."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ class ZeroPadding(SpatialLayer):
     """The base of `ZeroPadding1D`, `ZeroPadding2D` and `ZeroPadding3D`: zeros before and after the inputs.
 
     Args:
-        padding: number of zeros: an integer; one for each spatial dim; or for each a pair, before and after.
+        padding: number of zeros: an integer, one for each spatial dim, or a pair (before, after) for each.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
-
-    Attributes:
-        padding: a pair for each spatial dim.
     """
 
     def __init__(
@@ -36,7 +33,6 @@ class ZeroPadding(SpatialLayer):
         self.padding = _check_pairs("padding", padding, self.rank, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs with zeros around them."""
         return jnp.pad(inputs, self._dims.for_all(self.padding, (0, 0)))
 
 
@@ -44,12 +40,9 @@ class Cropping(SpatialLayer):
     """The base of `Cropping1D`, `Cropping2D` and `Cropping3D`: inputs without their first and last steps.
 
     Args:
-        cropping: number of steps to remove: an integer; one for each spatial dim; or for each a pair, before and after.
+        cropping: number of steps to remove: an integer, one for each spatial dim, or a pair (before, after) for each.
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
-
-    Attributes:
-        cropping: a pair for each spatial dim.
     """
 
     def __init__(
@@ -62,21 +55,17 @@ class Cropping(SpatialLayer):
         self.cropping = _check_pairs("cropping", cropping, self.rank, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the inputs without their borders."""
         sizes = [inputs.shape[axis] for axis in self.spatial_axes]
-        kept = [
-            slice(before, max(before, size - after)) for (before, after), size in zip(self.cropping, sizes, strict=True)
-        ]
+        pairs = zip(self.cropping, sizes, strict=True)
+        kept = [slice(before, max(before, size - after)) for (before, after), size in pairs]
         return self.check_not_empty(inputs[self._dims.for_all(kept, slice(None))], inputs)
 
 
-class ZeroPadding1D(ZeroPadding):
+class ZeroPadding1D(ZeroPadding, rank=1):
     """Zeros before and after the inputs (batch, steps, channels). Arguments as in `ZeroPadding2D`."""
 
-    rank = 1
 
-
-class ZeroPadding2D(ZeroPadding):
+class ZeroPadding2D(ZeroPadding, rank=2):
     """Zeros before and after the inputs (batch, height, width, channels).
 
     Args:
@@ -91,30 +80,22 @@ class ZeroPadding2D(ZeroPadding):
         (2, 29, 32, 1)
     """
 
-    rank = 2
 
-
-class ZeroPadding3D(ZeroPadding):
+class ZeroPadding3D(ZeroPadding, rank=3):
     """Zeros before and after the inputs (batch, depth, height, width, channels). Arguments as in `ZeroPadding2D`."""
 
-    rank = 3
 
-
-class Cropping1D(Cropping):
-    """Inputs (batch, steps, channels) without their borders.
-
-    There is no `data_format`.
+class Cropping1D(Cropping, rank=1):
+    """Inputs (batch, steps, channels) without their first and last steps. There is no `data_format`.
 
     Arguments as in `Cropping2D`.
     """
-
-    rank = 1
 
     def __init__(self, cropping: int | Sequence[int] = 1, **kwargs: Any) -> None:
         super().__init__(cropping, **kwargs)
 
 
-class Cropping2D(Cropping):
+class Cropping2D(Cropping, rank=2):
     """Inputs (batch, height, width, channels) without their borders.
 
     Args:
@@ -122,8 +103,6 @@ class Cropping2D(Cropping):
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
     """
-
-    rank = 2
 
     def __init__(
         self,
@@ -134,10 +113,8 @@ class Cropping2D(Cropping):
         super().__init__(cropping, data_format, **kwargs)
 
 
-class Cropping3D(Cropping):
+class Cropping3D(Cropping, rank=3):
     """Inputs (batch, depth, height, width, channels) without their borders. Arguments as in `Cropping2D`."""
-
-    rank = 3
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ class Flatten(Layer):
     """Flatten all dims but the batch.
 
     Args:
-        data_format: `"channels_last"` for inputs (batch, ..., channels), the default, or `"channels_first"` for inputs
-            (batch, channels, ...), whose channels become the innermost dim, too.
+        data_format: `"channels_last"`, the default, for inputs (batch, ..., channels), or `"channels_first"` for inputs
+            (batch, channels, ...); channels are moved to the end before flattening.
         **kwargs: see `Layer`.
     """
 
@@ -49,7 +49,7 @@ class Reshape(Layer):
     """Reshape each example.
 
     Args:
-        target_shape: the dims without the batch. One may be -1, or None: it follows from the others.
+        target_shape: the shape without the batch; one size may be -1 or None and follows from the others.
         **kwargs: see `Layer`.
     """
 
@@ -80,10 +80,10 @@ class Reshape(Layer):
 
 
 class Permute(Layer):
-    """Transpose the dims of each example.
+    """Permute the dims of each example.
 
     Args:
-        dims: the dims of the input in their new order, counted from 1, without the batch.
+        dims: the new order of the dims, counted from 1, without the batch.
         **kwargs: see `Layer`.
 
     Example:
@@ -103,12 +103,11 @@ class Permute(Layer):
         self.input_spec = InputSpec(ndim=len(self.dims) + 1)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the transposed values."""
         return jnp.transpose(inputs, (0, *self.dims))
 
 
 class RepeatVector(Layer):
-    """Repeat each vector.
+    """Repeat each vector: (batch, features) -> (batch, n, features).
 
     Args:
         n: number of repetitions.
@@ -121,6 +120,5 @@ class RepeatVector(Layer):
         self.input_spec = InputSpec(ndim=2)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return vectors (batch, n, features) for vectors (batch, features)."""
         batch, features = inputs.shape
         return jnp.broadcast_to(inputs[:, None], (batch, self.n, features))

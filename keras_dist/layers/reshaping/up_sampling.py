@@ -1,4 +1,4 @@
-"""`UpSampling1D`, `UpSampling2D`, `UpSampling3D`."""
+"""Upsampling."""
 
 from __future__ import annotations
 
@@ -30,33 +30,29 @@ class UpSampling(SpatialLayer):
         self.size = check_sizes("size", size, self.rank, self.name)
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Repeat each step of the inputs."""
         for axis, times in zip(self.spatial_axes, self.size, strict=True):
             inputs = jnp.repeat(inputs, times, axis=axis)
         return inputs
 
 
-class UpSampling1D(UpSampling):
-    """Each step repeated: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer.
+class UpSampling1D(UpSampling, rank=1):
+    """Repeat each step: (batch, steps, channels) -> (batch, steps * size, channels); `size` is one integer.
 
     Arguments as in `UpSampling2D`.
     """
-
-    rank = 1
 
     def __init__(self, size: int = 2, **kwargs: Any) -> None:
         super().__init__(size, **kwargs)
         check_size("size", size, self.name)
 
 
-class UpSampling2D(UpSampling):
-    """Larger images: (batch, height, width, channels) -> (batch, height * size[0], width * size[1], channels).
+class UpSampling2D(UpSampling, rank=2):
+    """Upsample images: (batch, height, width, channels) -> (batch, height * size[0], width * size[1], channels).
 
     Args:
-        size: how many times larger, in height and width; one integer stands for both.
-        data_format: `"channels_last"` for inputs (batch, height, width, channels), the default, or `"channels_first"`
-            for inputs (batch, channels, height, width).
-        interpolation: `"nearest"`, which repeats the pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
+        size: factors of height and width, or one integer for both.
+        data_format: `"channels_last"`, the default, or `"channels_first"` for inputs (batch, channels, height, width).
+        interpolation: `"nearest"`, which repeats pixels, `"bilinear"`, `"bicubic"`, `"lanczos3"` or `"lanczos5"`.
         **kwargs: see `Layer`.
 
     Example:
@@ -65,8 +61,6 @@ class UpSampling2D(UpSampling):
         >>> layers.UpSampling2D((2, 3), interpolation="bilinear")(jnp.ones((2, 14, 14, 4))).shape
         (2, 28, 42, 4)
     """
-
-    rank = 2
 
     def __init__(
         self,
@@ -81,14 +75,11 @@ class UpSampling2D(UpSampling):
         )
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        """Return the larger images."""
         if self.interpolation == "nearest":
             return super().call(inputs)
         height, width = (inputs.shape[axis] * times for axis, times in zip(self.spatial_axes, self.size, strict=True))
         return image_transforms.resize(inputs, (height, width), self.interpolation, data_format=self.data_format)
 
 
-class UpSampling3D(UpSampling):
-    """Each step repeated, of inputs (batch, depth, height, width, channels). Arguments as in `UpSampling2D`."""
-
-    rank = 3
+class UpSampling3D(UpSampling, rank=3):
+    """Repeat each step of inputs (batch, depth, height, width, channels). Arguments as in `UpSampling2D`."""
