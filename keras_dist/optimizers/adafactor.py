@@ -22,7 +22,7 @@ class Adafactor(Optimizer):
     `v` is the mean of squared gradients, `rate` is `min(learning_rate, 1 / sqrt(t))` after t updates.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         beta_2_decay: after t updates, means keep `1 - t ** beta_2_decay`.
         epsilon_1: added to squares of gradients.
         epsilon_2: the smallest root mean square of a variable that steps are scaled by.

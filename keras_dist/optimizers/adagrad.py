@@ -16,7 +16,7 @@ class Adagrad(Optimizer):
     """`w -= learning_rate * gradient / sqrt(s + epsilon)` with the sum `s` of squared gradients.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         initial_accumulator_value: initial value of `s`.
         epsilon: added to `s`, under the root.
     """
@@ -43,17 +43,13 @@ class Adadelta(Optimizer):
     `v` and `u` are the means of squared gradients and of squared updates.
 
     Args:
-        learning_rate, **common: as of `Optimizer`; 1.0 for the form of the paper.
+        learning_rate, **common: as in `Optimizer`; 1.0 for the form of the paper.
         rho: how much of the means each step keeps.
         epsilon: added to the means, under the roots.
     """
 
     def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        rho: float = 0.95,
-        epsilon: float = 1e-7,
-        **common: Unpack[CommonArguments],
+        self, learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-7, **common: Unpack[CommonArguments]
     ) -> None:
         super().__init__(learning_rate, **common)
         self.rho = check_number("rho", rho, 0, 1)

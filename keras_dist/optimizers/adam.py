@@ -37,7 +37,7 @@ class Adam(MomentsOptimizer):
     """`w -= learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         beta_1: how much of `m`, the mean of gradients, each step keeps.
         beta_2: how much of `v`, the mean of their squares, each step keeps.
         epsilon: added to the root, before the bias of the first steps is corrected.
@@ -63,7 +63,7 @@ class Adam(MomentsOptimizer):
 
 
 class AdamW(Adam):
-    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`."""
+    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as in `Adam`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Adamax(MomentsOptimizer):
     """`w -= learning_rate / (1 - beta_1**t) * m / (u + epsilon)`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         beta_1: how much of `m`, the mean of gradients, each step keeps.
         beta_2: how much of `u`, the largest absolute gradient, each step keeps.
         epsilon: added to `u`.
@@ -140,7 +140,7 @@ def _scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.Grad
 class Nadam(MomentsOptimizer):
     """Adam with Nesterov momentum, which grows from half of `beta_1` to all of it.
 
-    Arguments: as of `Adam`.
+    Arguments: as in `Adam`.
     """
 
     def transformation(self) -> optax.GradientTransformation:
@@ -191,7 +191,7 @@ def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
 class Lamb(MomentsOptimizer):
     """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam, for each variable.
 
-    Arguments: as of `Adam`.
+    Arguments: as in `Adam`.
     """
 
     needs_params: ClassVar[bool] = True

@@ -19,7 +19,7 @@ class Ftrl(Optimizer):
     """Follow the regularized leader: weights computed from sums of gradients, with penalties.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         learning_rate_power: exponent of the sums of squares in the rate; 0 for a constant rate.
         initial_accumulator_value: initial value of the sums of squares.
         l1_regularization_strength: factor of the penalty on absolute values.

@@ -16,17 +16,13 @@ class Lion(Optimizer):
     """`w -= learning_rate * sign(beta_1 * m + (1 - beta_1) * gradient)` with the mean `m` of gradients.
 
     Args:
-        learning_rate, **common: as of `Optimizer`; a third to a tenth of Adam's.
+        learning_rate, **common: as in `Optimizer`; a third to a tenth of Adam's.
         beta_1: weight of `m` beside the gradient.
         beta_2: how much of `m` each step keeps.
     """
 
     def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.99,
-        **common: Unpack[CommonArguments],
+        self, learning_rate: Rate = 0.001, beta_1: float = 0.9, beta_2: float = 0.99, **common: Unpack[CommonArguments]
     ) -> None:
         super().__init__(learning_rate, **common)
         self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)

@@ -23,7 +23,7 @@ class Muon(Optimizer):
     """`w -= learning_rate * orthogonal(velocity)` for matrices, by Newton-Schulz steps; Adam for other variables.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         adam_beta_1: `beta_1` of Adam.
         adam_beta_2: `beta_2` of Adam.
         adam_weight_decay: weight decay of the variables that Adam updates.

@@ -10,12 +10,7 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from keras_dist._support.arguments import (
-    check_int,
-    check_is_mesh,
-    check_number,
-    check_optional,
-)
+from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
@@ -221,7 +216,7 @@ class Optimizer(WeightDecay, Configurable):
         Args:
             updates: the gradients.
             state: before the step.
-            batch_weight: as of `update`.
+            batch_weight: as in `update`.
         """
         _, before = state
         grads, is_due = self._unscaled(updates), True
@@ -353,11 +348,7 @@ class Optimizer(WeightDecay, Configurable):
         iteration = before.iterations // (self.gradient_accumulation_steps or 1)
         kept = jnp.where(iteration == 0, 0.0, self.ema_momentum)
         weights = optax.tree.add(params, steps)
-        average = jax.tree.map(
-            lambda a, w: (kept * a + (1 - kept) * w).astype(a.dtype),
-            before.average,
-            weights,
-        )
+        average = jax.tree.map(lambda a, w: (kept * a + (1 - kept) * w).astype(a.dtype), before.average, weights)
         if self.ema_overwrite_frequency is not None:
             is_time = (iteration + 1) % self.ema_overwrite_frequency == 0
             steps = optax.tree.where(is_time, optax.tree.sub(average, params), steps)

@@ -16,7 +16,7 @@ class RMSprop(Optimizer):
     """`w -= learning_rate * gradient / sqrt(v + epsilon)` with the mean `v` of squared gradients.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         rho: how much of `v` each step keeps.
         momentum: how much of the velocity each step keeps.
         epsilon: added to `v`, under the root.

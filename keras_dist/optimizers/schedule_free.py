@@ -29,7 +29,7 @@ class ScheduleFreeAdamW(Optimizer):
     The weights are `(1 - beta_1) * z + beta_1 * x`, in evaluation, too.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         beta_1: how near the weights are to the mean `x`.
         beta_2: how much of `v`, the mean of squared gradients, each step keeps; its bias is corrected.
         epsilon: added to the root.

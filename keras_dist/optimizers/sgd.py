@@ -16,7 +16,7 @@ class SGD(Optimizer):
     """`w += velocity` with `velocity = momentum * velocity - learning_rate * gradient`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         momentum: how much of the velocity each step keeps.
         nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
     """

@@ -54,7 +54,7 @@ class ExponentialDecay(LearningRateSchedule):
 
 
 class InverseTimeDecay(ExponentialDecay):
-    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`; arguments as of `ExponentialDecay`."""
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`. Arguments as in `ExponentialDecay`."""
 
     def __init__(
         self,
