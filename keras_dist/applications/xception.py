@@ -20,7 +20,7 @@ _MIDDLE = range(5, 13)
 """The blocks that keep the shape of their input."""
 
 
-def Xception(  # noqa: D417 - `Arguments` describes the others
+def Xception(
     include_top: bool = True,
     weights: str | os.PathLike[str] | None = "imagenet",
     input_tensor: Any = None,

@@ -1,4 +1,4 @@
-"""FTRL: weights that follow from sums of gradients, with penalties."""
+"""FTRL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ftrl(Optimizer):
         l2_shrinkage_regularization_strength: factor of a penalty on squares that is added to the gradient.
         beta: adds `beta / (2 * learning_rate)` to the penalty on squares.
 
-    Source: `keras.optimizers.Ftrl`; McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
     """
 
     needs_params: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Ftrl(Optimizer):
         self.beta = check_number("beta", beta, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """From the weights to those that the sums give."""
+        """Return the rule of the class as an optax transformation."""
         return optax.GradientTransformationExtraArgs(self._init, self._update)
 
     def _init(self, params: PyTree) -> FtrlState:
