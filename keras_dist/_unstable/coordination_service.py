@@ -1,7 +1,9 @@
-"""JAX's coordination service in a process of its own, so that the job outlives its first process for a while.
+"""JAX's coordination service in a separate process, so that a job outlives its first process for a moment.
 
-Where the service runs in the first process, as JAX starts it, the death of that process ends all others at once with
-SIGABRT. Here it stays until they have heard of the death, saved what they write and told the user.
+JAX runs the service in the first process. When that process exits, jaxlib aborts all others at once with SIGABRT. The
+separate service keeps running until they have noticed the failure, saved their state and logged the reason.
+
+Seen with jax 0.10.2 and 0.12.0. Upstream: documented ("Process 0 is special"), https://github.com/jax-ml/jax/pull/39095.
 """
 
 from __future__ import annotations
@@ -24,16 +26,9 @@ _LOG_LIMIT_BYTES = 2**20
 
 
 class CoordinationService:
-    """The service of a job, which listens when this returns.
+    """The service of a job, with options of jaxlib; runs `linger_s` seconds longer than the process that started it.
 
-    Args:
-        address: `"host:port"` to listen on.
-        processes: how many join.
-        linger_s: how long it stays after the process that started it has died.
-        options: further arguments of `jaxlib`'s `get_distributed_runtime_service`.
-
-    Raises:
-        RuntimeError: it does not listen; the message is what the service said.
+    Raises RuntimeError, with the log of the service, if it does not listen on `address` (`"host:port"`).
     """
 
     def __init__(self, address: str, processes: int, linger_s: float, options: Mapping[str, Any]) -> None:
@@ -45,7 +40,7 @@ class CoordinationService:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},  # its log tells who did not come
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},  # its log names missing processes
             start_new_session=True,  # Ctrl-C is for the processes of the job
         )
         if (self._process.stdout or io.StringIO()).readline().strip() != _LISTENS:
@@ -53,14 +48,14 @@ class CoordinationService:
             raise RuntimeError((self.log().strip() or "the coordination service did not start").splitlines()[-1])
 
     def log(self) -> str:
-        """The beginning of what the service has logged."""
+        """Return the beginning of the service's log."""
         if not self._log.closed:
             self._log.seek(0)
             self._said = self._log.read(_LOG_LIMIT_BYTES).decode(errors="replace")
         return self._said
 
     def shutdown(self) -> None:
-        """End the service, after a moment in which processes that are leaving the job can do so."""
+        """Stop the service, a moment later, so that other processes can leave the job first."""
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.communicate(f"{_END}\n")
         self.log()
@@ -68,7 +63,7 @@ class CoordinationService:
 
 
 def _serve(described: Mapping[str, Any]) -> None:
-    """Serve until the process that started this says so, or has died."""
+    """Serve until the process that started this writes `_END` or exits."""
     from jaxlib import _jax  # noqa: PLC0415  # pyright: ignore[reportAttributeAccessIssue]  # where JAX is not loaded
 
     service = _jax.get_distributed_runtime_service(

@@ -7,14 +7,15 @@ import ctypes
 from collections.abc import Callable
 
 _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
-_acts: list[object] = []  # what C++ points to
+_acts: list[object] = []  # C++ holds pointers to them
 
 
 def before_abort(act: Callable[[], object]) -> None:
-    """Call a function before an exception of C++ that nobody catches aborts this process.
+    """Call `act` before an uncaught exception of C++ aborts this process; does nothing without GNU's C++ library.
 
-    Gloo raises such ones in threads of its own when another process has died. Does nothing where the C++ library is not
-    that of GNU.
+    Gloo sometimes raises such exceptions in its threads when another process exits, so that no test can require it.
+
+    Seen with jaxlib 0.10.2. Upstream: not reported for JAX; https://github.com/pytorch/gloo/pull/388 is similar.
     """
     try:
         set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), _SET_TERMINATE)

@@ -25,22 +25,22 @@ def is_traced(value: Any) -> bool:
 
 
 def current_trace() -> Any:
-    """What traces now, to be compared with what does at another time."""
+    """Return the current trace, for comparison with a later one."""
     return jax.extend.core.get_opaque_trace_state(convention="nnx")
 
 
 def is_tracing() -> bool:
-    """Whether a JAX transformation traces a function now."""
+    """Whether a JAX transformation is tracing a function."""
     return not core.trace_state_clean()
 
 
 def check(is_right: Any, text: str, **values: Any) -> None:
-    """Check a condition inside a function that is called `with_checks`; the text of its error holds the values."""
+    """Check a condition inside a function that `with_checks` wraps; `text` is formatted with the values."""
     checkify.check(is_right, text, **values)
 
 
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """Return a function that returns the error of its checks, for `failed_check`, and its results."""
+    """Return a function that returns the error of its checks, for `failed_check`, and its result."""
     return checkify.checkify(function, errors=checkify.user_checks)
 
 
@@ -51,19 +51,19 @@ def failed_check(error: Any) -> str | None:
 
 
 def is_key_dtype(dtype: Any) -> bool:
-    """Whether `dtype` is that of typed PRNG keys (`key<fry>`)."""
+    """Whether `dtype` is a dtype of typed PRNG keys, `key<fry>`."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def key_impl(dtype: Any) -> str:
-    """Return the name of the generator that typed PRNG keys of `dtype` are of (`threefry2x32`)."""
+    """Return the name of the generator of typed PRNG keys, such as `threefry2x32`."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
     return str(found[0])
 
 
 def dtype_named(name: str) -> Any:
-    """Return the element type of a name such as `bfloat16` or `key<fry>`."""
+    """Return the dtype of a name such as `bfloat16` or `key<fry>`."""
     if not name.startswith("key<"):
         return np.dtype(name)
     keys = [jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0) for impl in _KEY_IMPLS]
@@ -71,7 +71,7 @@ def dtype_named(name: str) -> Any:
 
 
 def itemsize(dtype: Any) -> int:
-    """Return the bytes of one element of `dtype`, which may be that of PRNG keys."""
+    """Return the bytes of one element of `dtype`, also of PRNG keys."""
     if is_key_dtype(dtype):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return int(np.prod(data.shape)) * data.dtype.itemsize
@@ -80,10 +80,7 @@ def itemsize(dtype: Any) -> int:
 
 @contextlib.contextmanager
 def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[None]:
-    """Set the mesh of JAX's context inside, in both of its ways, for `shard_map`, bare specs and modules.
-
-    Inside of a trace that goes on already, the mesh that is there stays.
-    """
+    """Set JAX's mesh, in both of its ways, for `shard_map`, bare specs and modules; a mesh set in a trace stays."""
     inner = is_tracing()
     if inner and not jax.sharding.get_abstract_mesh().empty:
         yield
@@ -96,18 +93,18 @@ def in_mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Iterator[Non
         stack.enter_context(jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if inner else jax.set_mesh(mesh))
         if not getattr(jax.config, "jax_disallow_mesh_context_manager", False):
             with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-                stack.enter_context(mesh)  # for what reads `thread_resources`, as models of tunix do
+                stack.enter_context(mesh)  # models of tunix read `thread_resources`
         yield
 
 
 def mesh_of_context() -> jax.sharding.Mesh | None:
-    """Return the mesh that `jax.set_mesh` has set, also while a function is traced; None without."""
+    """Return the mesh set by `jax.set_mesh`, also while a function is traced, or None."""
     mesh = mesh_lib.get_concrete_mesh()
     return None if mesh.empty else mesh
 
 
 def refuse_as_array(cls: type, refuse: Callable[[Any], Exception]) -> None:
-    """Raise `refuse(value)` where an object of this class is given to a primitive of JAX."""
+    """Raise `refuse(value)` where an object of this class is passed to a primitive of JAX."""
 
     def handler(value: Any) -> None:
         raise refuse(value)

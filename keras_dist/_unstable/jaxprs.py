@@ -1,4 +1,4 @@
-"""Calls of JAX on jaxprs and programs that differ between versions. Nothing else imports them."""
+"""Calls of JAX on jaxprs and programs that differ between versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax.interpreters import mlir, partial_eval
 
 
 def function_of_jaxpr(closed_jaxpr: Any) -> Callable[..., list[Any]]:
-    """Return a function that evaluates `closed_jaxpr` on flat inputs and returns its flat outputs."""
+    """Return a function of flat inputs that evaluates `closed_jaxpr` to flat outputs."""
     return jax.extend.core.jaxpr_as_fun(closed_jaxpr)
 
 
@@ -28,7 +28,7 @@ def is_literal(value: Any) -> bool:
 
 
 def evaluate(equation: Any, values: Sequence[Any], **params: Any) -> list[Any]:
-    """Evaluate an equation of a jaxpr, with other values of some of its parameters."""
+    """Evaluate an equation of a jaxpr, with some parameters replaced."""
     bound = equation.primitive.get_bind_params({**equation.params, **params})
     with in_context_of(equation):
         outputs = equation.primitive.bind(*values, **bound)
@@ -37,24 +37,24 @@ def evaluate(equation: Any, values: Sequence[Any], **params: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def in_context_of(equation: Any) -> Iterator[None]:
-    """Inside, operations are in the scope, and come from the line of code, of an equation of a jaxpr."""
+    """Give operations the name scope and the source line of an equation of a jaxpr."""
     scope = source_info_util.current_name_stack() + equation.source_info.name_stack
     with source_info_util.user_context(equation.source_info.traceback, name_stack=scope), equation.ctx.manager:
         yield
 
 
 def has_jaxprs(equation: Any) -> bool:
-    """Whether an equation of a jaxpr has jaxprs among its parameters."""
+    """Whether parameters of an equation hold jaxprs."""
     return any(True for _ in core.jaxprs_in_params(equation.params))
 
 
 def parts_of_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """Return a jaxpr, which may be a closed one, and its constants."""
+    """Return the jaxpr and the constants of a jaxpr, closed or not."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def parts_of_scan(equation: Any) -> tuple[int, int]:
-    """Return how many inputs of a scan are constants, and how many are constants or carried: the others are sliced."""
+    """Return the number of constants of a scan, and of constants and carried values; its other inputs are sliced."""
     params = equation.params
     if "ft_in" in params:  # from JAX 0.12 on
         constants, carried, _ = params["ft_in"].unpack()
@@ -63,7 +63,7 @@ def parts_of_scan(equation: Any) -> tuple[int, int]:
 
 
 def shape_of(value: Any) -> jax.ShapeDtypeStruct:
-    """Return shape and element type of an array or an abstract value, with whether that type is weak."""
+    """Return shape, dtype and weak type of an array or an abstract value."""
     aval = value if isinstance(value, core.ShapedArray) else jax.typeof(value)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -75,14 +75,14 @@ def lower_with(
     platform: str | None = None,
     look: Callable[[Any], None] = lambda jaxpr: None,
 ) -> jax.stages.Lowered:
-    """Lower a jitted program for these arguments, with some primitives computed by other functions.
+    """Lower a jitted program for these arguments or shapes, with some primitives computed by other functions.
 
     Args:
-        program: what `jax.jit` gave.
+        program: the result of `jax.jit`.
         arguments: its arguments, or their shapes.
-        instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
-            them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
-        platform: that of the devices, where there are none to tell it.
+        instead: takes the layouts to which the program constrains arrays; returns functions that replace `bind` of
+            primitives, and may call it.
+        platform: the platform to lower for; by default the platform of the devices.
         look: called with the jaxpr.
     """
 
@@ -104,7 +104,7 @@ def lower_with(
 
 
 def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
-    """Return which of the flat arguments a lowered program takes; it drops those that it does not use."""
+    """Return the indices of the flat arguments that a lowered program uses; it drops the others."""
     return sorted(lowered._lowering.compile_args["kept_var_idx"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -120,9 +120,9 @@ def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def splits_of_inputs(jaxpr: Any) -> dict[int, dict[int, tuple[str, ...]]]:
-    """Return the inputs of a jaxpr that a `shard_map` takes in parts: for each dim that it splits the mesh axes.
+    """Return, by input of a jaxpr and dim, the mesh axes over which a `shard_map` splits it.
 
-    An input is followed through calls, loops, casts and transpositions.
+    Inputs are followed through calls, loops, casts and transpositions.
     """
     found: dict[int, dict[int, tuple[str, ...]]] = {}
 
@@ -161,18 +161,13 @@ def splits_of_inputs(jaxpr: Any) -> dict[int, dict[int, tuple[str, ...]]]:
 def compile_together(
     programs: Iterable[jax.stages.Lowered], options: Mapping[str, Any] | None = None
 ) -> list[jax.stages.Compiled]:
-    """Compile programs in threads, each while the next one is being lowered: XLA works without Python's lock.
-
-    Args:
-        programs: what is lowered when it is asked for.
-        options: XLA's, for all of them.
-    """
+    """Compile programs in threads, each while the next one is lowered: XLA works without Python's lock."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(lambda program: program.compile(compiler_options=dict(options or {})), programs))
 
 
 def with_sums(closed_jaxpr: Any) -> Any:
-    """Return `closed_jaxpr` with literals in place of sums of integer literals, such as Flax's counts."""
+    """Return `closed_jaxpr` with sums of integer literals, such as Flax's counts, computed."""
     jaxpr = closed_jaxpr.jaxpr
     sums: dict[Any, Any] = {}
     equations = []

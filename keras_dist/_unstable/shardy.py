@@ -1,4 +1,7 @@
-"""Calls of MLIR and of Shardy, JAX's partitioner, that differ between versions. Nothing else imports them."""
+"""Calls of MLIR and of Shardy, JAX's partitioner, that differ between versions.
+
+Operations that are returned belong to copies of a lowered module; values of a module must not outlive its operation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from jax._src import compiler, dispatch
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
-from jax._src.lib.mlir.dialects import sdy as sdy  # whose attributes the passes give
+from jax._src.lib.mlir.dialects import sdy as sdy  # its attributes are what the passes return
 
 from keras_dist._unstable import sharding_origins
 
@@ -24,30 +27,22 @@ _TIMEOUT_S = 120
 
 
 def copy_of(lowered: jax.stages.Lowered) -> Any:
-    """Return the operation of a copy of a lowered program's module. Its values must not outlive it."""
+    """Return the operation of a copy of a lowered program's module."""
     module: Any = lowered.compiler_ir("stablehlo")
     with module.context:
         return module.operation.clone()
 
 
 def run_passes(module: Any, passes: str) -> None:
-    """Run passes of MLIR, such as Shardy's, on a module, in place.
-
-    Args:
-        module: its operation.
-        passes: their names and options, with commas between them.
-    """
+    """Run passes of MLIR, such as Shardy's, on the operation of a module, in place."""
     with module.context:
         passmanager.PassManager.parse(f"builtin.module({passes})").run(module)
 
 
 def with_origins(lowered: jax.stages.Lowered) -> Any:
-    """Propagate layouts through a copy of a lowered program, and note at each value where they come from.
+    """Propagate layouts through a copy of a lowered program, and note their origins at each value.
 
-    The pass ends its process on some programs, so it runs in one of its own; where that ends, origins are missing.
-
-    Returns:
-        The operation of the copied module. Its values must not outlive it.
+    Where the process of `sharding_origins` crashes, origins are missing.
     """
     module: Any = lowered.compiler_ir("stablehlo")
     written = io.BytesIO()
@@ -63,16 +58,15 @@ def with_origins(lowered: jax.stages.Lowered) -> Any:
 
 
 def rename(operation: Any, name: str) -> None:
-    """Exchange the name in the location of an operation, which passes hand on to what they make of it."""
+    """Set the name in the location of an operation, which passes copy to the operations they create from it."""
     with operation.context:
         operation.location = ir.Location.name(name)
 
 
 def factors_of(operation: Any) -> tuple[list[list[list[int]]], list[int]] | None:
-    """How Shardy takes an operation's dims apart, as `sdy-populate-op-sharding-rules` says; None where it does not.
+    """Return the factors of each dim of operands and results, major first, and their sizes, or None.
 
-    Returns:
-        For each operand, then each result, the factors of each dim, major first; and the size of each factor.
+    `sdy-populate-op-sharding-rules` notes them.
     """
     if "sdy.sharding_rule" not in operation.attributes:
         return None
@@ -90,16 +84,13 @@ def lay_out(
     arguments: Sequence[Sequence[str | tuple[str, ...] | None]],
     results: Sequence[Sequence[str | tuple[str, ...] | None]],
 ) -> Any:
-    """Give a copy of a lowered module other layouts, on another mesh.
+    """Return a copy of a lowered module for a mesh with axes of these sizes, with new layouts.
 
     Args:
-        module: the operation of the module, whose `main` has no layouts, or others.
-        sizes: the axes of the mesh, by name.
+        module: the operation of the module.
+        sizes: the size of each axis of the mesh, by name.
         arguments: for each argument of `main` the mesh axes of each dim.
-        results: the same for its results.
-
-    Returns:
-        The operation of the copied module. Its values must not outlive it.
+        results: for each result of `main` the mesh axes of each dim.
     """
     with module.context, ir.Location.unknown():
         copy = module.clone()
@@ -129,14 +120,14 @@ def lay_out(
 
 
 def main_of(module: Any) -> Any:
-    """The block of a module's `main`."""
+    """Return the block of a module's `main`."""
     operations = [each.operation for each in module.regions[0].blocks[0].operations]
     main = next(each for each in operations if str(each.attributes["sym_name"]) == '"main"')
     return main.regions[0].blocks[0]
 
 
 def drop_constraints(module: Any) -> None:
-    """Take the constraints of layouts out of a module: each value is then what was constrained."""
+    """Remove the sharding constraints of a module."""
     blocks = [block for region in module.regions for block in region.blocks]
     for block in blocks:  # which grows
         for each in list(block.operations):
@@ -148,10 +139,7 @@ def drop_constraints(module: Any) -> None:
 
 
 def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
-    """The axes of the mesh that a program is lowered for, with their sizes, in the order of the mesh.
-
-    Empty where it is lowered for one device.
-    """
+    """Return the axes of a lowered program's mesh, with their sizes; empty if it is lowered for one device."""
     module: Any = lowered.compiler_ir("stablehlo")
     found: dict[str, int] = {}
     for operation in module.operation.regions[0].blocks[0].operations:
@@ -163,7 +151,7 @@ def mesh_of(lowered: jax.stages.Lowered) -> dict[str, int]:
 
 
 def program_of(lowered: jax.stages.Lowered) -> tuple[bytes, list[bool], list[bool]]:
-    """Return what `compile_program` takes: bytecode, and whose layouts of arguments and of results XLA chooses."""
+    """Return bytecode, and whether XLA chooses the layout of each argument and each result, for `compile_program`."""
     of: Any = lowered
     arguments = of._lowering.compile_args
     ordered = len(arguments["ordered_effects"])
@@ -184,13 +172,9 @@ def argument_nbytes(lowered: jax.stages.Lowered) -> int:
 def compile_program(
     bytecode: bytes, devices: Sequence[Any], free_arguments: Sequence[bool], free_results: Sequence[bool]
 ) -> Any:
-    """Compile a program of `program_of` for devices in the order of its mesh, which need not be there.
+    """Compile a program of `program_of` for devices in the order of its mesh, which need not exist.
 
-    Returns:
-        XLA's executable.
-
-    Raises:
-        jax.errors.JaxRuntimeError: XLA cannot compile it; its text begins with a code such as `RESOURCE_EXHAUSTED`.
+    If XLA cannot compile it, the text of the JaxRuntimeError begins with a code such as `RESOURCE_EXHAUSTED`.
     """
     with mlir.make_ir_context():
         module = ir.Module.parse(bytecode)

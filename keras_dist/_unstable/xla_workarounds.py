@@ -61,7 +61,7 @@ def avoid_slow_convolutions_in_loops(
     XLA moves the dims itself, but only in the entry computation (`xla/service/cpu/conv_canonicalization.cc`). In the
     body of a loop the gradient of a kernel takes 1.8 times as long, and differs in its last bits.
 
-    Seen with jax 0.10 and 0.12. Upstream: https://github.com/jax-ml/jax/issues/12868 (open).
+    Seen with jax 0.10.2 and 0.12.0. Upstream: https://github.com/jax-ml/jax/issues/12868 (open).
     """
     dims, ndim = dimension_numbers, lhs.ndim
     # (batch, *space, channels) by (*space, channels in, channels out)
@@ -85,7 +85,7 @@ def avoid_multiplied_kernel_gradients(
     too large. Where parts differ in size, the gradients are wrong, too. Gradients of grouped convolutions are wrong
     wherever several devices hold the same part of the batch; there all dims are unsharded.
 
-    Seen with jax 0.10 and 0.12. Upstream: not reported.
+    Seen with jax 0.10.2 and 0.12.0. Upstream: not reported.
     """
 
     def convolve_whole(
@@ -124,7 +124,7 @@ def avoid_wrong_pooling_gradients(mesh: Mesh, layouts_of: LayoutsOf) -> Callable
     XLA computes wrong gradients of max pooling at the borders of shards, on any mesh, with windows of 3 by strides of 1
     and of 4 by 2. The values, and sums and their gradients, are right.
 
-    Seen with jax 0.10 and 0.12. Upstream: not reported.
+    Seen with jax 0.10.2 and 0.12.0. Upstream: not reported.
     """
 
     def scatter(
@@ -160,7 +160,7 @@ def avoid_added_padding(mesh: Mesh) -> Callable[..., jax.Array]:
 
     Where indices are sharded unevenly, and repeated along another axis of the mesh, XLA adds up its padding, too.
 
-    Seen with jax 0.10 and 0.12. Upstream: not reported; https://github.com/openxla/xla/issues/42481 is similar.
+    Seen with jax 0.10.2 and 0.12.0. Upstream: not reported; https://github.com/openxla/xla/issues/42481 is similar.
     """
     sizes = [size for size in mesh.axis_sizes if size > 1]
 
@@ -190,7 +190,7 @@ def shard_alike(array: Any, like: Any) -> Any:
     JAX 0.12 removed `jax.experimental.shard_alike` without a replacement. There a `select` whose predicate is always
     false ties both arrays: XLA gives them one layout, unless other operations decide the layout of `array`.
 
-    Seen with jax 0.12. Upstream: not reported.
+    Seen with jax 0.12.0. Upstream: not reported.
     """
     if _shard_alike is not None:
         return _shard_alike(array, like)[0]

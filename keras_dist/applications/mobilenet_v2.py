@@ -20,7 +20,7 @@ _STAGES = ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 4), (96, 1, 3), (160, 2, 
 """Filters, strides of the first block, and number of blocks of each stage."""
 
 
-def MobileNetV2(  # noqa: D417 - `Arguments` describes the others
+def MobileNetV2(
     input_shape: Shape | None = None,
     alpha: float = 1.0,
     include_top: bool = True,

@@ -18,7 +18,7 @@ _STACKS = ((64, 3), (128, 4), (256, 6), (512, 3))
 
 
 @network
-def ResNet50(arguments: Arguments) -> Model:  # noqa: D417  # it has the fields as parameters
+def ResNet50(arguments: Arguments) -> Model:  # it has the fields as parameters
     """Return ResNet50: sixteen residual blocks of three convolutions.
 
     Inputs are BGR images minus the mean of ImageNet; see `resnet.preprocess_input`.

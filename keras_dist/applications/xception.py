@@ -16,7 +16,7 @@ _MIDDLE = range(5, 13)
 
 
 @network
-def Xception(arguments: Arguments) -> Model:  # noqa: D417 - `Arguments` describes the others
+def Xception(arguments: Arguments) -> Model:  # it has the fields as parameters
     """Return Xception: twelve residual blocks of separable convolutions.
 
     Inputs are images with values from -1 to 1; see `xception.preprocess_input`.

@@ -1,7 +1,7 @@
 """Losses with the names, arguments and values of Keras.
 
-A function such as `mean_squared_error(y_true, y_pred)` gives values, a `Loss` such as `MeanSquaredError()` makes one
-number of them, with weights and masks. What differs from Keras stands under that heading in the docstrings.
+A function such as `mean_squared_error(y_true, y_pred)` returns values. A `Loss` such as `MeanSquaredError()` reduces
+them to a scalar, with weights and masks. Docstrings list differences under "Differs from Keras".
 
 Source: names, arguments and defaults as in `keras.losses`.
 """

@@ -1,4 +1,4 @@
-"""The crossentropy that targets and predictions of some shapes are for: `loss="crossentropy"`."""
+"""`loss="crossentropy"`: binary, sparse or categorical, chosen by the shapes of targets and predictions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from keras_dist.losses.targets import as_arrays
 from keras_dist.saving.registry import register_keras_serializable
 
 NAMES = ("crossentropy", "ce")
-"""How `compile` is told to choose by the shapes."""
+"""Names of the loss in `compile`."""
 
 
 def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
-    """Return `"binary"`, `"sparse"` or `"categorical"`, whichever targets and scores of these shapes are."""
+    """Return `"binary"`, `"sparse"` or `"categorical"`."""
     if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
         return "binary"
     return "sparse" if y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1 else "categorical"
@@ -23,7 +23,7 @@ def kind_by_shapes(y_true: jax.Array, y_pred: jax.Array) -> str:
 
 @register_keras_serializable("keras_dist")
 def crossentropy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Binary, sparse or categorical crossentropy, by the shapes."""
+    """Binary, sparse or categorical crossentropy, chosen by the shapes."""
     y_true, y_pred = as_arrays("crossentropy", y_true, y_pred)
     return {
         "binary": binary_crossentropy,

@@ -1,4 +1,4 @@
-"""Binary crossentropies: of independent yes-or-no predictions."""
+"""Crossentropies of independent binary predictions."""
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
@@ -17,17 +17,14 @@ from keras_dist.losses.targets import matched
 def binary_crossentropy(
     y_true: ArrayLike, y_pred: ArrayLike, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
 ) -> jax.Array:
-    """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred), axis)`.
+    """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred), axis)`, (batch, ...).
 
     Args:
-        y_true: 0 or 1, or anything between, of `y_pred`'s shape up to a last dim of 1.
+        y_true: from 0 to 1, in the shape of `y_pred`, except for a last dim of 1.
         y_pred: probabilities or logits (batch, ..., n).
         from_logits: whether `y_pred` holds logits.
-        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
-        axis: the dim the mean is taken over.
-
-    Returns:
-        (batch, ...).
+        label_smoothing: how far targets are moved towards 0.5, from 0 to 1.
+        axis: the dim over which the mean is taken.
 
     Raises:
         ModelError: the shapes differ.
@@ -46,25 +43,15 @@ def binary_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> jax.Array:
-    """`binary_crossentropy` with each prediction weighted by `(1 - p)**gamma`, `p` the probability of the target.
+    """`binary_crossentropy` of each prediction times `(1 - p)**gamma`, `p` the probability of the target, (batch, ...).
 
     Args:
-        y_true: as of `binary_crossentropy`.
-        y_pred: probabilities or logits (batch, ..., n).
-        apply_class_balancing: whether 1 weighs `alpha` and 0 `1 - alpha`.
-        alpha: the weight of 1.
-        gamma: focusing exponent: a larger one lowers the loss of confident, correct predictions.
-        from_logits: whether `y_pred` holds logits.
-        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
-        axis: the dim the mean is taken over.
+        y_true, y_pred, from_logits, label_smoothing, axis: as in `binary_crossentropy`.
+        apply_class_balancing: whether targets of 1 have the weight `alpha`, and targets of 0 `1 - alpha`.
+        alpha: the weight of targets of 1.
+        gamma: focusing exponent; a larger one lowers the loss of confident, correct predictions.
 
-    Returns:
-        (batch, ...).
-
-    Raises:
-        ModelError: the shapes differ.
-
-    Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities.
+    Differs from Keras: large logits give exact losses; Keras turns them into clipped probabilities.
     """
     y_true, y_pred = matched("binary_focal_crossentropy", y_true, y_pred)
     y_true = _smooth(y_true, label_smoothing)
@@ -90,7 +77,7 @@ def _smooth(y_true: jax.Array, label_smoothing: float) -> jax.Array:
 class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
     """`-mean(y_true * log(y_pred) + (1 - y_true) * log(1 - y_pred))` as a `Loss`.
 
-    Arguments: as of `binary_crossentropy` and `Loss`.
+    Arguments as in `binary_crossentropy` and `Loss`.
     """
 
     def __init__(
@@ -108,7 +95,7 @@ class BinaryCrossentropy(ElementwiseLoss, function=binary_crossentropy):
 class BinaryFocalCrossentropy(ElementwiseLoss, function=binary_focal_crossentropy):
     """`binary_crossentropy` with each prediction weighted by `(1 - p)**gamma`, as a `Loss`.
 
-    Arguments: as of `binary_focal_crossentropy` and `Loss`.
+    Arguments as in `binary_focal_crossentropy` and `Loss`.
     """
 
     def __init__(

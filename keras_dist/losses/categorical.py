@@ -1,4 +1,4 @@
-"""Categorical crossentropies: of one class out of several."""
+"""Crossentropies of one class out of several."""
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
@@ -25,19 +25,16 @@ def categorical_crossentropy(
     """`-sum(y_true * log(p), axis)` with probabilities `p = y_pred / sum(y_pred, axis)`, or `softmax(y_pred)`.
 
     Args:
-        y_true: one-hot rows, or other distributions, of `y_pred`'s shape.
-        y_pred: probabilities, which are divided by their sum, or logits (batch, ..., classes).
+        y_true: one-hot rows, or other distributions, in the shape of `y_pred`.
+        y_pred: probabilities, which are divided by their sum, or logits, (batch, ..., classes).
         from_logits: whether `y_pred` holds logits.
         label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
-        axis: the dim of the classes.
-
-    Returns:
-        `y_pred`'s shape without `axis`.
+        axis: the dim of the classes, which the result lacks.
 
     Raises:
         ModelError: the shapes differ.
 
-    Differs from Keras: smoothing spreads over the classes of `axis`, in Keras always over as many as the last dim has.
+    Differs from Keras: smoothing spreads over the classes of `axis`, in Keras over the size of the last dim.
     """
     y_true, y_pred = _distributions("categorical_crossentropy", y_true, y_pred, label_smoothing, axis)
     if from_logits:
@@ -57,21 +54,11 @@ def categorical_focal_crossentropy(
     """`-sum(alpha * (1 - p)**gamma * y_true * log(p), axis)`.
 
     Args:
-        y_true: as of `categorical_crossentropy`.
-        y_pred: probabilities or logits (batch, ..., classes).
+        y_true, y_pred, from_logits, label_smoothing, axis: as in `categorical_crossentropy`.
         alpha: a factor, or one for each class.
-        gamma: focusing exponent: a larger one lowers the loss of confident, correct predictions.
-        from_logits: whether `y_pred` holds logits.
-        label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
-        axis: the dim of the classes.
+        gamma: focusing exponent; a larger one lowers the loss of confident, correct predictions.
 
-    Returns:
-        `y_pred`'s shape without `axis`.
-
-    Raises:
-        ModelError: the shapes differ.
-
-    Differs from Keras: logits that are far off are exact, Keras turns them into clipped probabilities; smoothing as of
+    Differs from Keras: large logits give exact losses; Keras turns them into clipped probabilities. Smoothing is as in
     `categorical_crossentropy`.
     """
     y_true, y_pred = _distributions("categorical_focal_crossentropy", y_true, y_pred, label_smoothing, axis)
@@ -86,25 +73,20 @@ def sparse_categorical_crossentropy(
     """`-log(p[y_true])`.
 
     Args:
-        y_true: class indices, of `y_pred`'s shape without `axis`, or with a dim of 1 there.
-        y_pred: probabilities, which are divided by their sum, or logits (batch, ..., classes).
-        from_logits: whether `y_pred` holds logits.
+        y_true: class indices, in the shape of `y_pred` without `axis`, or with a size of 1 there.
+        y_pred, from_logits, axis: as in `categorical_crossentropy`.
         ignore_class: the index whose values are 0; the loss `SparseCategoricalCrossentropy` does not count them.
-        axis: the dim of the classes.
-
-    Returns:
-        `y_pred`'s shape without `axis`.
 
     Raises:
         ModelError: the shapes do not fit.
-        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
+        DataError: a class index is out of range; in compiled steps only with `compile(check=True)`.
 
-    Differs from Keras: a class index out of range is an error, in compiled steps NaN, not 0; any `axis` works.
+    Differs from Keras: a class index out of range is an error, or NaN in compiled steps, not 0. Any `axis` works.
     """
     index, y_pred = _class_indices("sparse_categorical_crossentropy", y_true, y_pred, axis, ignore_class)
     if ignore_class is not None:
         counts = index != ignore_class
-        y_pred = jnp.where(jnp.expand_dims(counts, axis), y_pred, 1)  # their gradients are 0, were they NaN
+        y_pred = jnp.where(jnp.expand_dims(counts, axis), y_pred, 1)  # otherwise NaNs there would reach gradients
         ignored = sparse_categorical_crossentropy(jnp.where(counts, index, 0), y_pred, from_logits, axis=axis)
         return jnp.where(counts, ignored, 0)
     if from_logits:
@@ -113,24 +95,19 @@ def sparse_categorical_crossentropy(
 
 
 def categorical_generalized_cross_entropy(y_true: ArrayLike, y_pred: ArrayLike, q: float) -> jax.Array:
-    """`(1 - p[y_true]**q) / q`: the nearer `q` is to 1, the less wrong labels move it.
-
-    `q` near 0 gives crossentropy, 1 mean absolute error.
+    """`(1 - p[y_true]**q) / q`, (batch, ...).
 
     Args:
         y_true: class indices (batch, ...) or (batch, ..., 1).
         y_pred: probabilities (batch, ..., classes).
-        q: between 0 and 1.
-
-    Returns:
-        (batch, ...).
+        q: between 0, crossentropy, and 1, mean absolute error, which wrong labels affect least.
 
     Raises:
         ModelError: the shapes do not fit.
-        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
+        DataError: a class index is out of range; in compiled steps only with `compile(check=True)`.
 
-    Differs from Keras: a class index out of range is an error, in compiled steps NaN, not `1 / q`; indices (batch, 1)
-    are not paired with every row of predictions.
+    Differs from Keras: a class index out of range is an error, and NaN in compiled steps, instead of `1 / q`. Indices
+    (batch, 1) are not paired with every row of predictions.
     """
     index, y_pred = _class_indices("categorical_generalized_cross_entropy", y_true, y_pred, -1)
     return (1 - _pick(y_pred, index, -1) ** q) / q
@@ -182,7 +159,7 @@ def _class_indices(
     check_indices(
         y_true if ignore_class is None else jnp.where(y_true == ignore_class, 0, y_true),
         y_pred.shape[axis],
-        f"{name}: an integer in `y_true` is no class of `y_pred`",
+        f"{name}: class index in `y_true` out of range for `y_pred`",
         "classes that begin at 0, an output for each of them, or a mask or ignore_class for targets that do not count",
     )
     return y_true.astype(jnp.int32), y_pred
@@ -196,12 +173,12 @@ def _check_axis(name: str, axis: object, y_pred: jax.Array) -> None:
 
 
 def _probabilities(y_pred: jax.Array, axis: int) -> jax.Array:
-    """With sum 1, and finite logarithms."""
+    """Normalize to a sum of 1, and clip so that logarithms are finite."""
     return jnp.clip(y_pred / jnp.sum(y_pred, axis, keepdims=True), epsilon(), 1 - epsilon())
 
 
 def _or_nan(index: jax.Array, y_pred: jax.Array, axis: int) -> jax.Array:
-    """An index below 0 is out of range too: what is taken there is NaN, and not counted from the end."""
+    """Move negative indices beyond the end, where values are NaN, instead of counting from the end."""
     return jnp.where(index < 0, y_pred.shape[axis], index)
 
 
@@ -213,7 +190,7 @@ def _pick(y_pred: jax.Array, index: jax.Array, axis: int) -> jax.Array:
 class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
     """`-sum(y_true * log(p))` of one-hot targets, as a `Loss`.
 
-    Arguments: as of `categorical_crossentropy` and `Loss`.
+    Arguments as in `categorical_crossentropy` and `Loss`.
     """
 
     def __init__(
@@ -231,7 +208,7 @@ class CategoricalCrossentropy(FunctionLoss, function=categorical_crossentropy):
 class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_crossentropy):
     """`-sum(alpha * (1 - p)**gamma * y_true * log(p))` of one-hot targets, as a `Loss`.
 
-    Arguments: as of `categorical_focal_crossentropy` and `Loss`.
+    Arguments as in `categorical_focal_crossentropy` and `Loss`.
     """
 
     def __init__(
@@ -252,7 +229,7 @@ class CategoricalFocalCrossentropy(FunctionLoss, function=categorical_focal_cros
 class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_crossentropy):
     """`-log(p[y_true])` of class indices, as a `Loss`.
 
-    Arguments: as of `sparse_categorical_crossentropy` and `Loss`. Targets equal to `ignore_class` do not count.
+    Arguments as in `sparse_categorical_crossentropy` and `Loss`. Targets equal to `ignore_class` do not count.
     """
 
     ignore_class: int | None
@@ -275,7 +252,7 @@ class SparseCategoricalCrossentropy(FunctionLoss, function=sparse_categorical_cr
 class CategoricalGeneralizedCrossEntropy(FunctionLoss, function=categorical_generalized_cross_entropy):
     """`(1 - p[y_true]**q) / q` of class indices, as a `Loss`.
 
-    Arguments: as of `categorical_generalized_cross_entropy` and `Loss`.
+    Arguments as in `categorical_generalized_cross_entropy` and `Loss`.
 
     Raises:
         ModelError: `q` is not between 0 and 1.

@@ -1,4 +1,4 @@
-"""Circle loss: embeddings near those of their class, far from others."""
+"""Circle loss, for embeddings."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -23,22 +23,22 @@ def circle(
     gamma: float = 80,
     margin: float = 0.4,
 ) -> jax.Array:
-    """`softplus(logsumexp(near) + logsumexp(far))` of each embedding against references, by default all of the batch.
+    """`softplus(logsumexp(near) + logsumexp(far))` of each embedding against references, by default the batch.
 
-    With `d = max(1 - similarity, 0)`, `near = -gamma * max(margin + d, 0) * (margin - d)` over references of its class,
-    `far = gamma * max(1 + margin - d, 0) * (1 - margin - d)` over the others.
+    With `d = max(1 - similarity, 0)`, `near = -gamma * max(margin + d, 0) * (margin - d)` over references of the same
+    class, `far = gamma * max(1 + margin - d, 0) * (1 - margin - d)` over the others.
 
     Args:
         y_true: class indices (batch,) or (batch, 1).
         y_pred: embeddings (batch, n) of length 1.
         ref_labels: class indices of the references; None for `y_true`.
         ref_embeddings: (references, n) of length 1; None for `y_pred`.
-        remove_diagonal: whether the i-th embedding is not compared with the i-th reference, which is itself.
+        remove_diagonal: whether to skip the i-th reference for the i-th embedding, which is the same.
         gamma: scale of the exponents.
         margin: relaxation, from 0 to 1.
 
     Returns:
-        (batch,); 0 for an embedding without another one of its class, or without one of another class.
+        (batch,); 0 for an embedding without references of its class, or without others.
 
     Raises:
         ModelError: the shapes do not fit.
@@ -72,7 +72,7 @@ def _labelled(labels_name: str, labels: ArrayLike, name: str, embeddings: ArrayL
 class Circle(FunctionLoss, function=circle):
     """Circle loss of each embedding against all others of the batch, as a `Loss`.
 
-    Arguments: as of `circle` and `Loss`. Embeddings whose value is 0 do not count in the mean.
+    Arguments as in `circle` and `Loss`. Embeddings whose value is 0 do not count in the mean.
     """
 
     def __init__(

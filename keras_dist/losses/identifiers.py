@@ -1,4 +1,4 @@
-"""Losses by name and config, and as either."""
+"""Conversion of losses from and to names and configs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ _LOSSES = ObjectRegistry(
 
 
 def get(identifier: Any) -> Any:
-    """Return the function or `Loss` that `identifier` means.
+    """Return the function or `Loss` of a name, class or config.
 
     Args:
-        identifier: the name of a function, such as `"mse"`, which gives the function; the name of a class, such as
-            `"MeanSquaredError"`, or such a class, which give an object; a config; a callable or None, which come back
-            as they are.
+        identifier: the name of a function, such as `"mse"`; the name of a class, such as `"MeanSquaredError"`, or the
+            class, for an object; a config; a callable or None, which are returned unchanged.
 
     Raises:
         UnknownNameError: no loss has this name.
         ConfigError: a config mentions an unknown class, or a class needs arguments.
-        ModelError: it is none of these.
+        ModelError: `identifier` is neither of these.
 
     Example:
         >>> from keras_dist import losses
@@ -57,18 +56,7 @@ def get(identifier: Any) -> Any:
 
 
 def as_loss(identifier: Any) -> Loss:
-    """Return what `get` finds as a `Loss`.
-
-    Args:
-        identifier: as of `get`; `"crossentropy"` chooses by the shapes. Any other callable
-            `(y_true, y_pred) -> values or scalar` may do without targets.
-            Functions of `(logits, labels)` and the like, as optax has them, get their arguments in that order.
-
-    Raises:
-        UnknownNameError: no loss has this name.
-        ConfigError: a config mentions an unknown class, or a class needs arguments.
-        ModelError: it is none of these, or cannot be called with these parameters.
-    """
+    """Return `get(identifier)` as a `Loss`; functions of `(logits, labels)`, as in optax, are called in that order."""
     if isinstance(identifier, str) and identifier.lower() in NAMES:
         return LossFunctionWrapper(crossentropy_by_shapes, name=identifier)
     found = get(identifier)
@@ -90,20 +78,20 @@ def serialize(loss: Any) -> dict[str, Any]:
     """Return the config of a `Loss` or a named function.
 
     Raises:
-        ConfigError: it cannot be written down.
+        ConfigError: it cannot be serialized.
     """
     return serialize_keras_object(loss)
 
 
 def deserialize(name: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the `Loss` or function that `serialize` has written down, here or in Keras.
+    """Return the `Loss` or function of a config of `serialize`, here or in Keras.
 
     Args:
-        name: the config; or whatever else `get` takes.
-        custom_objects: classes and functions by name, beside the registered ones.
+        name: the config, or any other argument of `get`.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
         UnknownNameError: no loss has this name.
-        ConfigError: the config mentions what is not known.
+        ConfigError: the config names an unknown class or function.
     """
     return _LOSSES.deserialize(name, custom_objects)

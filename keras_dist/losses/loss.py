@@ -1,4 +1,4 @@
-"""`Loss`: values of examples, weighted, masked and reduced; losses of functions of this package and of users."""
+"""`Loss`: weighted, masked and reduced values of examples; losses of functions."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
@@ -26,16 +26,16 @@ class Loss(Configurable):
     """Base of all losses: the reduced values of `call`, which subclasses define.
 
     Args:
-        name: by default that of the class in snake case.
-        reduction: how values become one number: "sum_over_batch_size" or "mean" (over all values that no mask leaves
-            out), "sum", "mean_with_sample_weight" (divided by the sum of weights), "none" or None (not reduced).
-        dtype: what targets and predictions are cast to; None for float32.
+        name: by default the name of the class in snake case.
+        reduction: "sum_over_batch_size" or "mean" (over unmasked values), "sum", "mean_with_sample_weight" (divided by
+            the sum of weights), "none" or None (no reduction).
+        dtype: dtype to which targets and predictions are cast; None for float32.
 
     Attributes:
         needs_targets: whether targets must be given.
 
     Raises:
-        ModelError: there is no such reduction, or the dtype holds no fractions.
+        ModelError: the reduction is unknown, or the dtype is not a floating point type.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,9 +45,8 @@ class Loss(Configurable):
         >>> float(MeanCubedError()([[0.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [2.0, 2.0]]))
         4.5
 
-    Differs from Keras: values that pair every example with every other, or that belong to no example, are an error;
-    values that a mask leaves out may be NaN; weights (batch,) fit values of any number of dims; `mask` is an argument;
-    names are not numbered.
+    Differs from Keras: values for each pair of examples, or for none, are an error. Masked values may be NaN. Weights
+    (batch,) fit values of any rank. `mask` is an argument. Names are not numbered.
     """
 
     needs_targets: ClassVar[bool] = True
@@ -61,46 +60,35 @@ class Loss(Configurable):
 
     @property
     def dtype(self) -> str:
-        """What targets and predictions are cast to."""
+        """The dtype to which targets and predictions are cast."""
         return self._dtype.name
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        """A value for each example (batch, ...), or a scalar; or `(values, {"name": scalar})`, to log the scalars."""
+        """Return values (batch, ...) or a scalar; or `(values, {"name": scalar})`, to log the scalars."""
         fix = "define a method call(self, y_true, y_pred), or choose one of keras_dist.losses"
         raise ModelError(f"{type(self).__name__} has no values", given=f"the class {type(self).__name__}", fix=fix)
 
     def __call__(
-        self,
-        y_true: PyTree,
-        y_pred: PyTree,
-        sample_weight: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None, mask: ArrayLike | None = None
     ) -> jax.Array:
-        """The loss of a batch: a scalar, or the weighted values when they are not reduced.
+        """Return the loss of a batch: a scalar, or the weighted values if they are not reduced.
 
         Args:
             y_true: targets, an array or a tree of arrays; lists of numbers are arrays.
             y_pred: predictions (batch, ...), an array or a tree of arrays.
-            sample_weight: (batch,), any other shape that the values start with, or one that broadcasts to them.
-            mask: which values count, of such a shape; None for `y_pred._keras_mask` if there is one, else for all.
+            sample_weight: (batch,), any other leading shape of the values, or a shape that broadcasts to them.
+            mask: boolean, values that count, of such a shape; by default `y_pred._keras_mask`, or all.
 
         Raises:
-            ModelError: shapes do not fit, or the loss returns no value for each example.
+            ModelError: shapes do not fit, or the loss does not return a value for each example.
         """
         return self.with_reported(y_true, y_pred, sample_weight, mask)[0]
 
     def with_reported(
-        self,
-        y_true: PyTree,
-        y_pred: PyTree,
-        sample_weight: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None, mask: ArrayLike | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss of a batch, and the scalars that `call` returned beside its values, by name.
-
-        Arguments are as those of a call.
-        """
-        if type(self).__call__ is not Loss.__call__:  # the user's own, which may not take a mask
+        """Return the loss of a batch, and the scalars to log that `call` returned, by name."""
+        if type(self).__call__ is not Loss.__call__:  # a user's method, which may not take a mask
             options = keywords_taken(type(self).__call__, {"mask": mask})
             return split_reported(self(y_true, y_pred, sample_weight, **options))
         with jax.named_scope(self.name):
@@ -108,16 +96,9 @@ class Loss(Configurable):
             return reduce_values(values, sample_weight, masks, self.reduction), reported
 
     def count(
-        self,
-        y_true: PyTree,
-        y_pred: PyTree,
-        sample_weight: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None, mask: ArrayLike | None = None
     ) -> ArrayLike | None:
-        """The number of values with a weight other than 0 that no mask leaves out; None for a loss that is a scalar.
-
-        Arguments are as those of a call.
-        """
+        """Return the number of unmasked values with a weight other than 0; None for a scalar loss."""
         if type(self).__call__ is not Loss.__call__:
             return None
         values, masks, _ = self._unreduced(y_true, y_pred, mask)
@@ -126,17 +107,13 @@ class Loss(Configurable):
         return divisor_of(values, None, masks, "sum_over_batch_size") if values.ndim else None
 
     def divisor(
-        self,
-        y_true: PyTree,
-        y_pred: PyTree,
-        sample_weight: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None, mask: ArrayLike | None = None
     ) -> ArrayLike:
-        """The divisor of the loss of a batch: the number of values, or the sum of weights; 1 for a sum.
+        """Return the divisor of the loss of a batch: the number of values, or the sum of weights; 1 for a sum.
 
-        A loss that is one number counts as the mean over the rows of `y_pred`. Arguments are as those of a call.
+        A scalar loss counts as the mean over the rows of `y_pred`.
         """
-        if type(self).__call__ is not Loss.__call__:  # its own, of which only the number is known
+        if type(self).__call__ is not Loss.__call__:  # a user's method, whose values are unknown
             return 1.0 if self.reduction == "sum" else float(len(jax.tree.leaves(y_pred)[0]))
         values, masks, _ = self._unreduced(y_true, y_pred, mask)
         if values.ndim == 0 and self.reduction != "sum":
@@ -146,7 +123,7 @@ class Loss(Configurable):
     def _unreduced(
         self, y_true: PyTree, y_pred: PyTree, mask: ArrayLike | None
     ) -> tuple[jax.Array, list[ArrayLike], dict[str, jax.Array]]:
-        """The values, masks of those that count, and what is reported beside them."""
+        """Return the values, the masks, and the scalars to log."""
         mask = getattr(y_pred, "_keras_mask", None) if mask is None else mask
         y_true, y_pred = self._cast(from_numbers(y_true)), self._cast(from_numbers(y_pred))
         with integer_checks.counting(mask):
@@ -157,35 +134,21 @@ class Loss(Configurable):
         return jax.tree.map(functools.partial(jnp.asarray, dtype=self._dtype), tree)
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The checked values of `call`, and what it reports beside them."""
         values, reported = split_reported(self.call(y_true, y_pred))
         return check_values(values, y_true, y_pred), reported
 
     def _counts(self, y_true: PyTree, values: jax.Array) -> jax.Array | None:
-        """A mask of the values that count, where the loss itself leaves some out."""
+        """Return a mask of the values that count, for losses that skip some."""
         del y_true, values
 
 
 class FunctionLoss(Loss):
-    """A loss whose values are those of a function of this package, which checks shapes itself.
-
-    `class LogCosh(FunctionLoss, function=log_cosh)` is the loss of `log_cosh`, named "log_cosh". For a function with
-    arguments the class defines a constructor that passes them on by name; they become attributes.
-
-    Args:
-        reduction: as in `Loss`.
-        name: by default that of the function.
-        dtype: as in `Loss`.
-        **arguments: of the function.
-
-    Attributes:
-        function: `(y_true, y_pred, **arguments) -> values`.
-    """
+    """`class LogCosh(FunctionLoss, function=log_cosh)`; arguments of the function become attributes."""
 
     function: ClassVar[Callable[..., jax.Array]]
 
     def __init_subclass__(cls, function: Callable[..., jax.Array] | None = None, **kwargs: Any) -> None:
-        """Take the function, and its name as the default of `name`."""
+        """Define a constructor whose `name` is by default the name of the function."""
         super().__init_subclass__(**kwargs)
         if function is None:
             return
@@ -215,7 +178,7 @@ class FunctionLoss(Loss):
         vars(self).update(arguments)
 
     def call(self, y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-        """The values of the function: one for each example, or a scalar."""
+        """Return the values of the function."""
         return self.function(y_true, y_pred, **{name: vars(self)[name] for name in self._argument_names})
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -223,10 +186,7 @@ class FunctionLoss(Loss):
 
 
 class ElementwiseLoss(FunctionLoss):
-    """A `FunctionLoss` that is a mean over the last dim.
-
-    Differs from Keras: predictions (batch,) count as (batch, 1), so that each has a value of its own and a weight.
-    """
+    """A mean over the last dim. Unlike in Keras predictions (batch,) count as (batch, 1), so that each has a weight."""
 
     def _values(self, y_true: PyTree, y_pred: PyTree) -> tuple[jax.Array, dict[str, jax.Array]]:
         return self.call(*as_rows(self.name, y_true, y_pred)), {}
@@ -235,14 +195,14 @@ class ElementwiseLoss(FunctionLoss):
 class LossFunctionWrapper(Loss):
     """A callable `(y_true, y_pred) -> values or scalar` as a `Loss`; it may return `(values, {"name": scalar})`.
 
-    It is called with targets and predictions as they are, trees too, but for a last dim of 1 that only one of them has.
-    Targets may be None.
+    Targets and predictions are arrays or trees; targets may be None. A last dim of 1 that only one of them has is
+    added or removed.
 
     Args:
         fn: the callable.
         reduction: as in `Loss`.
-        name: by default that of the callable.
-        dtype: what targets and predictions are cast to; None leaves them as they are.
+        name: by default the name of the callable.
+        dtype: dtype to which targets and predictions are cast; None for no cast.
         **kwargs: arguments of `fn`.
 
     Raises:
@@ -254,8 +214,8 @@ class LossFunctionWrapper(Loss):
         >>> float(largest_error(jnp.zeros((2, 2)), jnp.array([[1.0, 2.0], [3.0, 0.0]])))
         5.0
 
-    Differs from Keras: without a dtype nothing is cast, so that integer targets stay integers; the targets need not
-    have the structure of the predictions.
+    Differs from Keras: without a dtype nothing is cast, so that integer targets stay integers. Targets may have another
+    structure than predictions.
 
     Source: `keras.src.losses.losses.LossFunctionWrapper`.
     """

@@ -14,14 +14,11 @@ from keras_dist.losses.targets import matched
 
 
 def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(max(1 - y_true * y_pred, 0), axis=-1)`.
+    """`mean(max(1 - y_true * y_pred, 0), axis=-1)`, (batch, ...).
 
     Args:
-        y_true: -1 or 1; a batch that holds nothing but 0 and 1 is taken as -1 and 1.
+        y_true: -1 or 1; a batch of 0 and 1 is converted.
         y_pred: scores (batch, ..., n).
-
-    Returns:
-        (batch, ...).
 
     Raises:
         ModelError: the shapes differ.
@@ -31,7 +28,7 @@ def hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def squared_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`; arguments as of `hinge`."""
+    """`mean(max(1 - y_true * y_pred, 0)**2, axis=-1)`. Arguments as in `hinge`."""
     y_true, y_pred = matched("squared_hinge", y_true, y_pred)
     return jnp.mean(optax.hinge_loss(y_pred, _signs(y_true)) ** 2, axis=-1)
 
@@ -50,7 +47,7 @@ def categorical_hinge(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def _signs(y_true: jax.Array) -> jax.Array:
-    """-1 and 1 for a batch of 0 and 1; any other as it is."""
+    """Convert a batch of 0 and 1 to -1 and 1."""
     is_binary = jnp.all((y_true == 0) | (y_true == 1))
     return jnp.where(is_binary, 2 * y_true - 1, y_true)
 

@@ -1,4 +1,4 @@
-"""Losses of probabilities and rates: Kullback-Leibler divergence, Poisson."""
+"""Kullback-Leibler divergence and Poisson loss."""
 
 # pyright: reportMissingTypeStubs=false
 
@@ -15,14 +15,10 @@ from keras_dist.losses.targets import matched
 
 
 def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`sum(y_true * log(y_true / y_pred), axis=-1)`, probabilities clipped to [1e-7, 1].
+    """`sum(y_true * log(y_true / y_pred), axis=-1)`, (batch, ...), with probabilities clipped to [1e-7, 1].
 
     Args:
-        y_true: probabilities (batch, ..., classes).
-        y_pred: probabilities (batch, ..., classes).
-
-    Returns:
-        (batch, ...).
+        y_true, y_pred: probabilities (batch, ..., classes).
 
     Raises:
         ModelError: the shapes differ.
@@ -32,14 +28,11 @@ def kl_divergence(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def poisson(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(y_pred - y_true * log(y_pred), axis=-1)`.
+    """`mean(y_pred - y_true * log(y_pred), axis=-1)`, (batch, ...).
 
     Args:
         y_true: counts (batch, ..., n).
         y_pred: rates above 0 (batch, ..., n).
-
-    Returns:
-        (batch, ...).
 
     Raises:
         ModelError: the shapes differ.

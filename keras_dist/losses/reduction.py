@@ -1,4 +1,4 @@
-"""From values of a loss to one number: checks, weights, masks, reductions."""
+"""Reduction of the values of a loss, with weights and masks."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -21,7 +21,7 @@ REDUCTIONS = (*_MEANS, "sum", "mean_with_sample_weight", "none", None)
 
 
 def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
-    """Split what a loss returned into its values and the scalars to log beside them: `(values, {"name": scalar})`."""
+    """Split the result of a loss into its values and scalars to log: `(values, {"name": scalar})`."""
     pair = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
     if len(pair) != 2 or not isinstance(pair[1], Mapping):
         return cast("object", returned), {}
@@ -35,10 +35,7 @@ def split_reported(returned: object) -> tuple[Any, dict[str, jax.Array]]:
 
 
 def check_values(values: object, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-    """Return what a loss returned, if it is a scalar or has a value for each example.
-
-    Examples are the first dim of the arrays in `y_true` and `y_pred`.
-    """
+    """Return the result of a loss, if it is a scalar or has the first dim of the arrays in `y_true` and `y_pred`."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((y_true, y_pred))]
     rows = {shape[0] for shape in shapes if shape}
     expected = f"a scalar, or values of shape ({' or '.join(map(str, sorted(rows)))}, ...)"
@@ -62,25 +59,15 @@ def reduce_values(
     masks: Sequence[ArrayLike] = (),
     reduction: str | None = "mean",
 ) -> jax.Array:
-    """Reduce the values of a batch, each times its weight, to one number.
+    """Reduce weighted values; weights and masks have a leading shape of the values, or broadcast to them.
 
-    Args:
-        values: (batch, ...), or a scalar when there are neither weights nor masks.
-        sample_weight: a shape that `values` starts with, such as (batch,), or one of as many dims that broadcasts.
-        masks: which values count, each of such a shape; a value counts if all say so.
-        reduction: "sum_over_batch_size" and "mean" divide the sum of weighted values by the number of values that
-            count, whatever their weights; "mean_with_sample_weight" by the sum of weights; "none" and None leave the
-            values.
-
-    Raises:
-        ModelError: weights or masks do not fit, as when the loss is a scalar.
-
-    Source: `keras.src.losses.loss.reduce_weighted_values`.
+    "sum_over_batch_size" and "mean" divide the weighted sum by the number of unmasked values, "mean_with_sample_weight"
+    by the sum of weights. Source: `keras.src.losses.loss.reduce_weighted_values`.
     """
     weight = None if sample_weight is None else _fit("sample_weight", sample_weight, values).astype(values.dtype)
     if masks:
         counts = functools.reduce(jnp.logical_and, [_fit("mask", mask, values).astype(bool) for mask in masks])
-        values = jnp.where(counts, values, 0)  # a value that does not count may be NaN
+        values = jnp.where(counts, values, 0)  # masked values may be NaN
         share = counts.size / jnp.maximum(jnp.sum(counts), 1) if reduction in _MEANS else 1
         counts = (counts * share).astype(values.dtype)
         weight = counts if weight is None else weight * counts
@@ -102,10 +89,7 @@ def divisor_of(
     masks: Sequence[ArrayLike] = (),
     reduction: str | None = "mean",
 ) -> ArrayLike:
-    """Return what `reduce_values` divides the sum of weighted values by; 1 for a sum.
-
-    The mean of losses of batches, weighted by their divisors, is the loss of one batch of all rows.
-    """
+    """Return the divisor of `reduce_values`; the mean of losses, weighted by it, is the loss of all rows."""
     weights = [_fit("mask", mask, values).astype(bool).astype(jnp.float32) for mask in masks]
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights.append(_fit("sample_weight", sample_weight, values).astype(jnp.float32))

@@ -15,14 +15,11 @@ from keras_dist.losses.targets import matched
 
 
 def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean((y_true - y_pred)**2, axis=-1)`.
+    """`mean((y_true - y_pred)**2, axis=-1)`, (batch, ...).
 
     Args:
-        y_true: targets, of `y_pred`'s shape up to a last dim of 1.
+        y_true: targets, in the shape of `y_pred`, except for a last dim of 1.
         y_pred: predictions (batch, ..., n).
-
-    Returns:
-        (batch, ...).
 
     Raises:
         ModelError: the shapes differ.
@@ -32,22 +29,22 @@ def mean_squared_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 def mean_absolute_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(abs(y_true - y_pred), axis=-1)`; shapes as of `mean_squared_error`."""
+    """`mean(abs(y_true - y_pred), axis=-1)`. Shapes as in `mean_squared_error`."""
     y_true, y_pred = matched("mean_absolute_error", y_true, y_pred)
     return jnp.mean(jnp.abs(y_true - y_pred), axis=-1)
 
 
 def mean_absolute_percentage_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`100 * mean(abs((y_true - y_pred) / y_true), axis=-1)` [%]; shapes as of `mean_squared_error`.
+    """`100 * mean(abs((y_true - y_pred) / y_true), axis=-1)` [%]. Shapes as in `mean_squared_error`.
 
-    Targets nearer to 0 than 1e-7 count as 1e-7.
+    Absolute targets below 1e-7 count as 1e-7.
     """
     y_true, y_pred = matched("mean_absolute_percentage_error", y_true, y_pred)
     return 100.0 * jnp.mean(jnp.abs((y_true - y_pred) / jnp.maximum(jnp.abs(y_true), epsilon())), axis=-1)
 
 
 def mean_squared_logarithmic_error(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`; shapes as of `mean_squared_error`.
+    """`mean((log(1 + y_true) - log(1 + y_pred))**2, axis=-1)`. Shapes as in `mean_squared_error`.
 
     Numbers below 1e-7 count as 1e-7.
     """
@@ -60,16 +57,15 @@ def huber(y_true: ArrayLike, y_pred: ArrayLike, delta: float = 1.0) -> jax.Array
     """`mean(e**2 / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2), axis=-1)` with `e = y_true - y_pred`.
 
     Args:
-        y_true: targets, as of `mean_squared_error`.
-        y_pred: predictions (batch, ..., n).
-        delta: the error from which on the loss is linear.
+        y_true, y_pred: as in `mean_squared_error`.
+        delta: the error above which the loss is linear.
     """
     y_true, y_pred = matched("huber", y_true, y_pred)
     return jnp.mean(optax.huber_loss(y_pred, y_true, delta=delta), axis=-1)
 
 
 def log_cosh(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`mean(log(cosh(y_pred - y_true)), axis=-1)`; shapes as of `mean_squared_error`."""
+    """`mean(log(cosh(y_pred - y_true)), axis=-1)`. Shapes as in `mean_squared_error`."""
     y_true, y_pred = matched("log_cosh", y_true, y_pred)
     return jnp.mean(optax.log_cosh(y_pred, y_true), axis=-1)
 
@@ -78,8 +74,7 @@ def cosine_similarity(y_true: ArrayLike, y_pred: ArrayLike, axis: int = -1) -> j
     """`-sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))`; 0 where a vector is zero.
 
     Args:
-        y_true: targets, as of `mean_squared_error`.
-        y_pred: predictions (batch, ...).
+        y_true, y_pred: as in `mean_squared_error`.
         axis: the dim of the vectors.
     """
     y_true, y_pred = matched("cosine_similarity", y_true, y_pred)
@@ -105,7 +100,7 @@ class MeanSquaredLogarithmicError(ElementwiseLoss, function=mean_squared_logarit
 class Huber(ElementwiseLoss, function=huber):
     """`mean(e**2 / 2 if abs(e) <= delta else delta * (abs(e) - delta / 2))` with `e = y_true - y_pred`, as a `Loss`.
 
-    Arguments: as of `huber` and `Loss`.
+    Arguments as in `huber` and `Loss`.
     """
 
     def __init__(
@@ -125,7 +120,7 @@ class LogCosh(ElementwiseLoss, function=log_cosh):
 class CosineSimilarity(FunctionLoss, function=cosine_similarity):
     """`-sum(y_true * y_pred, axis) / (norm(y_true, axis) * norm(y_pred, axis))` as a `Loss`.
 
-    Arguments: as of `cosine_similarity` and `Loss`.
+    Arguments as in `cosine_similarity` and `Loss`.
     """
 
     def __init__(

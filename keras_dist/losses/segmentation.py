@@ -17,12 +17,9 @@ def dice(y_true: ArrayLike, y_pred: ArrayLike, axis: int | Sequence[int] | None 
     """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))`.
 
     Args:
-        y_true: which entries belong to the region, from 0 to 1, of `y_pred`'s shape.
+        y_true: membership in the region, from 0 to 1, in the shape of `y_pred`.
         y_pred: probabilities (batch, ...).
-        axis: the dims of a region; None for all, which gives a scalar.
-
-    Returns:
-        `y_pred`'s shape without `axis`.
+        axis: the dims of a region, which the result lacks; None for all.
 
     Raises:
         ModelError: the shapes differ.
@@ -41,14 +38,9 @@ def tversky(
     `both = sum(y_true * y_pred)`, `missed = sum(y_true * (1 - y_pred))`, `wrong = sum(y_pred * (1 - y_true))`.
 
     Args:
-        y_true: as of `dice`.
-        y_pred: probabilities (batch, ...).
-        alpha: weight of false negatives (as in the numbers of Keras; its text says false positives).
+        y_true, y_pred, axis: as in `dice`.
+        alpha: weight of false negatives (as Keras computes; its docs say false positives).
         beta: weight of false positives.
-        axis: the dims of a region; None for all, which gives a scalar.
-
-    Returns:
-        `y_pred`'s shape without `axis`.
 
     Raises:
         ModelError: the shapes differ.
@@ -67,8 +59,7 @@ def _dims(axis: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
 class Dice(FunctionLoss, function=dice):
     """`1 - 2 * sum(y_true * y_pred) / (sum(y_true) + sum(y_pred))` as a `Loss`.
 
-    Arguments: as of `dice` and `Loss`. Without `axis` the loss is one number for the whole batch, so
-    weights of examples cannot be applied.
+    Arguments as in `dice` and `Loss`. Without `axis` the loss is a scalar, to which no weights can be applied.
     """
 
     def __init__(
@@ -84,8 +75,7 @@ class Dice(FunctionLoss, function=dice):
 class Tversky(FunctionLoss, function=tversky):
     """`1 - both / (both + alpha * missed + beta * wrong)` as a `Loss`.
 
-    Arguments: as of `tversky` and `Loss`. Without `axis` the loss is one number for the whole batch, so
-    weights of examples cannot be applied.
+    Arguments as in `tversky` and `Loss`. Without `axis` the loss is a scalar, to which no weights can be applied.
     """
 
     def __init__(

@@ -17,18 +17,15 @@ from keras_dist.losses.targets import as_arrays
 
 
 def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """`-log(probability of y_true under y_pred)`, summed over all alignments.
+    """`-log(probability of y_true under y_pred)`, summed over all alignments, (batch,).
 
     Args:
         y_true: class indices (batch, length), with 0 after the end of each sequence.
         y_pred: logits (batch, steps, classes); class 0 is the blank.
 
-    Returns:
-        (batch,).
-
     Raises:
         ModelError: the shapes do not fit.
-        DataError: an index is no class, outside of compiled steps, and in those of `compile(check=True)`.
+        DataError: a class index is out of range; in compiled steps only with `compile(check=True)`.
     """
     y_true, y_pred = as_arrays("ctc", y_true, y_pred)
     if y_true.ndim != 2 or y_pred.ndim != 3 or len(y_true) != len(y_pred):
@@ -38,7 +35,7 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
     check_indices(
         y_true,
         y_pred.shape[-1],
-        "ctc: an integer in `y_true` is no class of `y_pred`",
+        "ctc: class index in `y_true` out of range for `y_pred`",
         "an output for each class, and one for the blank, which is 0",
     )
     lengths = jnp.sum(y_true != 0, axis=1, keepdims=True)
@@ -48,7 +45,4 @@ def ctc(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 
 class CTC(FunctionLoss, function=ctc):
-    """`-log(probability of y_true under y_pred)`, summed over alignments, as a `Loss`; see `ctc`.
-
-    Arguments as in `Loss`.
-    """
+    """`-log(probability of y_true under y_pred)`, summed over all alignments, as a `Loss`. Arguments as in `Loss`."""

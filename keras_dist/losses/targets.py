@@ -1,4 +1,4 @@
-"""Targets and predictions as arrays, with ranks and shapes that fit."""
+"""Conversion of targets and predictions to arrays of matching shapes."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
@@ -23,13 +23,13 @@ def is_array(value: object) -> TypeGuard[jax.Array | np.ndarray]:
 
 
 def from_numbers(value: PyTree) -> PyTree:
-    """Return a number, or a list of numbers or of such lists, as an array; anything else as it is."""
+    """Convert numbers and nested lists of numbers to an array; return anything else unchanged."""
     leaves = jax.tree.leaves(value) if isinstance(value, list | tuple) else [value]
     return jnp.asarray(value) if leaves and all(isinstance(n, bool | int | float) for n in leaves) else value
 
 
 def as_arrays(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return both as arrays of jax; integer predictions as float32."""
+    """Convert both to arrays of jax, and integer predictions to float32."""
     y_true, y_pred = from_numbers(y_true), from_numbers(y_pred)
     for argument, value in (("y_true", y_true), ("y_pred", y_pred)):
         if not is_array(value):
@@ -46,12 +46,7 @@ def align_ranks(y_true: jax.Array, y_pred: jax.Array) -> tuple[jax.Array, jax.Ar
 @overload
 def align_ranks(y_true: PyTree, y_pred: PyTree) -> tuple[PyTree, PyTree]: ...
 def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Return both with one number of dims, if they are arrays that differ by a last dim of 1; anything else as it is.
-
-    (batch,) beside (batch, 1) gains the dim; of more dims the last is dropped.
-
-    Source: `keras.src.losses.loss.squeeze_or_expand_to_same_rank`.
-    """
+    """Add a last dim to (batch,) beside (batch, 1), or drop a last dim of 1 that only one of the arrays has."""
     if not (is_array(y_true) and is_array(y_pred)):
         return y_true, y_pred
     if y_true.ndim == y_pred.ndim + 1:
@@ -62,12 +57,10 @@ def align_ranks(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 
 
 def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return both as arrays of one shape and dtype, that of the predictions; a last dim of 1 may be missing in one.
+    """Convert both to arrays of the same shape and dtype.
 
-    One prediction is compared with each of several targets, (batch, 1) with (batch, n), as in Keras, with a warning.
-
-    Raises:
-        ModelError: the shapes differ otherwise. (Broadcasting (8,) against (8, 1) would compare every pair.)
+    Predictions (batch, 1) are broadcast to targets (batch, n), as in Keras, with a warning. Other shapes that differ
+    are an error, because broadcasting (8,) against (8, 1) would compare every pair.
     """
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.ndim == y_pred.ndim > 1 and y_pred.shape == (*y_true.shape[:-1], 1) != y_true.shape:
@@ -85,6 +78,6 @@ def matched(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array,
 
 
 def as_rows(name: str, y_true: ArrayLike, y_pred: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Return both as of `matched`, (batch,) as (batch, 1), so that a mean over the last dim leaves the examples."""
+    """Return `matched` arrays, with (batch,) as (batch, 1), so that a mean over the last dim keeps the examples."""
     y_true, y_pred = matched(name, y_true, y_pred)
     return (y_true[:, None], y_pred[:, None]) if y_pred.ndim == 1 else (y_true, y_pred)

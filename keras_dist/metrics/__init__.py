@@ -1,4 +1,4 @@
-"""Metrics: state that grows with every batch, and a result that is read from it.
+"""Metrics, with state that is updated by every batch.
 
 Source: names, arguments and defaults as in `keras.metrics`.
 """

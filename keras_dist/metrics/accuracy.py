@@ -1,4 +1,4 @@
-"""Accuracies: the share of right predictions."""
+"""Accuracies: fractions of correct predictions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ def accuracy(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
 
 @register_keras_serializable("keras_dist")
 def accuracy_by_shapes(y_true: ArrayLike, y_pred: ArrayLike) -> jax.Array:
-    """Binary accuracy for one score an example, sparse for class indices, else categorical: `metrics=["accuracy"]`.
-
-    Args:
-        y_true: class indices (batch, ...) or (batch, ..., 1), one-hot rows (batch, ..., classes), or, for one output, 0
-            and 1.
-        y_pred: scores (batch, ..., classes), or one probability for each example (batch,) or (batch, ..., 1).
-
-    Source: `keras.src.trainers.compile_utils.get_metric`.
-    """
+    """`metrics=["accuracy"]`: binary accuracy for one score per example, sparse for class indices, else categorical."""
     y_true, y_pred = as_arrays("accuracy", y_true, y_pred)
     kind = kind_by_shapes(y_true, y_pred)
     if kind == "binary":
@@ -74,7 +66,7 @@ def sparse_top_k_categorical_accuracy(
     Args:
         y_true: class indices (batch, ...) or (batch, ..., 1).
         y_pred: scores (batch, ..., classes), or, with `from_sorted_ids`, classes from the best downwards.
-        k: how many of the largest scores count.
+        k: number of the largest scores that count.
         from_sorted_ids: whether `y_pred` holds classes.
     """
     y_true, y_pred = as_arrays("sparse_top_k_categorical_accuracy", y_true, y_pred)
@@ -85,12 +77,7 @@ def sparse_top_k_categorical_accuracy(
 
 
 class Accuracy(FunctionMetric, function=accuracy, direction="up"):
-    """Mean of `y_true == y_pred`.
-
-    `metrics=["accuracy"]` is another: binary, sparse or categorical accuracy, by the shapes.
-
-    Arguments as in `Metric`.
-    """
+    """Mean of `y_true == y_pred`; `metrics=["accuracy"]` chooses another by the shapes. Arguments as in `Metric`."""
 
 
 class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
@@ -98,7 +85,7 @@ class BinaryAccuracy(FunctionMetric, function=binary_accuracy, direction="up"):
 
     Args:
         threshold: 0.5 for probabilities, 0 for logits.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -123,8 +110,8 @@ class TopKCategoricalAccuracy(FunctionMetric, function=top_k_categorical_accurac
     """Mean of `argmax(y_true) in top_k(y_pred, k)`, for one-hot targets.
 
     Args:
-        k: how many of the largest scores count.
-        name, dtype, mesh: as of `Metric`.
+        k: number of the largest scores that count.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -141,9 +128,9 @@ class SparseTopKCategoricalAccuracy(FunctionMetric, function=sparse_top_k_catego
     """Mean of `y_true in top_k(y_pred, k)`, for class indices.
 
     Args:
-        k: how many of the largest scores count.
+        k: number of the largest scores that count.
         from_sorted_ids: whether predictions are classes from the best downwards, instead of scores.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -158,14 +145,14 @@ class SparseTopKCategoricalAccuracy(FunctionMetric, function=sparse_top_k_catego
 
 
 def _in_top_k(classes: jax.Array, scores: jax.Array, k: int) -> jax.Array:
-    classes = jnp.where(classes < 0, scores.shape[-1], classes)  # no class, and not counted from the end
+    classes = jnp.where(classes < 0, scores.shape[-1], classes)  # out of range instead of counted from the end
     own = jnp.take_along_axis(scores, classes[..., None], axis=-1)
     own = jnp.where(jnp.isnan(own), -jnp.inf, own)
     return (jnp.sum(scores > own, axis=-1) < k).astype(jnp.float32)
 
 
 def _indices(name: str, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
-    """Class indices without a last dim of 1."""
+    """Drop a last dim of 1 of class indices."""
     if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
         y_true = jnp.squeeze(y_true, -1)
     _check_shapes(name, y_true.shape, y_pred.shape[:-1])

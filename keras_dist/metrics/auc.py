@@ -1,4 +1,4 @@
-"""`AUC`: the area under the curve of two rates over all thresholds."""
+"""`AUC`: the area under a curve of two rates over thresholds."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -23,18 +23,18 @@ class AUC(Metric, direction="up"):
     """Area under the ROC, precision-recall or precision-recall-gain curve, as a sum over thresholds.
 
     Args:
-        num_thresholds: how many points the curve has.
+        num_thresholds: number of points of the curve.
         curve: `"ROC"`, `"PR"` or `"PRGAIN"`.
-        summation_method: how the curve runs between points: `"interpolation"`, `"minoring"` or `"majoring"`.
-        name, dtype, mesh: as of `Metric`.
-        thresholds: in place of evenly spaced ones; points below 0 and above 1 are added.
+        summation_method: the curve between points: `"interpolation"`, `"minoring"` or `"majoring"`.
+        name, dtype, mesh: as in `Metric`.
+        thresholds: thresholds, instead of evenly spaced ones; one below 0 and one above 1 are added.
         multi_label: whether predictions are (batch, labels), and the result is the mean over labels.
-        num_labels: how many labels there are; by default known with the first batch.
-        label_weights: a weight for each label: in the mean over labels, or, without `multi_label`, in the counts.
+        num_labels: number of labels; by default as in the first batch.
+        label_weights: a weight for each label in the mean over labels or, without `multi_label`, in the counts.
         from_logits: whether predictions are logits.
 
     Raises:
-        ModelError: an argument is none of its options, or out of range.
+        ModelError: an argument is invalid.
     """
 
     def __init__(
@@ -65,20 +65,14 @@ class AUC(Metric, direction="up"):
         self.label_weights = None if label_weights is None else np.asarray(label_weights, self.dtype)
         self.from_logits = from_logits
         if num_labels and not multi_label:
-            summary = "AUC: `num_labels` is for labels that are counted alone"
+            summary = "AUC: `num_labels` needs multi_label=True"
             fix = "leave num_labels out, or pass multi_label=True"
             raise ModelError(summary, given=f"num_labels={num_labels}, multi_label=False", fix=fix)
         if num_labels or not multi_label:
             self._build(num_labels)
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: 0 and 1, of `y_pred`'s shape.
-            y_pred: probabilities or logits (batch, ...).
-            sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
-        """
+        """Add a batch of targets 0 and 1 and of probabilities or logits (batch, ...), with weights that fit them."""
         y_true, y_pred = selected("AUC", y_true, y_pred)
         if self.multi_label and y_pred.ndim != 2:
             summary = "AUC: `multi_label` needs predictions of shape (batch, labels)"

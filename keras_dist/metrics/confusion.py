@@ -20,7 +20,7 @@ from keras_dist.metrics.metric import Metric
 from keras_dist.metrics.reduction import divide_no_nan
 
 _NEVER = -1e10
-"""As a score, below every threshold; as a threshold, below every score."""
+"""A score below every threshold, or a threshold below every score."""
 
 
 RATES = {
@@ -47,15 +47,7 @@ class Counts(NamedTuple):
 
 
 class ConfusionMetric(Metric):
-    """A metric whose variables are some of the four counts at some thresholds.
-
-    Args:
-        thresholds: above which a score is positive.
-        counts: names of the counts it needs.
-        name, dtype, mesh: as of `Metric`.
-        top_k: only the `top_k` largest scores of a row may be positive.
-        class_id: the only class that counts.
-    """
+    """A metric whose variables are some of the four counts at thresholds."""
 
     def __init__(
         self,
@@ -76,13 +68,7 @@ class ConfusionMetric(Metric):
             setattr(self, count, self.add_variable((len(self.thresholds),), name=count))
 
     def update_state(self, y_true: ArrayLike, y_pred: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: 0 and 1, of `y_pred`'s shape.
-            y_pred: scores (batch, ...).
-            sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
-        """
+        """Add a batch of targets 0 and 1 and of scores (batch, ...), with weights that fit them."""
         targets, scores = selected(type(self).__name__, y_true, y_pred, self.top_k, self.class_id)
         counts = count(targets, scores, self.thresholds, sample_weight)
         for variable in self.variables:
@@ -93,8 +79,6 @@ class ConfusionMetric(Metric):
 
 
 class _Count(ConfusionMetric):
-    """One of the four counts."""
-
     _count: str
 
     def __init__(
@@ -117,33 +101,31 @@ class TruePositives(_Count, direction="up"):
 
     Args:
         thresholds: a number from 0 to 1 or several; 0.5 by default, 0 for logits.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     _count = "true_positives"
 
 
 class FalsePositives(_Count, direction="down"):
-    """Number of examples with `y_true == 0` and `y_pred > threshold`; arguments as of `TruePositives`."""
+    """Number of examples with `y_true == 0` and `y_pred > threshold`. Arguments as in `TruePositives`."""
 
     _count = "false_positives"
 
 
 class TrueNegatives(_Count, direction="up"):
-    """Number of examples with `y_true == 0` and `y_pred <= threshold`; arguments as of `TruePositives`."""
+    """Number of examples with `y_true == 0` and `y_pred <= threshold`. Arguments as in `TruePositives`."""
 
     _count = "true_negatives"
 
 
 class FalseNegatives(_Count, direction="down"):
-    """Number of examples with `y_true == 1` and `y_pred <= threshold`; arguments as of `TruePositives`."""
+    """Number of examples with `y_true == 1` and `y_pred <= threshold`. Arguments as in `TruePositives`."""
 
     _count = "false_negatives"
 
 
 class _Rate(ConfusionMetric, direction="up"):
-    """One of the rates."""
-
     _rate: str
 
     def __init__(
@@ -172,14 +154,14 @@ class Precision(_Rate):
         thresholds: a number from 0 to 1 or several; 0.5 by default, none with `top_k`. 0 for logits.
         top_k: only the `top_k` largest scores of a row count as positive.
         class_id: only this class counts.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     _rate = "precision"
 
 
 class Recall(_Rate):
-    """Recall, `TP / (TP + FN)`; arguments as of `Precision`."""
+    """Recall, `TP / (TP + FN)`. Arguments as in `Precision`."""
 
     _rate = "recall"
 
@@ -217,9 +199,9 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
 
     Args:
         specificity: from 0 to 1.
-        num_thresholds: how many thresholds are tried.
+        num_thresholds: number of thresholds to try.
         class_id: only this class counts.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
 
     Raises:
         ModelError: an argument is out of range.
@@ -243,7 +225,7 @@ class SensitivityAtSpecificity(_AtOperatingPoint):
 class SpecificityAtSensitivity(_AtOperatingPoint):
     """Best specificity `TN / (TN + FP)` where sensitivity `TP / (TP + FN)` is at least `sensitivity`.
 
-    Other arguments and errors: as of `SensitivityAtSpecificity`.
+    Other arguments and errors as in `SensitivityAtSpecificity`.
     """
 
     sensitivity: float
@@ -264,7 +246,7 @@ class SpecificityAtSensitivity(_AtOperatingPoint):
 class PrecisionAtRecall(_AtOperatingPoint):
     """Best precision `TP / (TP + FP)` where recall `TP / (TP + FN)` is at least `recall`.
 
-    Other arguments and errors: as of `SensitivityAtSpecificity`.
+    Other arguments and errors as in `SensitivityAtSpecificity`.
     """
 
     recall: float
@@ -285,7 +267,7 @@ class PrecisionAtRecall(_AtOperatingPoint):
 class RecallAtPrecision(_AtOperatingPoint):
     """Best recall `TP / (TP + FN)` where precision `TP / (TP + FP)` is at least `precision`.
 
-    Other arguments and errors: as of `SensitivityAtSpecificity`.
+    Other arguments and errors as in `SensitivityAtSpecificity`.
     """
 
     precision: float
@@ -324,18 +306,9 @@ def count(
     *,
     multi_label: bool = False,
 ) -> Counts:
-    """Return the four counts at every threshold.
+    """Return the four counts at increasing thresholds; with `multi_label` for each label of (batch, labels).
 
-    Thresholds that divide [0, 1] evenly are counted in one pass, by the bucket each score falls into.
-
-    Args:
-        y_true: of `y_pred`'s shape; what is not 0 is true.
-        y_pred: scores (batch, ...).
-        thresholds: rising.
-        sample_weight: of a shape that `y_pred` begins with, or that broadcasts to it.
-        multi_label: whether to count each label (the last dim of two) alone.
-
-    Source: `keras.src.metrics.metrics_utils.update_confusion_matrix_variables`.
+    For evenly spaced thresholds each score is counted once, in its bucket.
     """
     weight = jnp.ones_like(y_pred) if sample_weight is None else spread(sample_weight, y_pred)
     columns = y_pred.shape[-1] if multi_label else 1
@@ -352,7 +325,7 @@ def count(
 
 
 def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
-    """Return a weight for each value, from weights of a shape that `values` begins with, or that broadcasts to it."""
+    """Broadcast weights of a leading shape of `values`, or of a shape that broadcasts, to the shape of `values`."""
     weight = jnp.asarray(sample_weight, values.dtype)
     if weight.ndim == values.ndim + 1 and weight.shape[-1] == 1:
         weight = jnp.squeeze(weight, -1)
@@ -367,7 +340,7 @@ def spread(sample_weight: ArrayLike, values: jax.Array) -> jax.Array:
 def selected(
     name: str, y_true: ArrayLike, y_pred: ArrayLike, top_k: int | None = None, class_id: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return targets and scores of one shape: of `class_id`, with scores outside the `top_k` below all thresholds."""
+    """Return targets and scores of `class_id`, with scores outside the `top_k` below all thresholds."""
     y_true, y_pred = align_ranks(*as_arrays(name, y_true, y_pred))
     if y_true.shape != y_pred.shape:
         given = f"y_true of shape {y_true.shape}, y_pred of shape {y_pred.shape}"
@@ -400,16 +373,16 @@ def _is_even(thresholds: Sequence[float]) -> bool:
 
 
 def _buckets(scores: jax.Array, thresholds: Sequence[float]) -> jax.Array:
-    """Return the index of the last threshold below each score; -1 where there is none."""
+    """Return the index of the last threshold below each score, or -1."""
     bucket = jnp.ceil(jnp.clip(scores, 0, 1) * (len(thresholds) - 1)) - 1
     starts_below_zero = thresholds[0] < 0
     return (jnp.maximum(bucket, 0) if starts_below_zero else bucket).astype(jnp.int32)
 
 
 def _sum_above(weights: jax.Array, bucket: jax.Array, buckets: int) -> jax.Array:
-    """Return the sums of weights in each bucket and those above: (buckets, columns)."""
+    """Return the sums of weights in each bucket and all buckets above, (buckets, columns)."""
     columns = jnp.arange(weights.shape[-1])
-    # an index of -1 is in no bucket; `at` would take it for the last
+    # `at` would count -1 from the end
     inside = jnp.where(bucket < 0, buckets, bucket)
     sums = jnp.zeros((buckets, weights.shape[-1]), weights.dtype).at[inside, columns].add(weights, mode="drop")
     return jnp.flip(jnp.cumsum(jnp.flip(sums, 0), 0), 0)

@@ -32,7 +32,7 @@ class PearsonCorrelation(FunctionMetric, function=pearson_correlation, direction
 
     Args:
         axis: the dim along which values are correlated.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ConcordanceCorrelation(FunctionMetric, function=concordance_correlation, d
 
     Args:
         axis: the dim along which values are compared.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(

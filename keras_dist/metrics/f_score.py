@@ -21,14 +21,14 @@ class FBetaScore(Metric, direction="up"):
     """`(1 + beta**2) * precision * recall / (beta**2 * precision + recall)`.
 
     Args:
-        average: None for a value for each class, `"micro"` (of all predictions together), `"macro"` (mean over the
-            classes) or `"weighted"` (by how often a class is true).
+        average: None for a value for each class, `"micro"` (over all predictions), `"macro"` (mean over classes) or
+            `"weighted"` (mean weighted by the number of targets of each class).
         beta: the weight of recall.
-        threshold: above which a score is positive; by default the largest of each row is.
-        name, dtype, mesh: as of `Metric`.
+        threshold: scores above it are positive; by default the largest score of each row is.
+        name, dtype, mesh: as in `Metric`.
 
     Raises:
-        ModelError: an argument is none of its options, or out of range.
+        ModelError: an argument is invalid.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FBetaScore(Metric, direction="up"):
 
 
 class F1Score(FBetaScore):
-    """`2 * precision * recall / (precision + recall)`; arguments as of `FBetaScore`."""
+    """`2 * precision * recall / (precision + recall)`. Arguments as in `FBetaScore`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Metrics by name: `"accuracy"`, `"mse"`, `"AUC"`."""
+"""Conversion of metrics from and to names and configs."""
 
 # pyright: reportUnknownVariableType=false
 
@@ -24,7 +24,7 @@ _BY_SHAPES = {
 
 
 def _converted(found: Any) -> Any:
-    # a metric of Keras is callable, but keeps its state to itself
+    # a metric of Keras is callable, but updates its own state
     if isinstance(found, Metric) or (callable(found) and not hasattr(found, "update_state")):
         return found
     return None
@@ -49,16 +49,15 @@ _METRICS = ObjectRegistry(
 
 
 def get(identifier: Any) -> Any:
-    """Return the `Metric` or function that `identifier` means.
+    """Return the `Metric` of a name, class or config.
 
     Args:
-        identifier: a name, such as `"mse"` or `"AUC"`, a class or a config, which give an object; a callable or None,
-            which come back as they are.
+        identifier: a name, such as `"mse"` or `"AUC"`, a class or a config; a callable or None is returned unchanged.
 
     Raises:
         UnknownNameError: no metric has this name.
-        ConfigError: it is a class that needs arguments, or a config that cannot be read.
-        ModelError: it is none of these.
+        ConfigError: a class needs arguments, or a config is invalid.
+        ModelError: `identifier` is neither of these.
 
     Example:
         >>> from keras_dist import metrics
@@ -69,17 +68,7 @@ def get(identifier: Any) -> Any:
 
 
 def as_metric(identifier: Any) -> Metric:
-    """Return the `Metric` that `compile` measures by.
-
-    Args:
-        identifier: as of `get`. A name is what the metric will be logged as; `"accuracy"` and `"crossentropy"` choose
-            by the shapes. Of a callable `(y_true, y_pred) -> values` the mean is taken.
-
-    Raises:
-        UnknownNameError: no metric has this name.
-        ConfigError: it is a class that needs arguments, or a config that cannot be read.
-        ModelError: it is neither a name nor a callable.
-    """
+    """Return `get(identifier)` as a `Metric`, logged under a given name, or the mean of a callable."""
     if isinstance(identifier, str) and identifier.lower() in _BY_SHAPES:
         function, direction = _BY_SHAPES[identifier.lower()]
         metric = MeanMetricWrapper(function, identifier)
@@ -93,7 +82,7 @@ def as_metric(identifier: Any) -> Metric:
     if found is None or not takes(found, None, None):
         raise _METRICS.refused(identifier)
     name = getattr(found, "name", None) or getattr(found, "__name__", None)
-    name = (name or snake_case(type(found).__name__)).strip("<>")  # lambdas, too, have a name that can be monitored
+    name = (name or snake_case(type(found).__name__)).strip("<>")  # a lambda can be monitored as `lambda`
     return MeanMetricWrapper(in_keras_order(found), name)
 
 
@@ -101,32 +90,27 @@ def serialize(metric: Any) -> dict[str, Any]:
     """Return the config of a `Metric` or a named function.
 
     Raises:
-        ConfigError: it cannot be written down.
+        ConfigError: it cannot be serialized.
     """
     return serialize_keras_object(metric)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the `Metric` or function that `serialize` has written down, here or in Keras.
+    """Return the `Metric` or function of a config of `serialize`, here or in Keras.
 
     Args:
-        config: what `serialize` gave; or whatever else `get` takes.
-        custom_objects: classes and functions by name, beside the registered ones.
+        config: the config, or any other argument of `get`.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
         UnknownNameError: no metric has this name.
-        ConfigError: the config mentions what is not known.
+        ConfigError: the config names an unknown class or function.
     """
     return _METRICS.deserialize(config, custom_objects)
 
 
 def get_all(identifiers: Any) -> list[Metric]:
-    """Return the metrics that a list or tuple of identifiers means, or a single one, or None.
-
-    Raises:
-        UnknownNameError: no metric has one of the names.
-        ModelError: one is neither a name nor a callable, or is called 'loss'.
-    """
+    """Return the metrics of a list or tuple of identifiers, of a single one, or of None."""
     several: Any = identifiers if isinstance(identifiers, list | tuple) else [identifiers]
     found = [as_metric(identifier) for identifier in several if identifier is not None]
     for metric in found:

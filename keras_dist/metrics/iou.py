@@ -20,12 +20,12 @@ from keras_dist.metrics.metric import Metric
 class IoU(Metric, direction="up"):
     """Mean over some classes of `TP / (TP + FP + FN)`.
 
-    Classes that neither occur nor are predicted do not count.
+    Classes without targets and predictions do not count.
 
     Args:
-        num_classes: how many classes there are.
-        target_class_ids: the classes that count.
-        name, mesh: as of `Metric`.
+        num_classes: number of classes.
+        target_class_ids: classes over which the mean is taken.
+        name, mesh: as in `Metric`.
         dtype: dtype of the counts; int32 by default, which drops fractions of weights.
         ignore_class: targets of this class do not count.
         sparse_y_true: whether targets are class indices instead of one-hot rows.
@@ -72,7 +72,7 @@ class IoU(Metric, direction="up"):
         weight = self._weights(sample_weight, found)
         true, found = true.astype(jnp.int32).reshape(-1), found.astype(jnp.int32).reshape(-1)
         if true.shape != found.shape:
-            summary = f"{type(self).__name__}: there is no target for each prediction"
+            summary = f"{type(self).__name__}: targets do not fit the predictions"
             fix = "for one-hot targets pass sparse_y_true=False, for scores sparse_y_pred=False"
             raise ModelError(summary, given=f"{true.size} targets, {found.size} predictions", fix=fix)
         counts = (true >= 0) & (true < self.num_classes) & (found >= 0) & (found < self.num_classes)
@@ -113,7 +113,7 @@ class BinaryIoU(IoU):
     Args:
         target_class_ids: (0, 1) for the mean over both, (1,) for the foreground alone.
         threshold: from which a score counts as 1.
-        name, dtype, mesh: as of `IoU`.
+        name, dtype, mesh: as in `IoU`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class BinaryIoU(IoU):
 
 
 class MeanIoU(IoU):
-    """Mean of `TP / (TP + FP + FN)` over all classes; arguments as of `IoU`."""
+    """Mean of `TP / (TP + FP + FN)` over all classes. Arguments as in `IoU`."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class MeanIoU(IoU):
 
 
 class OneHotIoU(IoU):
-    """Mean over some classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`."""
+    """Mean over some classes of `TP / (TP + FP + FN)`, for one-hot targets. Arguments as in `IoU`."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class OneHotIoU(IoU):
 
 
 class OneHotMeanIoU(MeanIoU):
-    """Mean over all classes of `TP / (TP + FP + FN)`, for one-hot targets; arguments as of `IoU`."""
+    """Mean over all classes of `TP / (TP + FP + FN)`, for one-hot targets. Arguments as in `IoU`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`Metric`: state that grows with every batch, and a result that is computed from it."""
+"""`Metric`: state that every batch updates, and a result computed from it."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
@@ -27,17 +27,16 @@ _INITIALIZERS: dict[str, Callable[..., np.ndarray]] = {"zeros": np.zeros, "ones"
 
 
 class Metric(Configurable):
-    """Base of all metrics: state that grows with every batch, and a result that is computed from it.
+    """Base of all metrics: state that every batch updates, and a result computed from it.
 
-    A subclass makes its variables in `__init__` with `add_variable` (or in the first `update_state`, when shapes are
-    known only then), assigns to them in `update_state`, and computes a scalar, an array or a dict of these in `result`.
+    A subclass creates its variables in `__init__` with `add_variable`, or in the first `update_state` if it needs
+    shapes. It assigns to them in `update_state`, and `result` returns a scalar, an array or a dict of these.
+    `class Largest(Metric, direction="up")` declares for `mode="auto"` of callbacks that more is better.
 
     Args:
         dtype: dtype of the computations; float32 by default.
-        name: what the result is logged as; by default the name of the class as `snake_case`.
-        mesh: not used, for code that was written for DTensor: the state lives on the mesh of the model.
-
-    A subclass says what is better for `mode="auto"` of callbacks: `class Largest(Metric, direction="up")`.
+        name: name in logs; by default the name of the class in snake case.
+        mesh: unused, for code written for DTensor; the state is on the mesh of the model.
 
     Example:
         >>> import numpy as np
@@ -60,15 +59,15 @@ class Metric(Configurable):
     """Whether targets must be given."""
 
     _direction: str | None = None
-    """`"up"` when more is better, `"down"` when less is; None when that is not known."""
+    """`"up"` if more is better, `"down"` if less is, None if unknown."""
 
     def __init_subclass__(cls, direction: str | None = None, **kwargs: Any) -> None:
-        """Note which direction is better."""
+        """Set the better direction."""
         super().__init_subclass__(**kwargs)
         cls._direction = direction or cls._direction
 
     def __init__(self, dtype: DTypeLike | None = None, name: str | None = None, mesh: object = None) -> None:
-        if self._arguments.get("mesh") is mesh:  # and not an argument of a subclass
+        if self._arguments.get("mesh") is mesh:  # not an argument of a subclass
             self._arguments.pop("mesh", None)
         check_is_mesh(mesh)
         if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -85,7 +84,7 @@ class Metric(Configurable):
 
     @property
     def variables(self) -> list[Variable]:
-        """The state: the variables of this metric, then those of metrics among its attributes."""
+        """The state: variables of this metric, then of metrics among its attributes."""
         self._check_initialised()
         inner = [metric for value in vars(self).values() for metric in _metrics_in(value)]
         return [*self._variables, *(variable for metric in inner for variable in metric.variables)]
@@ -101,14 +100,14 @@ class Metric(Configurable):
         """Add a variable to the state and return it.
 
         Args:
-            shape: its shape, fixed from now on.
+            shape: the shape of the variable, which is fixed.
             initializer: `"zeros"`, `"ones"`, an array of this shape, or a callable `(shape, dtype) -> array`.
             dtype: float32 by default.
-            aggregation: ignored: values of all devices are one array here.
-            name: for errors and listings.
+            aggregation: ignored; the variable is one array over all devices.
+            name: name in errors and listings.
 
         Raises:
-            UnknownNameError: the initializer is not known.
+            UnknownNameError: the initializer is unknown.
             ModelError: `super().__init__()` was not called, or the array has another shape.
         """
         del aggregation
@@ -121,7 +120,7 @@ class Metric(Configurable):
             fix = f"one of {', '.join(_INITIALIZERS)}, an array, or a callable (shape, dtype) -> array"
             raise UnknownNameError(summary, given=f"initializer={shorten(initializer)}", fix=fix)
         dtype = _resolved_dtype(dtype)
-        with jax.ensure_compile_time_eval():  # variables that the first update makes are created inside a trace
+        with jax.ensure_compile_time_eval():  # the first update may create variables inside a trace
             value = np.asarray(make(tuple(shape), dtype=dtype))
             name = name or f"variable_{len(self._variables)}"
             variable = Variable.holding(jax.ShapeDtypeStruct(value.shape, value.dtype), f"{self.name}/{name}", name)
@@ -168,7 +167,7 @@ class Metric(Configurable):
         """Return the values of `variables` after `update_state` from `metric_variables`; a pure function.
 
         Raises:
-            ModelError: there are more or fewer values than variables.
+            ModelError: `metric_variables` does not fit `variables`.
         """
         with StatelessScope(self.variables, self._checked(metric_variables)):
             self.update_state(*args, **kwargs)
@@ -178,7 +177,7 @@ class Metric(Configurable):
         """Return `result` for these values of the variables; a pure function.
 
         Raises:
-            ModelError: there are more or fewer values than variables.
+            ModelError: `metric_variables` does not fit `variables`.
         """
         with StatelessScope(self.variables, self._checked(metric_variables)):
             return values_in(self.result())
@@ -190,7 +189,7 @@ class Metric(Configurable):
             return [variable.value for variable in self.variables]
 
     def hold(self, metric_variables: Sequence[jax.Array]) -> None:
-        """Give the variables these values, which are fetched from the devices when they are read."""
+        """Set the variables to values that are fetched from the devices when they are read."""
         for variable, value in zip(self.variables, metric_variables, strict=True):
             variable.lend_to(MetricState(value))
 
@@ -219,7 +218,7 @@ def _checked_array(array: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray
 
 
 def _resolved_dtype(dtype: Any) -> np.dtype:
-    dtype = getattr(dtype, "compute_dtype", dtype)  # of a policy
+    dtype = getattr(dtype, "compute_dtype", dtype)  # a dtype policy
     widths = {None: "float32", "int": "int32", "float": "float32"}
     try:
         return jnp.dtype(widths.get(dtype, dtype))

@@ -1,4 +1,4 @@
-"""`MetricState`: the owner of the array of a metric variable."""
+"""`MetricState`: owner of the array of a metric variable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from keras_dist._unstable.jax_internals import is_traced
 
 
 class MetricState(Borrower):
-    """The owner of the array of a metric variable, which is lent to it for good.
+    """Owner of the array of a metric variable.
 
-    A step does not wait for its metrics, so that a state on the devices is copied to the host only when somebody reads
-    it. An initial value stays on the host until then, so that planning allocates nothing.
-
-    Args:
-        array: the state.
+    A step does not wait for its metrics: state on devices is copied to the host only when it is read. Initial values
+    stay on the host until then, so that planning allocates nothing.
     """
 
     def __init__(self, array: jax.Array | np.ndarray) -> None:

@@ -20,8 +20,8 @@ class Perplexity(Metric, direction="down"):
 
     Args:
         from_logits: whether predictions are logits.
-        mask_token_id: tokens with this target do not count.
-        dtype, name, mesh: as of `Metric`.
+        mask_token_id: targets with this value do not count.
+        dtype, name, mesh: as in `Metric`.
 
     Source: `keras_hub.metrics.Perplexity`.
     """

@@ -1,4 +1,4 @@
-"""The check that metrics keep no state in plain attributes, which compiled steps do not see."""
+"""Check that metrics keep no state in plain attributes, which compiled steps do not update."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -16,13 +16,9 @@ from keras_dist.metrics.metric import Metric
 
 @contextlib.contextmanager
 def no_plain_state(metric: Metric) -> Generator[None, None, None]:
-    """Check that an update of `metric`, which is traced inside and not the first, changes no plain attribute.
+    """Check that the update of `metric` that is traced inside, after a first one, changes no plain attribute.
 
-    An update runs in Python once for each compiled step, not for each batch: `self.count += 1` would count once. The
-    first update may note shapes and make variables.
-
-    Raises:
-        ModelError: an attribute has changed.
+    Python runs an update once for each compiled step, not for each batch: `self.count += 1` would count once.
     """
     before = _attributes(metric)
     yield
@@ -36,7 +32,6 @@ def no_plain_state(metric: Metric) -> Generator[None, None, None]:
 
 
 def _attributes(metric: Metric) -> dict[str, Any]:
-    """Return the attributes of a metric, with copies of containers."""
     return {name: _snapshot(value) for name, value in vars(metric).items() if not isinstance(value, Metric)}
 
 

@@ -1,4 +1,4 @@
-"""Mean losses of probabilities and rates: crossentropies, Kullback-Leibler divergence, Poisson."""
+"""Means of crossentropies, Kullback-Leibler divergence and Poisson loss."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -27,8 +27,8 @@ class BinaryCrossentropy(FunctionMetric, function=binary_crossentropy, direction
 
     Args:
         from_logits: whether predictions are logits.
-        label_smoothing: how far targets are moved to 0.5, from 0 to 1.
-        name, dtype, mesh: as of `Metric`.
+        label_smoothing: how far targets are moved towards 0.5, from 0 to 1.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CategoricalCrossentropy(FunctionMetric, function=categorical_crossentropy,
         from_logits: whether predictions are logits.
         label_smoothing: the share of each target that is spread over all classes, from 0 to 1.
         axis: the dim of the classes.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SparseCategoricalCrossentropy(FunctionMetric, function=sparse_categorical_
         from_logits: whether predictions are logits.
         ignore_class: a class index whose values count as 0; with weights they do not count.
         axis: the dim of the classes.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     ignore_class: int | None

@@ -20,12 +20,12 @@ class R2Score(Metric, direction="up"):
     """`1 - sum((y_true - y_pred)**2) / sum((y_true - mean(y_true))**2)`.
 
     Args:
-        class_aggregation: `"uniform_average"` or `"variance_weighted_average"` over outputs; None for one value each.
+        class_aggregation: `"uniform_average"` or `"variance_weighted_average"` over outputs; None for a value for each.
         num_regressors: number of inputs, for the adjusted score; 0 for the plain one.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
 
     Raises:
-        ModelError: an argument is none of its options.
+        ModelError: an argument is invalid.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Sum(Metric):
     """`sum(values * weights)`.
 
     Args:
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
     """
@@ -43,11 +43,11 @@ class Sum(Metric):
 class Mean(Metric):
     """`sum(values * weights) / sum(weights)`; 0.0 without values.
 
-    Every example counts alike, however many values it has. Totals are float32: adding a batch rounds by at most one
-    part in 2**24, so that counts are exact up to 2**24 batches of one size that is a power of two.
+    Each example has the same weight, whatever its number of values. Totals are float32: adding a batch rounds by at
+    most one part in 2**24, so that counts are exact up to 2**24 batches of a power of two.
 
     Args:
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
 
     Differs from Keras: values of weight 0 may be NaN or infinite.
     """
@@ -72,12 +72,12 @@ class MeanMetricWrapper(Mean):
     """Mean of `fn(y_true, y_pred, **kwargs)`.
 
     Args:
-        fn: returns a value for each example, or the mean over a batch, which counts as often as the batch has rows.
-        name: what it is logged as; by default `mean_metric_wrapper`.
+        fn: returns a value for each example, or the mean over a batch, which is weighted by the number of rows.
+        name: name in logs; by default `mean_metric_wrapper`.
         dtype: dtype of the totals.
         **kwargs: arguments of `fn`.
 
-    Source: `keras.metrics.MeanMetricWrapper`. There a scalar counts once, and the result depends on the batch sizes.
+    Differs from Keras: there a scalar counts once, and the result depends on the batch sizes.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MeanMetricWrapper(Mean):
 
     @property
     def needs_targets(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether targets must be given: functions of users may do without."""
+        """Whether targets must be given; functions of users may ignore them."""
         return getattr(self._fn, "__module__", "").startswith("keras_dist.")
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: ArrayLike | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -108,7 +108,7 @@ class MeanMetricWrapper(Mean):
         super().update_state(values, sample_weight)
 
     def _masked(self, sample_weight: ArrayLike | None, mask: ArrayLike | None) -> ArrayLike | None:
-        """Weights that are 0 where an eager layer has masked the predictions."""
+        """Set weights to 0 where an eager layer has masked the predictions."""
         if mask is None:
             return sample_weight
         counts = jnp.asarray(mask, self.dtype)
@@ -122,24 +122,12 @@ class MeanMetricWrapper(Mean):
 
 
 class FunctionMetric(MeanMetricWrapper):
-    """Mean of a function of this package.
-
-    `class LogCosh(FunctionMetric, function=log_cosh)` is the mean of `log_cosh`, logged as "log_cosh". For a function
-    with arguments the class defines a constructor that passes them on by name; they become attributes.
-
-    Args:
-        name: what it is logged as; by default the name of the function.
-        dtype, mesh: as of `Metric`.
-        **arguments: of the function.
-
-    Attributes:
-        function: `(y_true, y_pred, **arguments) -> values`.
-    """
+    """`class LogCosh(FunctionMetric, function=log_cosh)`; arguments of the function become attributes."""
 
     function: ClassVar[Callable[..., ArrayLike]]
 
     def __init_subclass__(cls, function: Callable[..., ArrayLike] | None = None, **kwargs: Any) -> None:
-        """Take the function, and its name as the default of `name`."""
+        """Define a constructor whose `name` is by default the name of the function."""
         super().__init_subclass__(**kwargs)
         if function is None:
             return
@@ -169,22 +157,13 @@ class FunctionMetric(MeanMetricWrapper):
 def weighted_by_example(
     values: ArrayLike, sample_weight: ArrayLike | None, reduce: Callable[..., jax.Array], dtype: DTypeLike
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return one value for each example, times its weight, and the weights.
-
-    Args:
-        values: (batch, ...).
-        sample_weight: of a shape that `values` begins with, or None.
-        reduce: `jnp.mean` or `jnp.sum`, over all dims but the first.
-        dtype: dtype of both.
-
-    Source: `keras.src.metrics.reduction_metrics.reduce_to_samplewise_values`.
-    """
+    """Return a weighted value for each example, reduced over all dims except the first, and the weights."""
     values, weight = jnp.asarray(values, dtype), None
     if sample_weight is not None:
         values, weight = align_ranks(values, jnp.asarray(sample_weight, dtype))
         values = reduce(values, axis=tuple(range(weight.ndim, values.ndim)))
         weight = jnp.broadcast_to(weight, values.shape)
-        values = jnp.where(weight == 0, 0, values * weight)  # what does not count may be infinite
+        values = jnp.where(weight == 0, 0, values * weight)  # values of weight 0 may be infinite
         weight = reduce(weight, axis=tuple(range(1, weight.ndim)))
     return reduce(values, axis=tuple(range(1, values.ndim))), weight
 

@@ -51,7 +51,7 @@ class CosineSimilarity(FunctionMetric, function=cosine_similarity, direction="up
 
     Args:
         axis: the dim of the vectors.
-        name, dtype, mesh: as of `Metric`.
+        name, dtype, mesh: as in `Metric`.
     """
 
     def __init__(

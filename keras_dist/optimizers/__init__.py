@@ -1,6 +1,6 @@
-"""Optimizers of Keras as optax transformations, with the learning rate kept in state.
+"""Optimizers of Keras as optax transformations, with the learning rate in their state.
 
-A learning rate in state can be read and set between steps without recompiling anything.
+The learning rate can be read and set between steps without recompilation.
 
 Source: names, arguments and defaults as in `keras.optimizers`.
 """
@@ -69,17 +69,17 @@ _OPTIMIZERS = ObjectRegistry(
 
 
 def get(identifier: Any, learning_rate: float | None = None) -> Any:
-    """Return the optimizer that `identifier` means; an optimizer, or an optax transformation, as it is; None for None.
+    """Return the optimizer of a name, class or config; return optimizers, optax transformations and None unchanged.
 
     Args:
-        identifier: the name of an optimizer (any case), a class, a config as `serialize` gives, an `Optimizer`, or an
-            optax transformation.
+        identifier: the name of an optimizer (in any case), a class, a config of `serialize`, an `Optimizer`, an optax
+            transformation, or None.
         learning_rate: for a name, another rate than Keras's default.
 
     Raises:
         UnknownNameError: no optimizer has this name.
-        ModelError: it is neither a name nor an optax transformation, or a rate is given that it cannot use.
-        ConfigError: a config mentions what is not known.
+        ModelError: `identifier` is neither of these, or does not take a rate.
+        ConfigError: a config names an unknown class or function.
 
     Example:
         >>> from keras_dist import optimizers
@@ -97,7 +97,7 @@ def get(identifier: Any, learning_rate: float | None = None) -> Any:
 
 
 def is_config(identifier: Any) -> bool:
-    """Whether it is a config as `serialize` gives, and not optimizers by name."""
+    """Whether `identifier` is a config of `serialize`, and not a dict of optimizers."""
     return isinstance(identifier, Mapping) and isinstance(identifier.get("class_name"), str)
 
 
@@ -105,20 +105,20 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
     """Return the class and arguments of an optimizer as plain values.
 
     Raises:
-        ConfigError: an argument cannot be written down.
+        ConfigError: an argument cannot be serialized.
     """
     return serialize_keras_object(optimizer)
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Optimizer:
-    """Return the optimizer that `serialize` has written down, here or in Keras; its name may be of any case.
+    """Return the optimizer of a config of `serialize`, here or in Keras, with its name in any case.
 
     Args:
-        config: what `serialize` gave.
-        custom_objects: classes and functions by name, beside the registered ones.
+        config: the config.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
-        ConfigError: a class or function is not known.
+        ConfigError: a class or function is unknown.
     """
     return _OPTIMIZERS.deserialize(config, custom_objects)
 

@@ -1,4 +1,4 @@
-"""Accumulated gradients: sums over batches, and their mean, which is the gradient of one large batch."""
+"""Accumulation of gradients over batches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from keras_dist._support.types import ArrayLike, PyTree
 
 
 def add_batch(grads: PyTree, weight: ArrayLike, sums: PyTree, weights: ArrayLike) -> tuple[PyTree, jax.Array]:
-    """Return the sums of weighted gradients and of weights, with one more batch."""
+    """Add a batch to the sums of weighted gradients and of weights."""
     return jax.tree.map(lambda total, g: total + (g * weight).astype(g.dtype), sums, grads), jnp.add(weights, weight)
 
 
 def mean_gradient(sums: PyTree, weights: jax.Array) -> PyTree:
-    """Return the weighted mean of gradients; zeros where no batch has a weight."""
+    """Return the weighted mean of gradients, or zeros for a weight of 0."""
     whole = jnp.where(weights == 0, 1, weights)
     return jax.tree.map(lambda total: (total / whole).astype(total.dtype), sums)
 

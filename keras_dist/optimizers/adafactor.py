@@ -1,4 +1,4 @@
-"""Adafactor: mean squares kept as their means over rows and over columns."""
+"""Adafactor."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Adafactor(Optimizer):
     `v` is the mean of squared gradients, `rate` is `min(learning_rate, 1 / sqrt(t))` after t updates.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        beta_2_decay: after t updates, means keep `1 - t ** beta_2_decay`.
+        learning_rate, **common: as in `Optimizer`.
+        beta_2_decay: after t updates the decay of means is `1 - t ** beta_2_decay`.
         epsilon_1: added to squares of gradients.
-        epsilon_2: the smallest root mean square of a variable that steps are scaled by.
-        clip_threshold: the largest root mean square of a direction.
-        relative_step: changes nothing; Keras limits the rate in any case.
+        epsilon_2: lower limit of `rms(w)`, by which steps are scaled.
+        clip_threshold: upper limit of the root mean square of a direction.
+        relative_step: unused; Keras always limits the rate.
     """
 
     needs_params: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Adafactor(Optimizer):
         self.relative_step = relative_step
 
     def transformation(self) -> optax.GradientTransformation:
-        """The scaled and clipped gradient, times the size of the variable and the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         return optax.GradientTransformationExtraArgs(_init, self._update)
 
     def _update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
@@ -77,24 +77,17 @@ class Adafactor(Optimizer):
 
 
 class AdafactorState(NamedTuple):
-    """Mean squares of gradients.
-
-    Attributes:
-        count: updates taken.
-        rows: means over the last dim of each variable, which is kept as a dim of 1.
-        columns: means over the last dim but one, which is kept as a dim of 1.
-        entries: of variables with less than two dims, for each entry.
-    """
+    """Mean squares of gradients."""
 
     count: ArrayLike
-    rows: PyTree
-    columns: PyTree
-    entries: PyTree
+    rows: PyTree  # means over the last dim
+    columns: PyTree  # means over the last dim but one
+    entries: PyTree  # of variables with less than two dims
 
 
 def _init(params: PyTree) -> AdafactorState:
     def zeros(shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], is_factored: bool) -> PyTree:
-        """Zeros, of dims of 1 where nothing is kept: the rank says which variable a slot belongs to."""
+        # dims of 1 where nothing is kept: slots are matched to variables by rank
         return jax.tree.map(
             lambda p: jnp.zeros(shape_of(p.shape) if (p.ndim > 1) == is_factored else (1,) * p.ndim, p.dtype), params
         )

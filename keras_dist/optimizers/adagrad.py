@@ -1,4 +1,4 @@
-"""Gradients divided by the root of the sum, or of a mean, of their squares so far."""
+"""Adagrad and Adadelta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Adagrad(Optimizer):
     """`w -= learning_rate * gradient / sqrt(s + epsilon)` with the sum `s` of squared gradients.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         initial_accumulator_value: initial value of `s`.
         epsilon: added to `s`, under the root.
     """
@@ -33,32 +33,28 @@ class Adagrad(Optimizer):
         self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """The scaled gradient times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_rss(self.initial_accumulator_value, self.epsilon), scale_by_rate())
 
 
 class Adadelta(Optimizer):
     """`w -= learning_rate * gradient * sqrt(u + epsilon) / sqrt(v + epsilon)`.
 
-    `v` and `u` are the means of squared gradients and of squared updates.
+    `v` and `u` are moving averages of squared gradients and squared updates.
 
     Args:
-        learning_rate, **common: as of `Optimizer`; 1.0 for the form of the paper.
-        rho: how much of the means each step keeps.
+        learning_rate, **common: as in `Optimizer`; the paper has a rate of 1.0.
+        rho: decay of the means.
         epsilon: added to the means, under the roots.
     """
 
     def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        rho: float = 0.95,
-        epsilon: float = 1e-7,
-        **common: Unpack[CommonArguments],
+        self, learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-7, **common: Unpack[CommonArguments]
     ) -> None:
         super().__init__(learning_rate, **common)
         self.rho = check_number("rho", rho, 0, 1)
         self.epsilon = check_number("epsilon", epsilon, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """The scaled gradient times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         return optax.chain(optax.scale_by_adadelta(self.rho, self.epsilon), scale_by_rate())

@@ -17,7 +17,7 @@ from keras_dist.optimizers.optimizer import Optimizer
 
 
 class MomentsOptimizer(Optimizer):
-    """Base of Adam and its variants, with the arguments that they share."""
+    """Base of Adam and its variants."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Adam(MomentsOptimizer):
     """`w -= learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        beta_1: how much of `m`, the mean of gradients, each step keeps.
-        beta_2: how much of `v`, the mean of their squares, each step keeps.
-        epsilon: added to the root, before the bias of the first steps is corrected.
-        amsgrad: whether `v` is the largest mean of squares so far instead of the last.
+        learning_rate, **common: as in `Optimizer`.
+        beta_1: decay of `m`, the moving average of gradients.
+        beta_2: decay of `v`, the moving average of squared gradients.
+        epsilon: added to the root, before bias correction.
+        amsgrad: whether `v` is the maximum of the moving averages so far.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Adam(MomentsOptimizer):
         self.amsgrad = amsgrad
 
     def transformation(self) -> optax.GradientTransformation:
-        """Directions of Adam or AMSGrad, times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         scale = scale_by_amsgrad if self.amsgrad else scale_by_adam
         return optax.chain(scale(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
 
 class AdamW(Adam):
-    """Adam after `w -= learning_rate * weight_decay * w`; other arguments as of `Adam`."""
+    """Adam after `w -= learning_rate * weight_decay * w`. Arguments as in `Adam`."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class AdamW(Adam):
     ) -> None:
         if weight_decay is None:
             summary = "AdamW: `weight_decay` must be a number"
-            raise ModelError(summary, given="weight_decay=None", fix="use Adam, which has none")
+            raise ModelError(summary, given="weight_decay=None", fix="use Adam")
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **common)
 
 
 def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` with Keras's epsilon, which the correction of the bias does not scale."""
+    """`optax.scale_by_adam` with Keras's epsilon, which bias correction does not scale."""
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         corrected = epsilon / _root_bias(beta_2, state.count)
@@ -92,7 +92,7 @@ def scale_by_adam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradien
 
 
 def scale_by_amsgrad(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_amsgrad` as in Keras: the maximum is taken before the bias is corrected."""
+    """`optax.scale_by_amsgrad` with Keras's maximum, before bias correction."""
     inner = optax.scale_by_amsgrad(beta_1, beta_2, epsilon, bias_correction_nu=False)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
@@ -111,19 +111,19 @@ class Adamax(MomentsOptimizer):
     """`w -= learning_rate / (1 - beta_1**t) * m / (u + epsilon)`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        beta_1: how much of `m`, the mean of gradients, each step keeps.
-        beta_2: how much of `u`, the largest absolute gradient, each step keeps.
+        learning_rate, **common: as in `Optimizer`.
+        beta_1: decay of `m`, the moving average of gradients.
+        beta_2: decay of `u`, the largest absolute gradient.
         epsilon: added to `u`.
     """
 
     def transformation(self) -> optax.GradientTransformation:
-        """Directions of Adamax, times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         return optax.chain(_scale_by_adamax(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
 
 def _scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """`optax.scale_by_adamax`, but epsilon is never part of what is remembered."""
+    """`optax.scale_by_adamax`, except that the state does not include epsilon."""
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         del params
@@ -138,18 +138,15 @@ def _scale_by_adamax(beta_1: float, beta_2: float, epsilon: float) -> optax.Grad
 
 
 class Nadam(MomentsOptimizer):
-    """Adam with Nesterov momentum, which grows from half of `beta_1` to all of it.
-
-    Arguments: as of `Adam`.
-    """
+    """Adam with Nesterov momentum, which grows from `beta_1 / 2` to `beta_1`. Arguments as in `Adam`."""
 
     def transformation(self) -> optax.GradientTransformation:
-        """Directions of Nadam, times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         return optax.chain(_scale_by_nadam(self.beta_1, self.beta_2, self.epsilon), scale_by_rate())
 
 
 class ScaleByNadamState(NamedTuple):
-    """The state of Adam, and the product of the momenta so far."""
+    """The state of Adam, and the product of all momenta."""
 
     count: ArrayLike
     mu: PyTree
@@ -158,10 +155,7 @@ class ScaleByNadamState(NamedTuple):
 
 
 def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.GradientTransformation:
-    """Nadam with the momenta of Dozat's paper; `optax.scale_by_adam(nesterov=True)` has a constant one.
-
-    Source: Dozat, "Incorporating Nesterov Momentum into Adam" (2016).
-    """
+    """Nadam with growing momentum, Dozat 2016; `optax.scale_by_adam(nesterov=True)` has a constant one."""
 
     def momentum(step: ArrayLike) -> ArrayLike:
         return beta_1 * (1 - 0.5 * 0.96**step)
@@ -189,14 +183,11 @@ def _scale_by_nadam(beta_1: float, beta_2: float, epsilon: float) -> optax.Gradi
 
 
 class Lamb(MomentsOptimizer):
-    """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam, for each variable.
-
-    Arguments: as of `Adam`.
-    """
+    """`w -= learning_rate * norm(w) / norm(d) * d` with the direction `d` of Adam. Arguments as in `Adam`."""
 
     needs_params: ClassVar[bool] = True
 
     def transformation(self) -> optax.GradientTransformation:
-        """Directions of Adam, brought to the norm of their variable, times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         directions = optax.scale_by_adam(self.beta_1, self.beta_2, self.epsilon)
         return optax.chain(directions, optax.scale_by_trust_ratio(), scale_by_rate())

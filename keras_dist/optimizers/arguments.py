@@ -1,4 +1,4 @@
-"""What every optimizer takes: its keyword arguments as types, and what is said of wrong ones."""
+"""Keyword arguments that all optimizers share: types and checks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommonArguments(ArgumentsButDecay, total=False):
 
 
 def check_known(cls: type, unknown: dict[str, Any]) -> None:
-    """Check that an optimizer was given no keyword arguments but its own."""
+    """Check that an optimizer has no unknown keyword arguments."""
     if not unknown:
         return
     name, value = next(iter(unknown.items()))
@@ -50,19 +50,19 @@ def check_known(cls: type, unknown: dict[str, Any]) -> None:
     known = dict.fromkeys(p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD)
     meant = "learning_rate" if name == "lr" else nearest(name, known)
     summary = f"{cls.__name__} has no argument {name!r}" + (f" (did you mean {meant!r}?)" if meant else "")
-    fix = f"write {meant}=..." if meant else f"leave it out: there are {', '.join(known)}"
+    fix = f"write {meant}=..." if meant else f"leave it out; the arguments are {', '.join(known)}"
     raise ModelError(summary, given=f"{name}={shorten(value)}", fix=fix)
 
 
 def check_clips(clips: dict[str, Any]) -> None:
-    """Check that at most one way to clip gradients is given, and that its limit is positive."""
+    """Check that at most one limit for clipping is given, and is positive."""
     check_exclusive(**clips)
     for name, value in clips.items():
         check_optional(check_number, name, value, above=0)
 
 
 def check_patterns(owner: str, argument: str, values: Iterable[str] | None) -> tuple[str, ...]:
-    """Return a list of regular expressions as a tuple; None as an empty one."""
+    """Return regular expressions as a tuple, which is empty for None."""
     problem = "a string" if isinstance(values, str) else ""
     try:
         rules = tuple(values or ())

@@ -1,4 +1,4 @@
-"""The steps of an optimizer on lists of arrays, in custom training loops and in the steps of a model."""
+"""Steps of an optimizer on lists of arrays, in custom training loops and in the steps of a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from keras_dist.optimizers.optimizer_variables import is_variable, keys_of
 
 
 class CustomLoops(LearningRateVariable):
-    """The variables of an optimizer, and its steps on lists of arrays.
-
-    Source: `keras.optimizers.Optimizer`.
-    """
+    """The variables of an optimizer, and its steps on lists of arrays."""
 
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
@@ -33,17 +30,15 @@ class CustomLoops(LearningRateVariable):
 
         Args:
             optimizer_variables: the arrays of `variables`.
-            grads: the gradients, one for each of `trainable_variables`. Where one is None, the variable and its slots
-                stay as they are, with a warning.
-            trainable_variables: the arrays of what it was built for, in that order.
+            grads: the gradients of `trainable_variables`. If one is None, its variable and slots do not change, with a
+                warning.
+            trainable_variables: the arrays of the variables for which the optimizer was built, in that order.
 
         Returns:
             The new arrays of `trainable_variables`, after their constraints, and of `optimizer_variables`.
 
         Raises:
-            ModelError: it is not built, the lists are not those that it was built for, or all gradients are None.
-
-        Source: `keras.optimizers.Optimizer.stateless_apply`.
+            ModelError: the optimizer is not built, the lists do not fit it, or all gradients are None.
         """
         self._check_built("stateless_apply")
         trained, holder = self._updated, self._holder
@@ -71,14 +66,12 @@ class CustomLoops(LearningRateVariable):
         """Take one step and assign its results to the variables.
 
         Args:
-            grads: the gradients, one for each variable, which stays as it is where one is None; nothing happens when
-                there are none.
-            trainable_variables: what is trained; by default what it was built for. It is built for these, if it is not.
+            grads: the gradients of the variables; a variable whose gradient is None does not change.
+            trainable_variables: the variables; by default the variables for which the optimizer was built. An optimizer
+                that is not built is built for these.
 
         Raises:
-            ModelError: it is built for others, they are arrays, or it is called in a compiled function.
-
-        Source: `keras.optimizers.Optimizer.apply`.
+            ModelError: the optimizer was built for other variables, these are arrays, or the call is traced.
         """
         if self._model_cell is not None:
             self._check_own("apply")
@@ -95,7 +88,7 @@ class CustomLoops(LearningRateVariable):
         ):
             summary = f"the optimizer {self.name!r} was built for other variables"
             expected = shorten(keys_of(self._trained))
-            fix = "apply it to all of those it was built for, or make another optimizer"
+            fix = "apply it to all variables for which it was built, or make another optimizer"
             raise ModelError(summary, given=shorten(keys_of(targets)), expected=expected, fix=fix)
         is_lost = current_scope() is None and any(map(is_traced, grads))
         if is_lost or not all(hasattr(target, "assign") for target in targets):
@@ -113,13 +106,10 @@ class CustomLoops(LearningRateVariable):
         return self.iterations
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Assign their averages to the variables, with `use_ema`.
-
-        Args:
-            var_list: the variables that it was built for.
+        """Assign the averages of `use_ema` to the variables `var_list`, for which the optimizer was built.
 
         Raises:
-            ModelError: it is not built, or they are others.
+            ModelError: the optimizer is not built, or was built for other variables.
         """
         self._check_own("finalize_variable_values")
         variables = list(var_list)
@@ -133,7 +123,7 @@ class CustomLoops(LearningRateVariable):
         """Assign arrays to `variables`.
 
         Raises:
-            ModelError: it is not built, or they have other shapes.
+            ModelError: the optimizer is not built, or the arrays have other shapes.
         """
         self._check_built("set_weights")
         self._check_arrays("weights", weights, self.variables)
@@ -142,11 +132,11 @@ class CustomLoops(LearningRateVariable):
 
     @property
     def _updated(self) -> Sequence[Any]:
-        """The variables that it was built for, or those of the model that it updates."""
+        """The variables for which the optimizer was built, or of its model."""
         return self._trained if self._holder is None else self._holder.trained
 
     def _arranged(self, arrays: Sequence[Any]) -> Any:
-        """Arrays in the structure that `init` was given: by paths, or nested as the model's variables are."""
+        """Arrange arrays as for `init`: by paths, or nested like the model's variables."""
         if self._holder is None:
             return self._by_path(arrays)
         return traverse_util.unflatten_dict(dict(zip(self._holder.parts, arrays, strict=True)))
@@ -167,25 +157,27 @@ class CustomLoops(LearningRateVariable):
             summary = f"the optimizer {self.name!r} was given no gradients"
             fix = "take gradients of a loss that depends on the variables"
             raise ModelError(summary, given=f"None for {shorten(absent)}", fix=fix)
-        warnings.warn(f"Gradients do not exist for variables {absent}: they stay as they are.", stacklevel=3)
+        warnings.warn(f"Gradients do not exist for variables {absent}: they do not change.", stacklevel=3)
         return {*absent}
 
     def _check_own(self, method: str) -> None:
-        """Check that its variables are its own: the state of a model changes in compiled steps alone."""
+        """Check that the state is not a model's, which changes only in compiled steps."""
         self._check_built(method)
         if self._model_cell is not None:
             given = f"{method} of the optimizer {self.name!r}, whose state is a model's"
             fix = "compile(..., train_step=train_step), and in it state = model.apply_gradients(state, grads)"
-            raise ModelError("gradients are not applied from outside of a step", given=given, fix=fix)
+            raise ModelError("gradients can only be applied inside a train step", given=given, fix=fix)
 
 
 def _kept(absent: set[str], before: Any, after: Any) -> Any:
-    """Return `after`, with the values of `before` under these keys."""
+    """Return `after` with the values of `before` for the variables `absent`."""
     if not absent:
         return after
 
     def chosen(path: Any, old: Any, new: Any) -> Any:
-        keys = [part.key for part in path if hasattr(part, "key")]  # of a model's variables all names of their paths
+        keys = [
+            part.key for part in path if hasattr(part, "key")
+        ]  # for a model all names in the paths of its variables
         return old if any(key in absent for key in keys) or tree_paths.join(keys) in absent else new
 
     return jax.tree_util.tree_map_with_path(chosen, before, after)

@@ -1,4 +1,4 @@
-"""FTRL: weights that follow from sums of gradients, with penalties."""
+"""FTRL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ftrl(Optimizer):
     """Follow the regularized leader: weights computed from sums of gradients, with penalties.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
+        learning_rate, **common: as in `Optimizer`.
         learning_rate_power: exponent of the sums of squares in the rate; 0 for a constant rate.
         initial_accumulator_value: initial value of the sums of squares.
         l1_regularization_strength: factor of the penalty on absolute values.
@@ -27,7 +27,7 @@ class Ftrl(Optimizer):
         l2_shrinkage_regularization_strength: factor of a penalty on squares that is added to the gradient.
         beta: adds `beta / (2 * learning_rate)` to the penalty on squares.
 
-    Source: `keras.optimizers.Ftrl`; McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches" (2013).
     """
 
     needs_params: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Ftrl(Optimizer):
         self.beta = check_number("beta", beta, 0)
 
     def transformation(self) -> optax.GradientTransformation:
-        """From the weights to those that the sums give."""
+        """Return the rule of the class as an optax transformation."""
         return optax.GradientTransformationExtraArgs(self._init, self._update)
 
     def _init(self, params: PyTree) -> FtrlState:

@@ -1,4 +1,4 @@
-"""Learning rates: numbers in state that can be set, or schedules."""
+"""Learning rates: numbers in state, or schedules."""
 
 from __future__ import annotations
 
@@ -15,31 +15,27 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 
 Rate = float | Callable[[Any], Any]
-"""A learning rate, or the rate as a function of the number of steps taken or of nothing."""
+"""A learning rate, or a function of the number of steps taken, or of nothing, that returns it."""
 
 
 class LearningRateState(NamedTuple):
-    """A rate that may be set between steps, a float32 scalar, and the state of what it scales."""
+    """A rate that can be set between steps, a float32 scalar, and the state of the scaled transformation."""
 
     learning_rate: jax.Array
     inner: PyTree
 
 
 class ScheduledRateState(NamedTuple):
-    """The rate of the next step by a schedule, a float32 scalar, and the state of what it scales."""
+    """The scheduled rate of the next step, a float32 scalar, and the state of the scaled transformation."""
 
     learning_rate: jax.Array
     inner: PyTree
 
 
 class LearningRate(float):
-    """A learning rate when it was read, with the methods of Keras's variable.
+    """A learning rate that was read from an optimizer, with the methods of Keras's variable.
 
-    It equals the number that was set, `0.005`, although the float32 in state is another one.
-
-    Args:
-        value: the rate.
-        optimizer: the optimizer that it was read from.
+    It equals the number that was set, such as 0.005, although the float32 in state differs.
     """
 
     name = path = "learning_rate"
@@ -47,7 +43,7 @@ class LearningRate(float):
     dtype = jnp.dtype("float32")
 
     def __new__(cls, value: Any, optimizer: Any) -> LearningRate:
-        """A float."""
+        """Note the optimizer."""
         rate = super().__new__(cls, value)
         rate._optimizer = optimizer  # type: ignore[attr-defined]
         return rate
@@ -67,18 +63,18 @@ class LearningRate(float):
 
     @property
     def value(self) -> np.float32:
-        """As numpy has it."""
+        """The rate as float32."""
         return np.float32(self)
 
     def numpy(self) -> np.float32:
-        """As numpy has it."""
+        """The rate as float32."""
         return np.float32(self)
 
     def assign(self, value: float) -> None:
         """Set `optimizer.learning_rate`.
 
         Raises:
-            ModelError: the optimizer follows a schedule, or it is not a finite number.
+            ModelError: the optimizer follows a schedule, or `value` is not a finite number.
         """
         self._optimizer.learning_rate = value  # type: ignore[attr-defined]
 
@@ -86,13 +82,13 @@ class LearningRate(float):
 def with_learning_rate(
     transformation: optax.GradientTransformation, learning_rate: float
 ) -> optax.GradientTransformationExtraArgs:
-    """`transformation`, then a step of `-learning_rate`, with the rate kept in state.
+    """Scale the updates of a transformation by `-learning_rate`, with the rate in state.
 
     Args:
-        transformation: gives directions of ascent, such as `optax.scale_by_adam()`.
-        learning_rate: the first rate.
+        transformation: a transformation without a rate, such as `optax.scale_by_adam()`.
+        learning_rate: the initial rate.
 
-    Source: `optax.scale_by_learning_rate`; unlike `optax.inject_hyperparams` it adds nothing to a step's cost.
+    Source: `optax.scale_by_learning_rate`; unlike `optax.inject_hyperparams` it does not slow a step.
     """
     inner = optax.chain(transformation, scale_by_rate())
 
@@ -108,10 +104,10 @@ def with_learning_rate(
 
 
 def scale_by_rate() -> optax.GradientTransformationExtraArgs:
-    """Directions of ascent times `-learning_rate`, which `update` is given by keyword.
+    """Scale updates by `-learning_rate`, passed to `update` by keyword.
 
     Raises:
-        ModelError: by `update`, when it is not given.
+        ModelError: `update` is called without it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +120,7 @@ def scale_by_rate() -> optax.GradientTransformationExtraArgs:
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         del params
         if "learning_rate" not in extra:
-            summary = "scale_by_rate is not given the learning rate"
+            summary = "scale_by_rate needs the learning rate"
             fix = "use it in the `transformation` of an Optimizer, or take optax.scale_by_learning_rate(0.1)"
             raise ModelError(summary, given="update(updates, state, params)", fix=fix)
         return jax.tree.map(lambda u: (-extra["learning_rate"] * u).astype(u.dtype), updates), state
@@ -136,7 +132,7 @@ def checked_rate(value: Any) -> np.float32:
     """Return `value` as a learning rate.
 
     Raises:
-        ModelError: it is not a finite number.
+        ModelError: `value` is not a finite number.
     """
     try:
         is_number = np.ndim(value) == 0 and not isinstance(value, bool | str | bytes)
@@ -153,7 +149,7 @@ def check_rate(value: Any) -> None:
     """Check that `value` is a finite number of at least 0, or callable with a step or without arguments."""
     if not callable(value):
         if checked_rate(value) < 0:
-            fix = "to climb up a loss, train its negative"
+            fix = "to maximize a loss, train its negative"
             raise ModelError("`learning_rate` is negative", given=f"learning_rate={shorten(value)}", fix=fix)
     elif isinstance(value, type) or not (takes(value, 0) or takes(value)):
         fix = "for example learning_rate=lambda step: 0.1 / (1 + step), or a number"
@@ -163,10 +159,7 @@ def check_rate(value: Any) -> None:
 def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
     """Return the rate of `schedule` after `step` steps, a float32 scalar.
 
-    One that takes no step is called when a step is traced, as in Keras: compiled steps keep what it gave then.
-
-    Raises:
-        ModelError: it gives no number, or asks a traced step for its value.
+    A schedule without arguments is called when a step is traced, as in Keras; compiled steps keep its result.
     """
     try:
         given = schedule(step) if takes(schedule, step) else schedule()
@@ -175,7 +168,7 @@ def rate_after(schedule: Callable[..., Any], step: Any) -> jax.Array:
         fix = "in place of `if step < n`: jnp.where(step < n, ..., ...)"
         raise ModelError(summary, given=shorten(schedule), fix=fix) from error
     if not isinstance(given, int | float | np.generic | np.ndarray | jax.Array) or np.shape(given):
-        summary = "the schedule of the learning rate does not give a number"
+        summary = "the schedule of the learning rate must return a number"
         fix = "return one number for each step"
-        raise ModelError(summary, given=f"{shorten(schedule)} gives {shorten(given)}", fix=fix)
+        raise ModelError(summary, given=f"{shorten(schedule)} returns {shorten(given)}", fix=fix)
     return jnp.asarray(given, jnp.float32)

@@ -1,4 +1,4 @@
-"""`LearningRateVariable`: the learning rate of an optimizer, from before it has variables on."""
+"""`LearningRateVariable`: the learning rate of an optimizer, with and without variables."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from keras_dist.optimizers.optimizer_variables import OptimizerVariables, has_ra
 
 
 class LearningRateVariable(OptimizerVariables):
-    """The learning rate, which is a variable where there are some, and what the optimizer was made with until then."""
+    """The learning rate: a variable of the state or, before there is state, the argument of the optimizer."""
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next step, a float; without state the rate that it was made with.
+        """The rate of the next step, a float; before there is state, the argument of the optimizer.
 
-        Setting it counts from the next step on and compiles nothing. A schedule may be set before there is state.
+        A new rate applies from the next step on, without recompilation. Before there is state it may be a schedule.
 
         Raises:
-            ModelError: it does not keep its rate in state (plain optax); or it is set while it follows a schedule, or
-                to something that is not a finite number.
+            ModelError: the rate is not in the state (plain optax), follows a schedule, or is not a finite number.
         """
         if self._state is not None:
             node = self._rated()
             rate = node.learning_rate.numpy()
-            if callable(self._rate) and takes(self._rate, 0):  # `iterations` may have been set
+            if callable(self._rate) and takes(self._rate, 0):  # `iterations` may have been assigned
                 rate = rate_after(self._rate, node.inner.iterations.value)
             return LearningRate(rate, self)
         rate = next((inner.learning_rate for inner in self._inner().values()), self._rate)
@@ -58,21 +57,21 @@ class LearningRateVariable(OptimizerVariables):
         if self._state is not None:
             self._rated().learning_rate.assign(rate)
         elif self._is_used:
-            given = f"learning_rate = {rate}, of an optimizer whose state init() gave away"
+            given = f"learning_rate = {rate}, of an optimizer whose state init() has returned"
             fix = "set model.optimizer.learning_rate; in a state of optax state._replace(learning_rate=...)"
             raise ModelError(f"`learning_rate` of the optimizer {self.name!r} cannot be changed", given=given, fix=fix)
         else:
             self._begin_with(rate)
 
     def _begin_with(self, rate: Any) -> None:
-        """Replace the first rate, unless it is the same in float32."""
+        """Replace the initial rate, unless it is the same in float32."""
         if not callable(rate) and np.float32(self._rate) != rate:  # type: ignore[arg-type]
             self._rate = float(rate)
         for inner in self._inner().values():
             inner._begin_with(rate)
 
     def _current_rate(self) -> Rate:
-        """The current rate as a number; the schedule, if there is one."""
+        """Return the current rate as a number, or the schedule."""
         node = next(iter(self._rates()), None)
         return float(np.asarray(node.learning_rate)) if isinstance(node, LearningRateState) else self._rate
 
@@ -81,7 +80,7 @@ class LearningRateVariable(OptimizerVariables):
         return [node for node in nodes if has_rate(node)]
 
     def _rated(self) -> Any:
-        """The part of the state that holds the learning rate."""
+        """Return the part of the state that holds the learning rate."""
         for node in self._rates():
             return node
         summary = f"optimizer {self.name!r} does not keep its learning rate in state"

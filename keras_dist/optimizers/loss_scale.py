@@ -1,4 +1,4 @@
-"""`LossScaleOptimizer`: another optimizer on a loss that is scaled so that float16 can hold its gradients."""
+"""`LossScaleOptimizer`: dynamic scaling of the loss for float16."""
 
 from __future__ import annotations
 
@@ -20,36 +20,30 @@ from keras_dist.optimizers.optimizer import Optimizer
 
 
 class LossScaleState(NamedTuple):
-    """The scale of the next step's loss, and the state of the inner optimizer.
+    """The scale of the next loss, and the state of the inner optimizer."""
 
-    Attributes:
-        dynamic_scale: a float32 scalar.
-        step_counter: steps with finite gradients since the last change of the scale, an int32 scalar.
-        inner: the state of the inner optimizer.
-    """
-
-    dynamic_scale: jax.Array
-    step_counter: jax.Array
+    dynamic_scale: jax.Array  # float32
+    step_counter: jax.Array  # int32: steps with finite gradients since the last change of the scale
     inner: PyTree
 
 
 class LossScaleOptimizer(Optimizer):
-    """An optimizer whose loss is scaled up, so that small gradients do not vanish in float16.
+    """An optimizer that scales the loss, so that small gradients do not vanish in float16.
 
-    A step whose gradients are not all finite is skipped, and halves the scale; `dynamic_growth_steps` finite ones in a
-    row double it. The scale is in the optimizer's state, so that no step waits for the host. `compile` makes one of the
-    optimizer of a model under `"mixed_float16"`, unless `auto_scale_loss=False`.
+    A step whose gradients are not finite is skipped and halves the scale. `dynamic_growth_steps` finite steps in a row
+    double it. The scale is in the state, so that no step waits for the host. `compile` wraps the optimizer of a model
+    under `"mixed_float16"` in one, unless `auto_scale_loss=False`.
 
     Args:
-        inner_optimizer: an `Optimizer`, or an optax transformation. Its own `loss_scale_factor` has no effect.
-        initial_scale: of the first step.
-        dynamic_growth_steps: how many finite steps double the scale.
-        name: by default that of the class in lower case.
-        **kwargs: the arguments that all optimizers share, with their defaults: they belong to `inner_optimizer`; and
-            `dynamic=True`.
+        inner_optimizer: an `Optimizer`, or an optax transformation. Its `loss_scale_factor` is ignored.
+        initial_scale: the scale of the first step.
+        dynamic_growth_steps: number of finite steps that double the scale.
+        name: by default the name of the class in lower case.
+        **kwargs: `dynamic=True`, and defaults of the arguments that all optimizers share; values belong to
+            `inner_optimizer`.
 
     Raises:
-        ModelError: an argument is not known, out of range, or belongs to `inner_optimizer`.
+        ModelError: an argument is unknown, out of range, or belongs to `inner_optimizer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,7 +72,7 @@ class LossScaleOptimizer(Optimizer):
         super().__init__(rate, use_ema=use_ema, gradient_accumulation_steps=steps, name=name)
         self.inner_optimizer = inner_optimizer
         self.initial_scale = check_number("initial_scale", initial_scale, above=0)
-        growth_steps = check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="is no count of steps")
+        growth_steps = check_int("dynamic_growth_steps", dynamic_growth_steps, 1, wrong="must be a number of steps")
         self.dynamic_growth_steps = growth_steps
 
     def init(self, params: PyTree) -> LossScaleState:  # type: ignore[override]
@@ -87,7 +81,7 @@ class LossScaleOptimizer(Optimizer):
         return LossScaleState(scale, jnp.zeros((), jnp.int32), self.inner_optimizer.init(params))
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        """Return what is to be added to the weights, zeros where a gradient is not finite, and the state afterwards."""
+        """Return the updates of the weights, zeros if a gradient is not finite, and the new state."""
         factor, inner = self._factor(state), self._taking_steps()
 
         def step() -> tuple[PyTree, LossScaleState]:
@@ -105,7 +99,7 @@ class LossScaleOptimizer(Optimizer):
         return jax.lax.cond(_are_finite(updates), step, skip)
 
     def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
-        """Return the squared norm of the gradient of a step, and whether it is not skipped."""
+        """Return the squared norm of the gradient of a step, and whether the step is taken."""
         factor = self._factor(state)
         grads = jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates)
         squared, is_due = self._taking_steps().squared_norm(grads, state.inner, batch_weight)
@@ -124,18 +118,18 @@ class LossScaleOptimizer(Optimizer):
         return inner if isinstance(inner, Optimizer | OptaxOptimizer) else OptaxOptimizer(inner, self.name)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
-        """Return the weights that training ends with: those of the inner optimizer."""
+        """Return the final weights of the inner optimizer."""
         return self.inner_optimizer.finalize(state.inner, params) if self.use_ema else params
 
     def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
-        """Return the loss times its scale, of which gradients are taken.
+        """Return the scaled loss, whose gradients `update` takes.
 
         Args:
-            loss: of the batch.
-            state: of this optimizer: it holds the scale; by default its variables do, as in a `train_step` of Keras.
+            loss: the loss of the batch.
+            state: the state of this optimizer; by default its variables, as in a `train_step` of Keras.
 
         Raises:
-            ModelError: the state is missing, and it has no variables.
+            ModelError: `state` is missing, and the optimizer is not built.
         """
         self._has_scaled = True
         if state is None and not self.built:
@@ -145,21 +139,21 @@ class LossScaleOptimizer(Optimizer):
 
     @property
     def dynamic_scale(self) -> Any:
-        """The scale of the next step's loss, as a variable; there is none before the optimizer is built.
+        """The scale of the next loss, as a variable.
 
         Raises:
-            ModelError: it is not built.
+            ModelError: the optimizer is not built.
         """
         self._check_built("dynamic_scale")
         return self._state.dynamic_scale
 
     @property
     def scales_loss(self) -> bool:
-        """Whether it divides gradients: always."""
+        """Whether `update` unscales gradients, which is always true."""
         return True
 
     def averaged(self) -> list[tuple[Any, Any]]:
-        """The variables whose averages are kept, each with the variable of its average."""
+        """Return pairs of a variable and the variable of its average."""
         return self.inner_optimizer.averaged() if isinstance(self.inner_optimizer, Optimizer) else []
 
     def get_config(self) -> dict[str, Any]:
@@ -171,7 +165,7 @@ class LossScaleOptimizer(Optimizer):
         return {"inner": self.inner_optimizer} if isinstance(self.inner_optimizer, Optimizer) else {}
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same with the same inner optimizer: `compile` goes on with the slots of an equal one."""
+        """Compare by the inner optimizer; `compile` keeps the slots of an equal optimizer."""
         return isinstance(other, LossScaleOptimizer) and self._key() == other._key()
 
     def __hash__(self) -> int:
@@ -182,7 +176,7 @@ class LossScaleOptimizer(Optimizer):
 
 
 def _are_finite(grads: PyTree) -> jax.Array:
-    finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)] or [True]  # nothing is trained
+    finite = [jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)] or [True]  # no trainable weights
     return jnp.all(jnp.array(finite))
 
 
@@ -191,7 +185,7 @@ _DEFAULTS = {"ema_momentum": 0.99}
 
 
 def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
-    """Check that what all optimizers share is left to the inner one."""
+    """Check that arguments of all optimizers are given to the inner optimizer."""
     if not callable(getattr(inner_optimizer, "update", None)):
         summary = "LossScaleOptimizer: `inner_optimizer` must be an Optimizer or an optax transformation"
         raise ModelError(summary, given=with_type(inner_optimizer), fix="for example LossScaleOptimizer(Adam(1e-3))")
@@ -206,15 +200,7 @@ def _check_shared(kwargs: dict[str, Any], inner_optimizer: Any) -> None:
 
 
 def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
-    """Wrap an optimizer in a `LossScaleOptimizer` where the policy is "mixed_float16".
-
-    Args:
-        optimizer: one optimizer, or a dict of them that all have a `loss_scale_factor`.
-        policy: of the model.
-
-    Raises:
-        ModelError: several optimizers share one loss, and do not scale it.
-    """
+    """Wrap an optimizer in a `LossScaleOptimizer` for "mixed_float16"; several must have a `loss_scale_factor`."""
     if policy.name != "mixed_float16" or isinstance(optimizer, LossScaleOptimizer):
         return optimizer
     if not isinstance(optimizer, Mapping):
@@ -222,7 +208,7 @@ def with_loss_scale(optimizer: Any, policy: DTypePolicy) -> Any:
     several = cast("Mapping[str, Any]", optimizer)
     optimizers: list[Any] = [entry[0] if isinstance(entry, tuple) else entry for entry in several.values()]
     if any(getattr(one, "loss_scale_factor", None) is None for one in optimizers):
-        summary = "several optimizers cannot find out one scale of the loss"
+        summary = "several optimizers cannot share a dynamic scale of the loss"
         fix = 'give them loss_scale_factor=1024.0, pass auto_scale_loss=False, or choose "mixed_bfloat16"'
         raise ModelError(summary, given=f'the optimizers {list(several)} under "mixed_float16"', fix=fix)
     return several

@@ -24,7 +24,7 @@ from keras_dist.saving.configurable import Configurable
 
 
 class VariableOfPath(NamedTuple):
-    """A variable, as far as the choice of its optimizer goes."""
+    """The properties of a variable by which its optimizer can be chosen."""
 
     path: str
     name: str
@@ -36,12 +36,11 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
     """Optimizers by the paths of variables.
 
     Args:
-        default_optimizer: of the variables that no rule matches.
-        optimizer_map: a dict from paths, or regular expressions for whole paths, to optimizers; called on a variable
-            it gives that of its path, an exact one first.
+        default_optimizer: the optimizer of variables that no rule matches.
+        optimizer_map: a dict from paths, or regular expressions for whole paths, to optimizers. Exact paths come first.
 
     Raises:
-        ModelError: a value is no `Optimizer`, or a key is there already or no regular expression.
+        ModelError: a value is not an `Optimizer`, or a key exists already or is not a regular expression.
 
     Example:
         >>> from keras_dist import optimizers
@@ -61,7 +60,7 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
 
     @property
     def default_optimizer(self) -> Optimizer:
-        """The optimizer of the variables that no rule matches."""
+        """The optimizer of variables that no rule matches."""
         return self._default_optimizer
 
     def __getitem__(self, key: str) -> Optimizer:
@@ -76,17 +75,17 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
         if len(matching) > 1:
             summary = f"Multiple optimizers assigned to variable {key!r}"
             given = f"the rules {', '.join(map(repr, matching))}"
-            raise ModelError(summary, given=given, fix=f"narrow the rules, or add {key!r} itself")
+            raise ModelError(summary, given=given, fix=f"make the rules more specific, or add {key!r} itself")
         return self._optimizer_map[matching[0]] if matching else self._default_optimizer
 
     def __setitem__(self, key: str, optimizer: Optimizer) -> None:
         if not isinstance(key, str) or key in self._optimizer_map:  # pyright: ignore[reportUnnecessaryIsInstance]
-            summary = f"{shorten(key)} already exists in the OptimizerMap, or is no string"
+            summary = f"{shorten(key)} already exists in the OptimizerMap, or is not a string"
             raise ModelError(summary, given=shorten(key), fix="delete the former entry first")
         try:
             pattern(key)
         except re.error as error:
-            summary = f"OptimizerMap: {shorten(key)} is no regular expression"
+            summary = f"OptimizerMap: {shorten(key)} is not a regular expression"
             fix = f"escape what is meant literally: {re.escape(key)!r}"
             raise ModelError(summary, given=f"{shorten(key)}: {error}", fix=fix) from error
         self._optimizer_map[key] = _checked(optimizer)
@@ -109,23 +108,23 @@ class OptimizerMap(Configurable, MutableMapping[str, Optimizer]):
 
 
 class MultiOptimizerState(NamedTuple):
-    """Steps taken, an int32 scalar, and the states of the optimizers by their keys."""
+    """Number of steps, an int32 scalar, and the states of the optimizers by key."""
 
     iterations: jax.Array
     inner: dict[str, PyTree]
 
 
 class MultiOptimizer(Optimizer):
-    """An optimizer for each variable: each updates those that the map, or a function of variables, gives it.
+    """Several optimizers, one for each variable, chosen by a map or a function.
 
     Args:
-        optimizer_map: an `OptimizerMap`, or a callable from a variable, of which `path`, `name`, `shape` and `dtype`
-            are known, to its optimizer: the same object for all variables that it shall update together.
-        loss_scale_factor: takes the place of that of each optimizer.
-        name: by default that of the class in lower case.
+        optimizer_map: an `OptimizerMap`, or a callable from a variable with `path`, `name`, `shape` and `dtype` to its
+            optimizer, the same object for variables that are updated together.
+        loss_scale_factor: replaces the `loss_scale_factor` of each optimizer.
+        name: by default the name of the class in lower case.
 
     Raises:
-        ModelError: an optimizer is of another kind, such as a `LossScaleOptimizer`.
+        ModelError: an optimizer is not supported, such as a `LossScaleOptimizer`.
 
     Example:
         >>> import keras_dist as kd
@@ -136,7 +135,7 @@ class MultiOptimizer(Optimizer):
         >>> [(one.name, round(float(one.learning_rate), 4)) for one in model.optimizer.optimizers]
         [('adam', 0.001), ('sgd', 0.1)]
 
-    Differs from Keras: `compile` also takes a dict of optimizers, whose names and rates callbacks know.
+    Differs from Keras: `compile` also takes a dict of optimizers, whose names and rates callbacks can use.
     """
 
     def __init__(
@@ -155,17 +154,17 @@ class MultiOptimizer(Optimizer):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers; where a function chooses them, those that it has chosen so far."""
+        """The optimizers that the map contains, or that the function has chosen so far."""
         return list(self._all)
 
     @property
     def learning_rate(self) -> Any:
-        """Not there: each of `optimizers` has its own."""
+        """Not available: each of `optimizers` has its own."""
         raise AttributeError
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        raise AttributeError("a MultiOptimizer has no learning rate: set those of its `optimizers`")
+        raise AttributeError("a MultiOptimizer has no learning rate: set `learning_rate` of each of its `optimizers`")
 
     @property
     def iterations(self) -> Any:
@@ -179,11 +178,11 @@ class MultiOptimizer(Optimizer):
 
     @use_ema.setter
     def use_ema(self, value: bool) -> None:
-        del value  # that of the base's constructor
+        del value  # the base's constructor sets it
 
     @property
     def gradient_accumulation_steps(self) -> int | None:  # type: ignore[override]
-        """That of an optimizer that accumulates gradients; None if none does."""
+        """The number of the first optimizer that accumulates gradients, or None."""
         return next(filter(None, (optimizer.gradient_accumulation_steps for optimizer in self._all)), None)
 
     @gradient_accumulation_steps.setter
@@ -197,14 +196,7 @@ class MultiOptimizer(Optimizer):
         return MultiOptimizerState(jnp.zeros((), jnp.int32), states)
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        """Return what is to be added to the weights, and the state afterwards.
-
-        Args:
-            updates: the gradients.
-            state: before the step.
-            params: the weights.
-            **extra: handed on to the optimizers.
-        """
+        """Return the updates of the weights, and the new state; `extra` is passed to the optimizers."""
         weights = {} if params is None else self._parts(params)
         flat: dict[Any, Any] = {}
         states: dict[str, Any] = {}
@@ -223,11 +215,7 @@ class MultiOptimizer(Optimizer):
         return squared, jnp.any(jnp.array([is_due for _, is_due in found]))
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
-        """Return the learning rate of a step, if there is one optimizer.
-
-        Raises:
-            ModelError: there are several.
-        """
+        """Return the learning rate of a step, if there is one optimizer."""
         if len(before.inner) == 1:
             (key,) = before.inner
             return self._by_key(key).rate_of_step(before.inner[key], after.inner[key])
@@ -235,18 +223,20 @@ class MultiOptimizer(Optimizer):
         raise ModelError("a MultiOptimizer has no learning rate", given=f"{len(before.inner)} optimizers", fix=fix)
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
-        """Return the weights that training ends with, as each optimizer says."""
+        """Return the final weights of each optimizer."""
         flat: dict[Any, Any] = {}
         for key, part in self._parts(params).items():
             flat |= traverse_util.flatten_dict(self._by_key(key).finalize(state.inner[key], part))
         return _restored(params, flat)
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Make the variables of the state before the first step; see `Optimizer.build`."""
+        """Create the variables of the initial state; see `Optimizer.build`."""
         super().build(variables)
         if self._own_holder is None and self._own_state is not None:
             parts = [(key,) for key in self._by_path(self._trained)]
-            self._own_holder = ModelState(self._own_state, None, None, self._trained, parts)  # what the others read
+            self._own_holder = ModelState(
+                self._own_state, None, None, self._trained, parts
+            )  # read by the inner optimizers
             for key in self._own_state.inner:
                 self._by_key(key).attach(self._own_holder, ("inner", key))
 
@@ -272,22 +262,22 @@ class MultiOptimizer(Optimizer):
             optimizer.detach()
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Note which of the variables that they are going to update have no weight decay."""
+        """Set the variables to update, by path."""
         for optimizer in self._all:
             optimizer.know_variables(variables)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model and no custom loop trains with it or one of its optimizers."""
+        """Check that no other model and no custom loop uses it or its optimizers."""
         super().check_free(cell)
         for optimizer in self._all:
             optimizer.check_free(cell)
 
     def averaged(self) -> list[tuple[Any, Any]]:
-        """The variables whose averages are kept, each with the variable of its average."""
+        """Return pairs of a variable and the variable of its average."""
         return [pair for optimizer in self._all for pair in optimizer.averaged()]
 
     def _parts(self, tree: Any) -> dict[str, Any]:
-        """The parts of nested dicts by the keys of the optimizers that update them."""
+        """Split nested dicts by the keys of their optimizers."""
         if not isinstance(tree, Mapping):
             summary = "MultiOptimizer needs the paths of variables"
             fix = "use it in compile, build it on variables, or pass nested dicts by names"
@@ -310,7 +300,7 @@ class MultiOptimizer(Optimizer):
         return self.__dict__.setdefault("_chosen_keys", {})
 
     def _number(self, optimizer: Any) -> str:
-        """The key of an optimizer, which is one of `optimizers` from now on."""
+        """Return the key of an optimizer, and add it to `optimizers`."""
         for index, known in enumerate(self._all):
             if known is optimizer:
                 return str(index)
@@ -322,7 +312,7 @@ class MultiOptimizer(Optimizer):
         return self._all[int(key)]
 
     def _inner(self) -> dict[str, CustomLoops]:
-        return {}  # each has a part of the variables
+        return {}  # each has a part of the variables only
 
 
 def _checked(optimizer: Any) -> Optimizer:
@@ -334,7 +324,7 @@ def _checked(optimizer: Any) -> Optimizer:
 
 
 def _restored(like: Any, flat: dict[Any, Any]) -> Any:
-    """The leaves in the structure of `like`."""
+    """Arrange leaves in the structure of `like`."""
     return type(like)(
         {name: flat[(name,)] for name in like}
         if all((name,) in flat for name in like)

@@ -1,4 +1,4 @@
-"""Muon: momentum of matrices made orthogonal, Adam for everything else."""
+"""Muon."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ class Muon(Optimizer):
     """`w -= learning_rate * orthogonal(velocity)` for matrices, by Newton-Schulz steps; Adam for other variables.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        adam_beta_1: `beta_1` of Adam.
-        adam_beta_2: `beta_2` of Adam.
+        learning_rate, **common: as in `Optimizer`.
+        adam_beta_1, adam_beta_2, epsilon: `beta_1`, `beta_2` and `epsilon` of Adam.
         adam_weight_decay: weight decay of the variables that Adam updates.
-        epsilon: of Adam.
         weight_decay: weight decay of the matrices.
-        exclude_layers: regular expressions; Adam updates a matrix when one of them is found in its path.
+        exclude_layers: regular expressions; Adam updates a matrix if one is found in its path.
         exclude_embeddings: whether Adam updates matrices with `embedding` in their path.
         muon_a: coefficient of x in the Newton-Schulz step.
         muon_b: coefficient of x xT x.
         muon_c: coefficient of x xT x xT x.
         adam_lr_ratio: Adam's learning rate divided by `learning_rate`.
-        momentum: how much of the velocity each step keeps.
+        momentum: decay of the velocity.
         ns_steps: number of Newton-Schulz steps.
         nesterov: whether to use Nesterov momentum.
-        rms_rate: the root mean square of a step, near that of Adam; None for orthogonal matrices as they are.
+        rms_rate: the root mean square of a step, near Adam's; None for no scaling.
     """
 
     needs_params: ClassVar[bool] = True
@@ -74,12 +72,12 @@ class Muon(Optimizer):
         self.muon_a, self.muon_b, self.muon_c = muon_a, muon_b, muon_c
         self.adam_lr_ratio = adam_lr_ratio
         self.momentum = check_number("momentum", momentum, 0, 1)
-        self.ns_steps = check_int("ns_steps", ns_steps, 1, wrong="is no count of steps")
+        self.ns_steps = check_int("ns_steps", ns_steps, 1, wrong="must be a number of steps")
         self.nesterov = nesterov
         self.rms_rate = rms_rate
 
     def transformation(self) -> optax.GradientTransformation:
-        """Both rules, each for its variables, times the negative rate."""
+        """Return the rule of the class as an optax transformation."""
         adam = optax.chain(
             scale_by_adam(self.adam_beta_1, self.adam_beta_2, self.epsilon), optax.scale(self.adam_lr_ratio)
         )
@@ -90,7 +88,7 @@ class Muon(Optimizer):
         return optax.chain(optax.partition({"adam": adam, "muon": muon}, self._labels), scale_by_rate())
 
     def decay_of(self, path: str, param: jax.Array) -> float | None:
-        """Return the weight decay of the weight at `path`: that of its optimizer, unless it is excluded."""
+        """Return the weight decay of the weight at `path`, or None if it is excluded."""
         if self._is_excluded(path):
             return None
         return self.adam_weight_decay if self._is_adams(path, param) else self.weight_decay
@@ -106,7 +104,7 @@ class Muon(Optimizer):
         return param.ndim != 2 or is_embedding or any(pattern(rule).search(path) for rule in self.exclude_layers)
 
     def _orthogonal(self, matrix: jax.Array) -> jax.Array:
-        """The matrix with singular values near 1, scaled to `rms_rate`."""
+        """Move singular values near 1, and scale to `rms_rate`."""
         x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
         x = x / (jnp.linalg.norm(x) + 1e-7)
         for _ in range(self.ns_steps):

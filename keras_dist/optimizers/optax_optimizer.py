@@ -1,8 +1,7 @@
-"""`OptaxOptimizer`: a transformation of optax as the optimizer of a model."""
+"""`OptaxOptimizer`: an optax transformation as the optimizer of a model."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,38 +17,27 @@ from keras_dist.optimizers.custom_loops import CustomLoops
 from keras_dist.optimizers.optimizer_variables import has_rate
 
 _OF_THE_LOSS = ("value", "grad", "value_fn")
-"""Arguments of transformations that look at the loss, such as lbfgs."""
+"""Arguments of transformations that need the loss, such as lbfgs."""
 
 
 class AccumulationState(NamedTuple):
-    """The state of a transformation whose gradients are accumulated.
+    """The state of a transformation whose gradients are accumulated."""
 
-    Attributes:
-        iterations: batches seen, an int32 scalar.
-        slots: of the transformation, which counts updates.
-        accumulated: sums of gradients, shaped as the weights.
-        batch_weight: sum of the weights of these batches, a float32 scalar.
-    """
-
-    iterations: jax.Array
-    slots: PyTree
-    accumulated: PyTree
-    batch_weight: jax.Array
+    iterations: jax.Array  # int32: number of batches
+    slots: PyTree  # state of the transformation, which counts updates
+    accumulated: PyTree  # sums of gradients
+    batch_weight: jax.Array  # float32: sum of the weights of these batches
 
 
 class OptaxOptimizer(CustomLoops):
-    """A transformation of optax with the variables of an optimizer, as `compile(optax.adam(1e-3))` makes it.
+    """An optax transformation with the variables of an optimizer, as `compile(optax.adam(1e-3))` creates it.
 
     Args:
-        transformation: of optax; any chain.
+        transformation: an optax transformation.
         name: the name among the model's optimizers.
-        gradient_accumulation_steps: number of batches whose gradients make one update, of their mean. In `fit` each
-            batch is weighted by the divisor of its loss (rows, or the sum of token weights), so that the update equals
-            that of one large batch. The state of the transformation changes, and its schedules count, once an update.
-
-    Attributes:
-        transformation: of optax.
-        name: the name among the model's optimizers.
+        gradient_accumulation_steps: number of batches whose mean gradient makes one update. In `fit` each batch is
+            weighted by the divisor of its loss (rows, or the sum of token weights), so that the update equals the
+            update of one large batch. The state of the transformation and its schedules count updates.
 
     Raises:
         ModelError: `gradient_accumulation_steps` is not an integer of at least 2, or `transformation` is not of optax.
@@ -87,14 +75,13 @@ class OptaxOptimizer(CustomLoops):
         return AccumulationState(zero, slots, optax.tree.zeros_like(params), jnp.zeros((), jnp.float32))
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        """Return what is to be added to the weights, and the state afterwards.
+        """Return the updates of the weights, and the new state.
 
         Args:
             updates: the gradients.
-            state: before the step.
+            state: the state before the step.
             params: the weights.
-            **extra: handed on to the transformation, except `batch_weight`: the weight of the gradients among those
-                that are accumulated, 1 by default.
+            **extra: passed to the transformation, except `batch_weight`, the weight of accumulated gradients.
 
         Raises:
             ModelError: the transformation needs the loss, and gradients are accumulated.
@@ -102,7 +89,7 @@ class OptaxOptimizer(CustomLoops):
         weight = extra.pop("batch_weight", 1.0)
         if self.gradient_accumulation_steps is None:
             return self.transformation.update(updates, state, params, **extra)
-        # the loss of the large batch is not known, nor a function of it
+        # the loss of the large batch is unknown
         extra = {name: value for name, value in extra.items() if name not in _OF_THE_LOSS}
         sums, weights = add_batch(updates, weight, state.accumulated, state.batch_weight)
         iterations = jnp.asarray(optax.safe_increment(state.iterations))
@@ -127,28 +114,15 @@ class OptaxOptimizer(CustomLoops):
         return squared_norm_of(mean_gradient(*sums)), self._is_due(state)
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
-        """Return the learning rate of a step, where the state or the transformation has it.
-
-        Raises:
-            ModelError: it has none, or several.
-        """
+        """Return the learning rate of a step, if the state has exactly one."""
         nodes = [node for node in jax.tree.leaves(after, is_leaf=_has_hyperparams) if _has_hyperparams(node)]
-        if nodes:
-            rates = [node.hyperparams["learning_rate"] for node in nodes]
-        else:
-            before_nodes = jax.tree.leaves(before, is_leaf=lambda node: _is_schedule_state(node) or has_rate(node))
-            rates = [node.learning_rate for node in before_nodes if has_rate(node)]
-            counts = [node.count for node in before_nodes if _is_schedule_state(node)]
-            schedules = _schedules_in(self.transformation)
-            if len(schedules) == len(counts) == 1:
-                rates.append(schedules[0](counts[0]))
-            elif schedules or counts:
-                rates = []
+        rates = [node.hyperparams["learning_rate"] for node in nodes]
+        rates = rates or [node.learning_rate for node in jax.tree.leaves(before, is_leaf=has_rate) if has_rate(node)]
         if len(rates) == 1:
             return rates[0]
-        summary = f"the learning rate of optimizer {self.name!r} is not known"
-        given = "an optax transformation with several rates, or a constant, which optax keeps as any other factor"
-        fix = "optax.adamw(optax.constant_schedule(1e-3)), or optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)"
+        summary = f"the learning rate of optimizer {self.name!r} is unknown"
+        given = "an optax transformation without a learning rate in its state, or with several"
+        fix = "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or a schedule as its learning_rate"
         raise ModelError(summary, given=given, fix=fix)
 
     def _is_due(self, state: AccumulationState) -> Any:
@@ -166,16 +140,12 @@ class OptaxOptimizer(CustomLoops):
             raise ModelError(summary, given=given, fix=fix) from error
 
     def get_config(self) -> NoReturn:
-        """Raise an error: the arguments of optax transformations are not known.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise a ConfigError, because the arguments of optax transformations are unknown."""
         fix = "use an optimizer by name, or one of keras_dist.optimizers"
         raise ConfigError(f"optimizer {self.name!r} has no config", given="an optax transformation", fix=fix)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same transformation: then `compile` keeps its slots."""
+        """Compare by the transformation; `compile` keeps the slots of an equal optimizer."""
         return isinstance(other, OptaxOptimizer) and self._key() == other._key()
 
     def __hash__(self) -> int:
@@ -188,7 +158,7 @@ class OptaxOptimizer(CustomLoops):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def _begin_with(self, rate: Any) -> None:
-        """Nothing: the transformation knows its first rate."""
+        """Do nothing: the transformation has its initial rate."""
 
     @property
     def _rate(self) -> Any:  # type: ignore[override]
@@ -197,38 +167,6 @@ class OptaxOptimizer(CustomLoops):
 
 
 def _has_hyperparams(node: Any) -> bool:
-    """Whether it is a state of `optax.inject_hyperparams` with a learning rate."""
+    """Whether `node` is a state of `optax.inject_hyperparams` with a learning rate."""
     hyperparams = getattr(node, "hyperparams", None)
     return isinstance(hyperparams, Mapping) and "learning_rate" in hyperparams
-
-
-def _is_schedule_state(node: Any) -> bool:
-    return isinstance(node, optax.ScaleByScheduleState)
-
-
-def _schedules_in(transformation: Any) -> list[Any]:
-    """The schedules that `optax.scale_by_learning_rate` was given in a chain.
-
-    Optax keeps them in closures alone. Where it no longer does, none is found, and the rate is not known.
-    """
-    found: list[Any] = []
-    seen: set[int] = set()
-    waiting: list[Any] = [transformation]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if inspect.isfunction(one):
-            cells = dict(
-                zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
-            )
-            if one.__qualname__ == "scale_by_learning_rate.<locals>.<lambda>" and "learning_rate" in cells:
-                found.append(cells["learning_rate"])
-            else:
-                waiting += cells.values()
-        elif isinstance(one, tuple | list):
-            waiting += one
-        elif isinstance(one, Mapping):
-            waiting += one.values()
-    return found

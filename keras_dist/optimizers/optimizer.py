@@ -1,4 +1,4 @@
-"""`Optimizer`: what all optimizers share, in the order of Keras, as one optax transformation."""
+"""`Optimizer`: base of all optimizers, as an optax transformation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ import numpy as np
 import optax
 from flax import traverse_util
 
-from keras_dist._support.arguments import (
-    check_int,
-    check_is_mesh,
-    check_number,
-    check_optional,
-)
+from keras_dist._support.arguments import check_int, check_is_mesh, check_number, check_optional
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.optimizers.accumulation import add_batch, mean_gradient, squared_norm_of
@@ -26,55 +21,45 @@ from keras_dist.saving.configurable import Configurable
 
 
 class OptimizerState(NamedTuple):
-    """The state of an optimizer beside its learning rate.
+    """The state of an optimizer, except its learning rate."""
 
-    Attributes:
-        iterations: steps taken, those that only accumulate gradients included; an int32 scalar.
-        slots: of the transformation.
-        average: of the weights, shaped as they are; empty without `use_ema`.
-        accumulated: sums of gradients, shaped as the weights; empty without `gradient_accumulation_steps`.
-        batch_weight: sum of the weights of these batches, a float32 scalar; empty without
-            `gradient_accumulation_steps`.
-    """
-
-    iterations: jax.Array
-    slots: PyTree
-    average: PyTree
-    accumulated: PyTree
-    batch_weight: jax.Array | tuple[()]
+    iterations: jax.Array  # int32: number of steps, including steps that only accumulate gradients
+    slots: PyTree  # state of the transformation
+    average: PyTree  # of the weights; empty without `use_ema`
+    accumulated: PyTree  # sums of gradients; empty without `gradient_accumulation_steps`
+    batch_weight: jax.Array | tuple[()]  # float32: sum of the weights of these batches, or empty
 
 
 class Optimizer(WeightDecay, Configurable):
-    """The base of all optimizers: an optax transformation with the arguments, and the order of operations, of Keras.
+    """Base of all optimizers: an optax transformation with the arguments and the order of operations of Keras.
 
-    A step unscales the gradients, accumulates them, clips, decays the weights, takes the step of `transformation`, and
-    averages the weights. An optimizer is fixed once it is made; what changes from step to step is in its state. It can
-    be used wherever optax takes a transformation.
+    A step unscales gradients, accumulates them, clips them, decays the weights, applies `transformation`, and averages
+    the weights. Arguments are fixed; the state holds everything that changes. An optimizer can be used wherever optax
+    takes a transformation.
 
     Args:
-        learning_rate: a number, which `optimizer.learning_rate` reads and sets between steps; a schedule; a
-            callable from the number of steps taken to a rate, made of `jax.numpy`; or one without arguments, which
-            is called when a step is compiled.
-        weight_decay: every step takes the part `learning_rate * weight_decay` off each weight.
-        clipnorm: the largest norm of each variable's gradient.
-        clipvalue: the largest absolute value of an entry of a gradient.
-        global_clipnorm: the largest norm of all gradients together.
-        use_ema: whether an average of the weights over the steps is kept; `fit` ends with it in place of the weights.
-        ema_momentum: how much of the average each step keeps.
-        ema_overwrite_frequency: after how many steps the weights become their average, again and again.
-        loss_scale_factor: what the loss is multiplied by before gradients are computed; they are divided by it.
-        gradient_accumulation_steps: how many steps' gradients make one update, of their mean. In `fit` each batch
-            counts for what its loss was divided by, so that the update is that of one large batch, also where the last
-            batch is shorter. Schedules count all steps, `ema_overwrite_frequency` counts updates.
-        name: by default that of the class in lower case.
-        mesh: that of the variables, as code that was written for DTensor says it; compared, and nothing else: slots
-            have the layouts of their parameters.
+        learning_rate: a number, which `optimizer.learning_rate` reads and sets between steps; a schedule; a callable
+            from the number of steps to a rate, written with `jax.numpy`; or a callable without arguments, which is
+            called when a step is compiled.
+        weight_decay: each step subtracts `learning_rate * weight_decay * w` from each weight `w`.
+        clipnorm: upper limit of the norm of each gradient.
+        clipvalue: upper limit of the absolute values in gradients.
+        global_clipnorm: upper limit of the norm of all gradients together.
+        use_ema: whether to keep a moving average of the weights, which replaces them at the end of `fit`.
+        ema_momentum: decay of the average.
+        ema_overwrite_frequency: number of steps after which the average replaces the weights, repeatedly.
+        loss_scale_factor: factor by which the loss is multiplied, and gradients are divided.
+        gradient_accumulation_steps: number of steps whose mean gradient makes one update. In `fit` each batch is
+            weighted by the divisor of its loss, so that the update equals the update of one large batch, also with a
+            partial batch. Schedules count all steps, `ema_overwrite_frequency` counts updates.
+        name: by default the name of the class in lower case.
+        mesh: the mesh of the variables, for code written for DTensor; only compared, as slots follow their parameters.
 
     Raises:
-        ModelError: an argument is not known, out of range, or excludes another.
+        ModelError: an argument is unknown, out of range, or excludes another.
 
     Example:
-        A subclass returns the updates of a step; `learning_rate` comes by keyword.
+        A subclass returns the updates of a step; `learning_rate` is passed by keyword.
 
         >>> import jax.numpy as jnp
         >>> import optax
@@ -89,13 +74,12 @@ class Optimizer(WeightDecay, Configurable):
         [-0.101, 0.099]
 
     Attributes:
-        needs_params: whether `transformation` cannot do without the weights.
+        needs_params: whether `transformation` needs the weights.
 
-    Differs from Keras: subclasses define `transformation`; only its learning rate can be changed; one optimizer trains
-    one model, whose arrays its variables are, or is built for a custom loop; a callable `learning_rate` may take
-    the step; negative rates, and limits of 0 for clipping, are an error; names are not numbered. Inside of an optax
-    transformation, `compile` sees neither `use_ema` nor `loss_scale_factor`: `fit` does not end with the average, and
-    does not scale the loss.
+    Differs from Keras: subclasses define `transformation`. Only the learning rate can be changed. An optimizer trains
+    one model, or is built for a custom loop. A callable `learning_rate` may take the step. Negative rates, and limits
+    of 0 for clipping, are an error. Names are not numbered. Inside an optax transformation `use_ema` and
+    `loss_scale_factor` have no effect on `fit`.
     """
 
     _never_called: ClassVar[dict[str, str]] = {
@@ -104,7 +88,7 @@ class Optimizer(WeightDecay, Configurable):
                 *("update_step", "backend_update_step", "build", "apply", "apply_gradients"),
                 *("stateless_apply", "save_own_variables", "load_own_variables"),
             ),
-            "define `transformation`, which returns an optax transformation: it makes the slots and takes the steps",
+            "define `transformation`, which returns an optax transformation that creates slots and computes steps",
         ),
         "finalize_variable_values": "override `finalize(state, params)`",
     }
@@ -129,7 +113,7 @@ class Optimizer(WeightDecay, Configurable):
         mesh: object = None,
         **unknown: Any,
     ) -> None:
-        self._arguments.pop("mesh", None)  # no config mentions it
+        self._arguments.pop("mesh", None)  # not part of a config
         check_is_mesh(mesh)
         self._mesh = mesh
         check_known(type(self), unknown)
@@ -138,7 +122,7 @@ class Optimizer(WeightDecay, Configurable):
         check_clips(clips)
         check_optional(check_number, "weight_decay", weight_decay)
         check_optional(check_number, "loss_scale_factor", loss_scale_factor, above=0)
-        wrong, steps = "is no count of steps", gradient_accumulation_steps
+        wrong, steps = "must be a number of steps", gradient_accumulation_steps
         check_optional(check_int, "gradient_accumulation_steps", steps, 2, wrong=wrong)
         check_number("ema_momentum", ema_momentum, 0, 1)
         check_optional(check_int, "ema_overwrite_frequency", ema_overwrite_frequency, 1, wrong=wrong)
@@ -153,20 +137,16 @@ class Optimizer(WeightDecay, Configurable):
         self.name = name or type(self).__name__.lower()
 
     def transformation(self) -> optax.GradientTransformation:
-        """Return the rule of this optimizer: from gradients to what is added to the weights.
+        """Return the optax transformation of this optimizer.
 
-        Its `update` is given `learning_rate`, a scalar, by keyword; `optax.chain(..., scale_by_rate())` takes it.
+        Its `update` gets `learning_rate`, a scalar, by keyword, as `optax.chain(..., scale_by_rate())` expects.
         """
         summary = f"the optimizer {type(self).__name__} defines no `transformation`"
         fix = "for example return optax.chain(optax.scale_by_sign(), optimizers.scale_by_rate())"
         raise ModelError(summary, given=f"{type(self).__name__} without a method `transformation`", fix=fix)
 
     def init(self, params: PyTree) -> LearningRateState | ScheduledRateState:
-        """Return the state before the first step.
-
-        Args:
-            params: the weights, as any pytree.
-        """
+        """Return the initial state for weights in any pytree."""
         self._is_used = True
         iterations = jnp.zeros((), jnp.int32)
         state = OptimizerState(
@@ -181,14 +161,13 @@ class Optimizer(WeightDecay, Configurable):
         return LearningRateState(jnp.asarray(self._rate, jnp.float32), state)
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
-        """Return what is to be added to the weights, and the state afterwards.
+        """Return the updates of the weights, and the new state.
 
         Args:
             updates: the gradients.
-            state: before the step.
-            params: the weights; some optimizers do not need them.
-            **extra: handed on to `transformation`, but for `batch_weight`: how much the gradients count among those
-                that are accumulated, 1 by default.
+            state: the state before the step.
+            params: the weights, if the optimizer needs them.
+            **extra: passed to `transformation`, except `batch_weight`, the weight of accumulated gradients.
 
         Raises:
             ModelError: the weights are missing.
@@ -196,7 +175,7 @@ class Optimizer(WeightDecay, Configurable):
         self._check_params(params)
         rate, before = state
         if callable(self._rate):
-            rate = rate_after(self._rate, before.iterations)  # which may have been set
+            rate = rate_after(self._rate, before.iterations)  # `iterations` may have been assigned
         extra["learning_rate"] = rate
         weight = extra.pop("batch_weight", 1.0)
         updates = self._unscaled(updates)
@@ -214,15 +193,7 @@ class Optimizer(WeightDecay, Configurable):
         return steps, type(state)(rate, OptimizerState(iterations, slots, average, *accumulated))
 
     def squared_norm(self, updates: PyTree, state: PyTree, batch_weight: ArrayLike = 1.0) -> tuple[Any, Any]:
-        """Return the squared global norm of the gradient that `update` steps along, and whether it takes a step.
-
-        The gradient is unscaled, is the mean of accumulated ones, and is not clipped.
-
-        Args:
-            updates: the gradients.
-            state: before the step.
-            batch_weight: as of `update`.
-        """
+        """Return the squared global norm of the gradient, unscaled and not clipped, and whether a step is taken."""
         _, before = state
         grads, is_due = self._unscaled(updates), True
         if self.gradient_accumulation_steps is not None:
@@ -231,30 +202,18 @@ class Optimizer(WeightDecay, Configurable):
         return squared_norm_of(grads), is_due
 
     def rate_of_step(self, before: PyTree, after: PyTree) -> Any:
-        """Return the learning rate of a step, a scalar.
-
-        Args:
-            before: the state before it.
-            after: the state after it.
-        """
+        """Return the learning rate of a step, given the states before and after it."""
         del after
         return rate_after(self._rate, before.inner.iterations) if callable(self._rate) else before.learning_rate
 
     def finalize(self, state: PyTree, params: PyTree) -> PyTree:
-        """Return the weights that training ends with: their average with `use_ema`, else `params`.
-
-        Args:
-            state: after the last step.
-            params: the weights after it.
-
-        Source: `keras.optimizers.Optimizer.finalize_variable_values`.
-        """
+        """Return the final weights: their average with `use_ema`, else `params`."""
         if not self.use_ema:
             return params
         return optax.tree.where(state.inner.iterations > 0, state.inner.average, params)
 
     def averaged(self) -> list[tuple[Any, Any]]:
-        """The variables whose averages are kept, each with the variable of its average; none without `use_ema`."""
+        """Return pairs of a variable and the variable of its average; none without `use_ema`."""
         if not self.use_ema or self._state is None:
             return []
         flat = traverse_util.flatten_dict(dict(self._state.inner.average))
@@ -264,19 +223,14 @@ class Optimizer(WeightDecay, Configurable):
         return [(variable, flat[parts]) for variable, parts in pairs if parts in flat]
 
     def scale_loss(self, loss: ArrayLike, state: PyTree = None) -> ArrayLike:
-        """Return the loss times its scale, of which gradients are taken, for custom training steps.
-
-        Args:
-            loss: of the batch.
-            state: of this optimizer, for those that adapt the scale.
-        """
+        """Return the scaled loss, whose gradients `update` takes; a dynamic scale is in `state`."""
         del state
         self._has_scaled = True
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 
     @property
     def scales_loss(self) -> bool:
-        """Whether it divides gradients, which must be those of `scale_loss(loss)`."""
+        """Whether `update` unscales gradients, which must be gradients of `scale_loss(loss)`."""
         return self.loss_scale_factor is not None
 
     def _config_arguments(self) -> dict[str, Any]:
@@ -288,7 +242,7 @@ class Optimizer(WeightDecay, Configurable):
         return {**given, "learning_rate": rate}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies keep the current rate, and know excluded variables by their paths."""
+        """Keep the current rate, and the paths of excluded variables."""
         return {
             **super().__getstate__(),
             "_rate": self._current_rate(),
@@ -306,7 +260,7 @@ class Optimizer(WeightDecay, Configurable):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def _step(self, grads: PyTree, slots: PyTree, params: PyTree, extra: dict[str, Any]) -> tuple[PyTree, PyTree]:
-        """Clip, decay, and the step of `transformation`."""
+        """Clip, decay, and apply `transformation`."""
         decayed = self._decay(params, extra["learning_rate"])
         steps, slots = optax.with_extra_args_support(self.transformation()).update(
             self._clip(grads), slots, decayed, **extra
@@ -331,7 +285,7 @@ class Optimizer(WeightDecay, Configurable):
     def _accumulate(
         self, grads: PyTree, weight: Any, before: OptimizerState, params: PyTree, extra: dict[str, Any]
     ) -> tuple[Any, Any, Any, Any]:
-        """A step along the weighted mean of the gradients when enough have come, and none until then."""
+        """Step along the weighted mean of the gradients once enough are accumulated."""
         count = self.gradient_accumulation_steps or 1
         total: Any = before.batch_weight
         sums, weights = add_batch(grads, weight, before.accumulated, total)
@@ -349,15 +303,11 @@ class Optimizer(WeightDecay, Configurable):
         return jax.lax.cond((before.iterations + 1) % count == 0, step, wait)
 
     def _average(self, steps: Any, before: OptimizerState, params: PyTree) -> tuple[PyTree, PyTree]:
-        """The average with the weights after the step in it, and the step that leads to it when it is time."""
+        """Update the average with the weights after the step, and change the step if the average replaces them."""
         iteration = before.iterations // (self.gradient_accumulation_steps or 1)
         kept = jnp.where(iteration == 0, 0.0, self.ema_momentum)
         weights = optax.tree.add(params, steps)
-        average = jax.tree.map(
-            lambda a, w: (kept * a + (1 - kept) * w).astype(a.dtype),
-            before.average,
-            weights,
-        )
+        average = jax.tree.map(lambda a, w: (kept * a + (1 - kept) * w).astype(a.dtype), before.average, weights)
         if self.ema_overwrite_frequency is not None:
             is_time = (iteration + 1) % self.ema_overwrite_frequency == 0
             steps = optax.tree.where(is_time, optax.tree.sub(average, params), steps)
@@ -370,6 +320,6 @@ class Optimizer(WeightDecay, Configurable):
 
 
 def _shortened(grads: PyTree, longest: Any) -> Any:
-    """`grads`, scaled down to a norm of `longest` where they are longer."""
+    """Scale `grads` down to a norm of at most `longest`."""
     norm = optax.tree.norm(grads)
     return jax.tree.map(lambda g: (g * (longest / jnp.maximum(norm, longest))).astype(g.dtype), grads)

@@ -1,4 +1,4 @@
-"""`OptimizerVariables`: the variables of an optimizer; `ModelState`: the variables that a model holds for it."""
+"""`OptimizerVariables`: variables of an optimizer. `ModelState`: variables that a model holds for it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from keras_dist.saving.configurable import absent
 from keras_dist.variables import Variable
 
 _INSTEAD = {
-    "add_optimizer_variables": "optax transformations make their state themselves: define `transformation`",
-    "add_variable": "optax transformations make their state themselves: define `transformation`",
-    "add_variable_from_reference": "optax transformations make their state themselves: define `transformation`",
+    "add_optimizer_variables": "optax transformations create their state: define `transformation`",
+    "add_variable": "optax transformations create their state: define `transformation`",
+    "add_variable_from_reference": "optax transformations create their state: define `transformation`",
     "assign": "call variable.assign(value)",
     "assign_add": "call variable.assign_add(value)",
     "assign_sub": "call variable.assign_sub(value)",
@@ -39,30 +39,20 @@ _INSTEAD = {
 
 @dataclasses.dataclass(eq=False)
 class ModelState:
-    """The state of an optimizer in a model.
+    """The state of an optimizer in a model."""
 
-    Attributes:
-        state: what `init` gave, with a variable in the place of each array.
-        steps: the variable that counts the steps of the model.
-        cell: holds the arrays.
-        trained: the variables that it updates, in the order of `model.trainable_variables`.
-        parts: for each the names that lead to it.
-        scattered: lays gradients, nested by these names, as the slots that they update (traced).
-    """
-
-    state: Any
-    steps: Any
-    cell: Any
-    trained: Sequence[Any] = ()
-    parts: Sequence[tree_paths.Parts] = ()
-    scattered: Callable[[Any], Any] = values_in
+    state: Any  # result of `init`, with variables instead of arrays
+    steps: Any  # variable that counts the steps of the model
+    cell: Any  # owner of the arrays
+    trained: Sequence[Any] = ()  # variables to update, in the order of `model.trainable_variables`
+    parts: Sequence[tree_paths.Parts] = ()  # parts of their paths
+    scattered: Callable[[Any], Any] = values_in  # shards nested gradients like the slots that they update (traced)
 
 
 class OptimizerVariables:
-    """The variables of an optimizer.
+    """The variables of an optimizer, created by `build` for a custom training loop, or by `compile` in a model.
 
-    `build` makes variables for a custom training loop. `compile` makes them in the model instead: from then on the
-    optimizer reads and writes those, and the model takes the steps.
+    After `compile` the optimizer reads and writes the model's variables, and the model takes the steps.
     """
 
     name: str
@@ -84,22 +74,22 @@ class OptimizerVariables:
     else:
 
         def __getattr__(self, name: str) -> NoReturn:
-            fix = f". In its place: {_INSTEAD[name]}" if name in _INSTEAD else ""
+            fix = f". Instead, {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise absent(self, name, fix)
 
     @property
     def built(self) -> bool:
-        """Whether `build` or a model has made its variables."""
+        """Whether `build` or a model has created the variables."""
         return self._state is not None
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Make the variables of the state before the first step; does nothing for a built optimizer.
+        """Create the variables of the initial state; do nothing if the optimizer is built.
 
         Args:
             variables: the variables to train, such as `model.trainable_variables`, or arrays.
 
         Raises:
-            ModelError: one is on another mesh than the `mesh` of the optimizer.
+            ModelError: a variable is on another mesh than the `mesh` of the optimizer.
         """
         if self.built:
             return
@@ -108,17 +98,12 @@ class OptimizerVariables:
             self._check_mesh(getattr(getattr(variable, "layout", None), "device_mesh", None))
         self._trained = trained
         self.know_variables(dict(zip(keys_of(trained), trained, strict=True)))
-        with without_scope(), jax.ensure_compile_time_eval():  # a traced function makes them in its first step
+        with without_scope(), jax.ensure_compile_time_eval():  # a traced function creates them in its first step
             state = self.init(self._by_path([jnp.asarray(value_of(variable)) for variable in trained]))
             self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
 
     def in_variables(self, state: PyTree, create: Callable[[str, Any], Variable]) -> PyTree:
-        """Return a state with a variable in the place of each leaf.
-
-        Args:
-            state: what `init` gives, or any leaves in the structure of that.
-            create: is called with the path and the leaf, unless `iterations` has given the variable away already.
-        """
+        """Return a state with `create(path, leaf)` for each leaf, except variables that `iterations` has returned."""
         flat, structure = jax.tree_util.tree_flatten_with_path(state)
         known = self._counts(structure.unflatten(range(len(flat))))
         paths = [tree_paths.join(tree_paths.parts_of(path)) for path, _ in flat]
@@ -127,7 +112,7 @@ class OptimizerVariables:
         )
 
     def _counts(self, numbered: PyTree) -> dict[int, Variable]:
-        """Return the variables that `iterations` has given away, by their leaves in a state of numbers."""
+        """Return the variables that `iterations` has returned, by their number in the state."""
         found: dict[int, Variable] = {}
         for name, inner in self._inner().items():
             found |= inner._counts(_child(numbered, name))
@@ -138,24 +123,19 @@ class OptimizerVariables:
         return found
 
     def _inner(self) -> dict[str, Any]:
-        """The optimizers inside this one, by the attributes of its state that hold theirs."""
+        """Return inner optimizers by the attribute of the state that holds their state."""
         return {}
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Note which variables it is going to update, by the paths that rules of optimizers match."""
+        """Set the variables to update, by the paths that rules match."""
         for inner in self._inner().values():
             inner.know_variables(variables)
 
     def attach(self, model: ModelState, part: tuple[str, ...] = ()) -> None:
-        """Read and write the state that a model holds, for as long as the model does.
-
-        Args:
-            model: its state, with handles in the places of the arrays.
-            part: the attributes that lead to what `init` of this optimizer gave.
-        """
+        """Read and write the state of a model while the model exists; `part` is the path to this optimizer's state."""
         self._model, self._part = weakref.ref(model), part
         self._own_state, self._trained = None, ()
-        self._is_used = False  # nobody else has its state
+        self._is_used = False  # no other owner has its state
         for name, inner in self._inner().items():
             inner.attach(model, (*part, name))
 
@@ -169,26 +149,19 @@ class OptimizerVariables:
 
     @property
     def _state(self) -> Any:
-        """Handles on its state, in the structure that `init` gives; None where there are none."""
+        """The variables in the structure of `init`, or None."""
         return self._own_state if self._holder is None else functools.reduce(_child, self._part, self._holder.state)
 
     def check_free(self, cell: Any) -> None:
-        """Check that no other model and no custom loop trains with it, and that its mesh is the model's.
-
-        Args:
-            cell: of the model that is going to.
-
-        Raises:
-            ModelError: one does, or it was made for another mesh.
-        """
+        """Check that no other model and no custom loop uses the optimizer, and that its mesh is the model's."""
         self._check_mesh(cell.mesh)
         for inner in self._inner().values():
             inner.check_free(cell)
         if self._model_cell not in (None, cell):
-            gc.collect()  # a model that nobody holds any more has cycles
+            gc.collect()  # an unreferenced model has cycles
         if self._model_cell is cell:
             return
-        given = "an optimizer that another model was compiled with"
+        given = "an optimizer of another compiled model"
         if self._model_cell is None:
             steps = int(self.iterations.value) if self.built or self._count is not None else 0
             if not steps:
@@ -202,7 +175,7 @@ class OptimizerVariables:
         )
 
     def _check_mesh(self, mesh: Any) -> None:
-        """Check that variables on a mesh, None if that is not known, can be trained with this optimizer."""
+        """Check that the optimizer can train variables on this mesh (None if unknown)."""
         own, theirs = (getattr(one, "backend_mesh", one) for one in (self._mesh, mesh))
         if own is not None and theirs is not None and own != theirs:
             raise ModelError(
@@ -214,11 +187,9 @@ class OptimizerVariables:
 
     @property
     def variables(self) -> list[Any]:
-        """The state: the steps taken, the learning rate, and what is kept for each weight.
+        """The state: number of steps, learning rate, and slots, which are ordered differently than in Keras.
 
-        Before it is built or a model's, only the steps and the rate that it begins with, unless that is a schedule.
-
-        Source: `keras.optimizers.Optimizer.variables`; what is kept for weights has another order.
+        Before `build` or `compile` only the number of steps and, unless it is a schedule, the initial rate.
         """
         if not self.built:
             rate = getattr(self, "learning_rate", None)
@@ -226,11 +197,7 @@ class OptimizerVariables:
         return self.in_order(variables_in(self._state))
 
     def in_order(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the state as `variables` are, with the steps before the rate; and these as leaves.
-
-        Args:
-            leaves: in one of both orders.
-        """
+        """Convert leaves of the state to the order of `variables`, with steps before the rate, or back."""
         found = list(leaves)
         numbered = jax.tree.structure(self._state, is_leaf=is_variable).unflatten(range(len(found)))
         for node in jax.tree.leaves(numbered, is_leaf=has_rate):
@@ -241,16 +208,12 @@ class OptimizerVariables:
 
     @property
     def iterations(self) -> Any:
-        """The number of steps taken, one variable for the life of the optimizer.
-
-        With `gradient_accumulation_steps` the number of updates, an array.
-        """
+        """The number of steps, always the same variable; with `gradient_accumulation_steps` of updates, an array."""
         steps = self._steps_taken()
         accumulated = getattr(self, "gradient_accumulation_steps", None)
         return steps // accumulated if accumulated and self.built else steps
 
     def _steps_taken(self) -> Any:
-        """The variable that counts steps."""
         if not self.built:
             for inner in self._inner().values():
                 return inner._steps_taken()
@@ -262,24 +225,24 @@ class OptimizerVariables:
         return steps if steps is not None or self._holder is None else self._holder.steps
 
     def _by_path(self, arrays: Sequence[Any]) -> OrderedDict[str, Any]:
-        """Return the arrays by the paths of the variables that it was built for, which rules of optimizers match."""
+        """Return the arrays by the paths of the variables, which rules match."""
         return OrderedDict(zip(keys_of(self._trained), arrays, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the state of a model."""
+        """Return the attributes without the state of a model."""
         return {name: value for name, value in vars(self).items() if name not in ("_model", "_part", "_count")}
 
     def _check_built(self, method: str) -> None:
         if not self.built:
             raise ModelError(
-                f"`{method}` of the optimizer {self.name!r}, which holds no variables",
+                f"`{method}` of the optimizer {self.name!r} needs variables",
                 given=f"optimizer.{method} before build()",
                 expected="an optimizer that was built; a compiled model holds the state of its optimizer",
                 fix=f"optimizer.build(model.trainable_variables), or, after compile, model.optimizer.{method}",
             )
 
     def _check_arrays(self, argument: str, arrays: Sequence[Any], like: Sequence[Any]) -> None:
-        """Check that there is an array of the right shape for each variable."""
+        """Check the number and the shapes of arrays."""
         given, expected = [_shape(array) for array in arrays], [_shape(variable) for variable in like]
         if given == expected:
             return
@@ -288,7 +251,7 @@ class OptimizerVariables:
             f"`{argument}` does not fit the optimizer {self.name!r}",
             given=f"{len(given)} arrays" if wrong is None else f"{given[wrong]} at place {wrong}",
             expected=f"{len(expected)} arrays" if wrong is None else f"{expected[wrong]}, as it was built for",
-            fix="pass as many arrays, in the order, as optimizer.variables and what it was built for",
+            fix="pass the arrays in the order of optimizer.variables, or of the variables that it was built for",
         )
 
 
@@ -297,22 +260,22 @@ def _child(node: Any, name: str) -> Any:
 
 
 def is_variable(node: Any) -> bool:
-    """Whether it is a leaf of a state with variables in the places of arrays."""
+    """Whether `node` is a leaf of a state of variables."""
     return isinstance(node, Variable)
 
 
 def variables_in(state: PyTree) -> list[Variable]:
-    """Return the variables of a state, as its leaves are flattened."""
+    """Return the variables of a state in the order of its leaves."""
     return jax.tree.leaves(state, is_leaf=is_variable)
 
 
 def has_rate(node: Any) -> bool:
-    """Whether it is the part of a state that holds a learning rate."""
+    """Whether `node` is a part of a state that holds a learning rate."""
     return isinstance(node, LearningRateState | ScheduledRateState)
 
 
 def keys_of(variables: Sequence[Any]) -> list[str]:
-    """Return the path of each variable: with its place, if another has the same; its place alone, if it has none."""
+    """Return the path of each variable, with its index if the path is not unique, or only its index without a path."""
     paths = [getattr(variable, "path", None) for variable in variables]
     return [
         str(place) if not isinstance(path, str) else path if paths.count(path) == 1 else f"{path}/{place}"

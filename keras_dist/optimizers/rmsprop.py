@@ -1,4 +1,4 @@
-"""Gradients divided by the root of their mean square."""
+"""RMSprop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from keras_dist.optimizers.optimizer import Optimizer
 
 
 class RMSprop(Optimizer):
-    """`w -= learning_rate * gradient / sqrt(v + epsilon)` with the mean `v` of squared gradients.
+    """`w -= learning_rate * gradient / sqrt(v + epsilon)` with a moving average `v`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        rho: how much of `v` each step keeps.
-        momentum: how much of the velocity each step keeps.
+        learning_rate, **common: as in `Optimizer`.
+        rho: decay of `v`, the moving average of squared gradients.
+        momentum: decay of the velocity.
         epsilon: added to `v`, under the root.
-        centered: whether `v` is the variance instead.
+        centered: whether `v` is a moving variance.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RMSprop(Optimizer):
         self.centered = centered
 
     def transformation(self) -> optax.GradientTransformation:
-        """The scaled gradient times the negative rate, then momentum."""
+        """Return the rule of the class as an optax transformation."""
         scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
         directions = scale(self.rho, self.epsilon, eps_in_sqrt=True)
         momentum = optax.trace(self.momentum) if self.momentum else optax.identity()

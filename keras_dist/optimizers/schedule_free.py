@@ -1,4 +1,4 @@
-"""Schedule-Free AdamW: an average of the weights in the place of a schedule of rates."""
+"""Schedule-Free AdamW: an average of the weights instead of a schedule of rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_dist.optimizers.optimizer import Optimizer
 
 
 class ScheduleFreeState(NamedTuple):
-    """Updates taken, an int32 scalar; the weights that steps are taken of, and means of squared gradients."""
+    """Number of updates (int32), the weights `z`, and moving averages of squared gradients."""
 
     count: jax.Array
     momentum: PyTree
@@ -24,18 +24,18 @@ class ScheduleFreeState(NamedTuple):
 
 
 class ScheduleFreeAdamW(Optimizer):
-    """Steps `z -= learning_rate * gradient / (sqrt(v) + epsilon)`, of which `x` is the mean over all steps.
+    """`z -= learning_rate * gradient / (sqrt(v) + epsilon)`, with the mean `x` of `z` over all steps.
 
-    The weights are `(1 - beta_1) * z + beta_1 * x`, in evaluation, too.
+    The weights are `(1 - beta_1) * z + beta_1 * x`, also in evaluation.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        beta_1: how near the weights are to the mean `x`.
-        beta_2: how much of `v`, the mean of squared gradients, each step keeps; its bias is corrected.
+        learning_rate, **common: as in `Optimizer`.
+        beta_1: weight of the mean `x`.
+        beta_2: decay of `v`, the bias-corrected moving average of squared gradients.
         epsilon: added to the root.
-        warmup_steps: over how many steps the rate grows to what it is, from 0.
+        warmup_steps: number of steps over which the rate grows linearly from 0.
 
-    Source: Defazio et al., "The Road Less Scheduled" (2024); `keras.optimizers.ScheduleFreeAdamW`.
+    Source: Defazio et al., "The Road Less Scheduled" (2024).
     """
 
     needs_params: ClassVar[bool] = True
@@ -53,13 +53,13 @@ class ScheduleFreeAdamW(Optimizer):
         self.beta_1 = check_number("beta_1", beta_1, above=0, high=1)
         self.beta_2 = check_number("beta_2", beta_2, 0, below=1)
         self.epsilon = check_number("epsilon", epsilon, 0)
-        self.warmup_steps = check_int("warmup_steps", warmup_steps, 0, wrong="is no count of steps")
+        self.warmup_steps = check_int("warmup_steps", warmup_steps, 0, wrong="must be a number of steps")
 
     def transformation(self) -> optax.GradientTransformation:
-        """From the gradients to the way from these weights to the next ones."""
+        """Return the rule of the class as an optax transformation."""
 
         def init(params: PyTree) -> ScheduleFreeState:
-            # a copy: the step consumes the weights beside it
+            # a copy, because the step donates the weights
             return ScheduleFreeState(
                 jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params), optax.tree.zeros_like(params)
             )

@@ -16,8 +16,8 @@ class SGD(Optimizer):
     """`w += velocity` with `velocity = momentum * velocity - learning_rate * gradient`.
 
     Args:
-        learning_rate, **common: as of `Optimizer`.
-        momentum: how much of the velocity each step keeps.
+        learning_rate, **common: as in `Optimizer`.
+        momentum: decay of the velocity.
         nesterov: whether `w += momentum * velocity - learning_rate * gradient` instead.
     """
 
@@ -33,7 +33,7 @@ class SGD(Optimizer):
         self.nesterov = nesterov
 
     def transformation(self) -> optax.GradientTransformation:
-        """The negative gradient times the rate, then momentum: a new rate does not rescale the velocity."""
+        """Scale by the rate first, so that a new rate does not rescale the velocity."""
         if not self.momentum:
             return scale_by_rate()
         return optax.chain(scale_by_rate(), optax.trace(self.momentum, self.nesterov))

@@ -1,4 +1,4 @@
-"""`WeightDecay`: which weights an optimizer decays, and by how much."""
+"""`WeightDecay`: the weight decay of each variable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_dist.optimizers.custom_loops import CustomLoops
 
 
 class WeightDecay(CustomLoops):
-    """Weights lose a part of themselves with each step, but for those that are excluded."""
+    """Weight decay, with exclusions by variable, path or name."""
 
     weight_decay: float | None
     _excluded: tuple[Any, ...] = ()
@@ -30,15 +30,15 @@ class WeightDecay(CustomLoops):
 
         Args:
             var_list: variables, or whole paths.
-            var_names: regular expressions; a variable is excluded when one of them is found in its name. Where there
-                are no variables, but a pytree of arrays, in its path.
+            var_names: regular expressions; a variable is excluded if one is found in its name, or for a pytree of
+                arrays in its path.
 
         Raises:
-            ModelError: the optimizer is already in use, or an entry is no variable or no regular expression.
+            ModelError: the optimizer is already in use, or an entry is invalid.
         """
         if self._is_used or self.built:
             summary = f"exclude_from_weight_decay comes too late: the optimizer {self.name!r} is in use"
-            fix = "call it on the optimizer that compile() is going to get"
+            fix = "call it before compile()"
             raise ModelError(summary, given="a call after compile() or init()", fix=fix)
         excluded = tuple(var_list or ())
         if isinstance(var_list, str) or not all(isinstance(path_of(one), str) for one in excluded):
@@ -49,11 +49,7 @@ class WeightDecay(CustomLoops):
         self._excluded_names = check_patterns("exclude_from_weight_decay", "var_names", var_names)
 
     def know_variables(self, variables: Mapping[str, Any]) -> None:
-        """Note which of the variables that it is going to update have no weight decay.
-
-        Args:
-            variables: by the paths that `update` will see.
-        """
+        """Set the variables to update, by the paths that `update` will see."""
         excluded = {
             path
             for path, variable in variables.items()
@@ -63,12 +59,12 @@ class WeightDecay(CustomLoops):
         self._excluded_paths = frozenset(excluded)
 
     def decay_of(self, path: str, param: jax.Array | None) -> float | None:
-        """Return the weight decay of the weight at `path`; None for none."""
+        """Return the weight decay of the weight at `path`, or None."""
         del param
         return None if self._is_excluded(path) else self.weight_decay
 
     def _decay(self, params: PyTree, rate: Any) -> Any:
-        """The weights after their decay; those without any are the same objects."""
+        """Return the decayed weights; weights without decay are the same objects."""
 
         def decayed(key_path: Any, param: Any) -> Any:
             decay = self.decay_of(tree_paths.join(tree_paths.parts_of(key_path)), param)
@@ -84,12 +80,12 @@ class WeightDecay(CustomLoops):
 
 
 def path_of(variable: object) -> Any:
-    """Return the path of a variable; a path itself is one."""
+    """Return the path of a variable or a path."""
     return getattr(variable, "path", variable)
 
 
 def _means(entry: Any, variable: Any) -> bool:
-    """Whether an entry of `var_list` is this variable: the same object, or its path."""
+    """Whether an entry of `var_list` is this variable or its path."""
     if isinstance(entry, str):
         return entry == path_of(variable)
     return entry is variable

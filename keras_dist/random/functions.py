@@ -11,14 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import (
-    argument_error,
-    check_fraction,
-    check_int,
-    check_shape,
-    is_int,
-    shapes,
-)
+from keras_dist._support.arguments import argument_error, check_fraction, check_int, check_shape, is_int, shapes
 from keras_dist.errors import ModelError, shorten
 from keras_dist.random.seeds import key_of
 
@@ -51,11 +44,11 @@ def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any 
         shape: of the result.
         mean: their expectation.
         stddev: the standard deviation before anything is cut off.
-        dtype: as of `normal`.
-        seed: as of `normal`.
+        dtype: as in `normal`.
+        seed: as in `normal`.
 
     Raises:
-        ModelError: as of `normal`.
+        ModelError: as in `normal`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.truncated_normal(key_of(seed), -2.0, 2.0, dims, dtype) * stddev + mean
@@ -68,11 +61,11 @@ def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None,
         shape: of the result.
         minval: the least number.
         maxval: above all numbers.
-        dtype: as of `normal`.
-        seed: as of `normal`.
+        dtype: as in `normal`.
+        seed: as in `normal`.
 
     Raises:
-        ModelError: as of `normal`.
+        ModelError: as in `normal`.
     """
     return jax.random.uniform(key_of(seed), check_shape("shape", shape), _float_dtype(dtype), minval, maxval)
 
@@ -83,11 +76,11 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
     Args:
         shape: of the result.
         alpha: the shape parameter, a number or numbers that broadcast to `shape`.
-        dtype: as of `normal`.
-        seed: as of `normal`.
+        dtype: as in `normal`.
+        seed: as in `normal`.
 
     Raises:
-        ModelError: as of `normal`.
+        ModelError: as in `normal`.
     """
     return jax.random.gamma(key_of(seed), jnp.asarray(alpha), check_shape("shape", shape), _float_dtype(dtype))
 
@@ -99,11 +92,11 @@ def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None)
         shape: of the result.
         alpha: its first parameter, a number or numbers that broadcast to `shape`.
         beta: its second parameter, which broadcasts to `shape`.
-        dtype: as of `normal`.
-        seed: as of `normal`.
+        dtype: as in `normal`.
+        seed: as in `normal`.
 
     Raises:
-        ModelError: as of `normal`.
+        ModelError: as in `normal`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.beta(key_of(seed), jnp.asarray(alpha), jnp.asarray(beta), dims, dtype)
@@ -117,7 +110,7 @@ def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: An
         minval: the least integer.
         maxval: above all integers.
         dtype: one of integers; int32 by default.
-        seed: as of `normal`.
+        seed: as in `normal`.
 
     Raises:
         ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
@@ -132,7 +125,7 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any =
         logits: logarithms of probabilities up to a constant a row, (batch, classes).
         num_samples: how many are drawn for each row, independently.
         dtype: of the result.
-        seed: as of `normal`.
+        seed: as in `normal`.
 
     Returns:
         Indices of classes, (batch, num_samples).
@@ -157,10 +150,10 @@ def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, see
         counts: numbers of trials, that broadcast to `shape`.
         probabilities: of success, that broadcast to `shape`.
         dtype: a floating-point one; float32 by default.
-        seed: as of `normal`.
+        seed: as in `normal`.
 
     Raises:
-        ModelError: as of `randint`.
+        ModelError: as in `randint`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.binomial(key_of(seed), jnp.asarray(counts), jnp.asarray(probabilities), dims, dtype)
@@ -174,7 +167,7 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
         rate: the fraction, from 0 to 1; with 0 and 1 no numbers are drawn.
         noise_shape: the shape in which is drawn; elements along dims of 1 are dropped together, None stands for the dim
             of `inputs`. By default the shape of `inputs`.
-        seed: as of `normal`.
+        seed: as in `normal`.
 
     Raises:
         ModelError: `rate` is not a fraction, `noise_shape` does not broadcast to `inputs`, `seed` is none, or there is
@@ -196,7 +189,7 @@ def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
     Args:
         x: an array.
         axis: along which they change places.
-        seed: as of `normal`.
+        seed: as in `normal`.
 
     Raises:
         ModelError: `axis` is none of `x`, `seed` is none, or there is none inside a compiled function.

@@ -122,7 +122,7 @@ class TestTransformation:
         assert "scale_by_rate" in caught.value.fix
 
     def test_scale_by_rate_alone_is_refused(self) -> None:
-        with pytest.raises(errors.ModelError, match="not given the learning rate"):
+        with pytest.raises(errors.ModelError, match="needs the learning rate"):
             after(optimizers.scale_by_rate())
 
 
@@ -225,9 +225,9 @@ class TestArguments:
             ("Adam", {"global_clipnorm": 1.0, "clipvalue": 1.0}, "`clipvalue` and `global_clipnorm` cannot be used"),
             ("Adam", {"clipnorm": 0.0}, "`clipnorm` must be a finite number"),
             ("Adam", {"use_ema": True, "ema_momentum": 1.5}, "`ema_momentum` must be a finite number"),
-            ("Adam", {"ema_overwrite_frequency": 0}, "`ema_overwrite_frequency` is no count"),
-            ("Adam", {"gradient_accumulation_steps": 1}, "`gradient_accumulation_steps` is no count"),
-            ("Adam", {"gradient_accumulation_steps": 2.5}, "`gradient_accumulation_steps` is no count"),
+            ("Adam", {"ema_overwrite_frequency": 0}, "`ema_overwrite_frequency` must be a number of steps"),
+            ("Adam", {"gradient_accumulation_steps": 1}, "`gradient_accumulation_steps` must be a number of steps"),
+            ("Adam", {"gradient_accumulation_steps": 2.5}, "`gradient_accumulation_steps` must be a number of steps"),
             ("Adam", {"loss_scale_factor": -1.0}, "`loss_scale_factor` must be a finite number"),
             ("Adam", {"weight_decay": "0.1"}, "`weight_decay` must be a finite number"),
             ("Adam", {"learning_rate": "fast"}, "`learning_rate` must be a finite number"),
@@ -255,7 +255,7 @@ class TestArguments:
             ("Adafactor", {"clip_threshold": 0}, "`clip_threshold` must be a finite number"),
             ("Muon", {"exclude_layers": "head"}, "`exclude_layers` must be a list of regular expressions"),
             ("Muon", {"exclude_layers": ["("]}, "`exclude_layers` must be a list of regular expressions"),
-            ("Muon", {"ns_steps": 0}, "`ns_steps` is no count"),
+            ("Muon", {"ns_steps": 0}, "`ns_steps` must be a number of steps"),
             ("Adam", {"lr": 0.1}, "Adam has no argument 'lr' .did you mean 'learning_rate'"),
             ("Adam", {"beta1": 0.1}, "Adam has no argument 'beta1' .did you mean 'beta_1'"),
             ("AdamW", {"clip_norm": 0.1}, "AdamW has no argument 'clip_norm' .did you mean 'clipnorm'"),

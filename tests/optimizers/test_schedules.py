@@ -129,9 +129,9 @@ def test_nonsense_is_refused_by_name(name: str, arguments: Any, message: str) ->
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (lambda step: jnp.ones(2), "does not give a number"),
-        (lambda step: "fast", "does not give a number"),
-        (lambda step: None, "does not give a number"),
+        (lambda step: jnp.ones(2), "must return a number"),
+        (lambda step: "fast", "must return a number"),
+        (lambda step: None, "must return a number"),
         (schedules.LearningRateSchedule(), "LearningRateSchedule defines no `__call__`"),
     ],
 )

@@ -133,7 +133,7 @@ def test_what_cannot_be_one_of_several_is_refused() -> None:
         _ = twice["a/b"]
     with pytest.raises(ModelError, match="already exists"):
         twice["a/.*"] = o.SGD()
-    with pytest.raises(ModelError, match=r"'\(' is no regular expression"):
+    with pytest.raises(ModelError, match=r"'\(' is not a regular expression"):
         twice["("] = o.SGD()
     with pytest.raises(ModelError, match=r"`optimizer_map` cannot be called as optimizer_map\(variable\)"):
         o.MultiOptimizer({"a": o.SGD()})

@@ -95,15 +95,11 @@ SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
         (lambda: optimizers.SGD(0.25), 0.25),
         (lambda: optimizers.Adam(SCHEDULE), 0.8),
         (lambda: optimizers.LossScaleOptimizer(optimizers.Adam(SCHEDULE)), 0.8),
-        (lambda: optax.adamw(SCHEDULE), 0.8),
-        (lambda: optimizers.LossScaleOptimizer(optax.adamw(SCHEDULE)), 0.8),
-        (lambda: optax.chain(optax.clip(1.0), optax.masked(optax.adam(SCHEDULE), True)), 0.8),
-        (lambda: optax.adam(optax.constant_schedule(1e-3)), 1e-3),
         (lambda: optax.inject_hyperparams(optax.adam)(learning_rate=SCHEDULE), 0.8),
         (lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.5), 0.5),
         (lambda: optimizers.with_learning_rate(optax.scale_by_adam(), 0.125), 0.125),
         (lambda: optax.chain(optax.clip(1.0), optimizers.SGD(SCHEDULE)), 0.8),
-        (lambda: optimizers.OptaxOptimizer(optax.sgd(SCHEDULE), gradient_accumulation_steps=2), 0.9),
+        (lambda: optimizers.LossScaleOptimizer(optax.inject_hyperparams(optax.adamw)(learning_rate=SCHEDULE)), 0.8),
     ],
 )
 def test_the_rate_of_the_last_step(optimizer: Any, expected: float) -> None:
@@ -114,22 +110,20 @@ def test_the_rate_of_the_last_step(optimizer: Any, expected: float) -> None:
     "optimizer",
     [
         lambda: optax.adam(1e-3),
-        lambda: optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(SCHEDULE)),
-        lambda: optax.chain(optax.adam(SCHEDULE), optax.scale_by_schedule(SCHEDULE)),
-        lambda: optax.chain(optax.adam(SCHEDULE), optax.adam(SCHEDULE)),
-        lambda: optax.rprop(1e-3),  # its only factor is -1
+        lambda: optax.adamw(SCHEDULE),
     ],
 )
 def test_a_rate_that_is_not_known(optimizer: Any) -> None:
-    with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate=") as caught:
+    with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate="):
         reported(optimizer(), "learning_rate")
-    assert "optax.adamw(optax.constant_schedule(1e-3))" in caught.value.fix
 
 
 def test_several_optimizers_have_several_rates_and_one_norm() -> None:
     model = kd.Sequential([kd.Input((4,)), layers.Dense(3, name="a"), layers.Dense(3, name="b")])
     model.compile(
-        {"a": optimizers.SGD(0.25), "b": optax.sgd(SCHEDULE)}, "mse", report=["learning_rate", "gradient_norm"]
+        {"a": optimizers.SGD(0.25), "b": optax.inject_hyperparams(optax.sgd)(learning_rate=SCHEDULE)},
+        "mse",
+        report=["learning_rate", "gradient_norm"],
     )
     found = model.train_on_batch(X, Y, return_dict=True)
     assert found["a_learning_rate"] == 0.25

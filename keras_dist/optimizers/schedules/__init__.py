@@ -1,4 +1,4 @@
-"""Learning rates that follow from the number of steps taken.
+"""Learning rates as functions of the number of steps taken.
 
 Source: names, arguments and defaults as in `keras.optimizers.schedules`.
 """
@@ -32,20 +32,20 @@ def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
     """Return the class and arguments of a schedule as plain values.
 
     Raises:
-        ConfigError: an argument cannot be written down.
+        ConfigError: an argument cannot be serialized.
     """
     return serialize_keras_object(learning_rate_schedule)
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> LearningRateSchedule:
-    """Return the schedule that `serialize` has written down, here or in Keras.
+    """Return the schedule of a config of `serialize`, here or in Keras.
 
     Args:
-        config: the result of `serialize`.
-        custom_objects: classes and functions by name, beside the registered ones.
+        config: the config.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
-        ConfigError: a class or function is not known.
+        ConfigError: a class or function is unknown.
     """
     return _SCHEDULES.deserialize(config, custom_objects)
 

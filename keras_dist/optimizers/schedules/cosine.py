@@ -1,4 +1,4 @@
-"""Rates that fall along a cosine, once or again and again."""
+"""Cosine decay, with and without restarts."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -14,18 +14,18 @@ from keras_dist.optimizers.schedules.schedule import LearningRateSchedule
 
 
 class CosineDecay(LearningRateSchedule):
-    """Half a cosine down to `alpha` of the rate, after a linear warmup if there is a target for it.
+    """Decay of the rate along half a cosine to `alpha` times the rate, after an optional linear warmup.
 
     Args:
-        initial_learning_rate: the first rate.
+        initial_learning_rate: the initial rate.
         decay_steps: number of steps of the decay.
-        alpha: the last rate as a part of the highest.
+        alpha: the final rate divided by the highest.
         name: unused.
         warmup_target: the rate after the warmup; None for no warmup.
         warmup_steps: number of steps of the warmup.
 
     Raises:
-        ModelError: an argument is out of range, or there are steps of a warmup without a target.
+        ModelError: an argument is out of range, or `warmup_steps` is given without `warmup_target`.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class CosineDecay(LearningRateSchedule):
 
 
 class CosineDecayRestarts(LearningRateSchedule):
-    """Half a cosine down to `alpha` of the rate, then again from the top, and so on.
+    """Decay of the rate along half a cosine to `alpha` times the rate, with restarts.
 
     Args:
-        initial_learning_rate: the first rate.
+        initial_learning_rate: the initial rate.
         first_decay_steps: number of steps of the first decay.
-        t_mul: each decay takes `t_mul` times as many steps as the one before.
-        m_mul: each decay begins with `m_mul` times the rate of the one before.
-        alpha: the last rate as a part of the first.
+        t_mul: factor of the number of steps from one decay to the next.
+        m_mul: factor of the initial rate from one decay to the next.
+        alpha: the final rate of a decay divided by its initial rate.
         name: unused.
 
     Raises:
         ModelError: an argument is out of range.
 
-    Differs from Keras: rounding errors do not put off a restart by a step.
+    Differs from Keras: rounding errors do not delay a restart by a step.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CosineDecayRestarts(LearningRateSchedule):
             fraction = periods - restarts
         else:
             t_mul = jnp.float32(self.t_mul)
-            # the quotient of logarithms may fall short of a whole number by a rounding error
+            # a rounding error may put the quotient of logarithms below a whole number
             restarts = jnp.floor(jnp.log(1 - periods * (1 - t_mul)) / jnp.log(t_mul) + 1e-5)
             length = t_mul**restarts
             fraction = (periods - (1 - length) / (1 - t_mul)) / length
@@ -112,7 +112,7 @@ class CosineDecayRestarts(LearningRateSchedule):
 
 
 def _half_cosine(fraction: jax.Array) -> jax.Array:
-    """From 1 at 0 to 0 at 1."""
+    """1 at 0, 0 at 1."""
     return 0.5 * (1 + jnp.cos(jnp.pi * fraction))
 
 

@@ -1,4 +1,4 @@
-"""Rates that fall, smoothly or in stairs."""
+"""Exponential, inverse time, piecewise constant and polynomial decay."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -20,9 +20,9 @@ class ExponentialDecay(LearningRateSchedule):
     """`initial_learning_rate * decay_rate ** (step / decay_steps)`.
 
     Args:
-        initial_learning_rate: the first rate.
-        decay_steps: after how many steps the rate is `decay_rate` times as high.
-        decay_rate: what is left of the rate then.
+        initial_learning_rate: the initial rate.
+        decay_steps: number of steps after which the rate is multiplied by `decay_rate`.
+        decay_rate: factor of the decay.
         staircase: whether the rate changes only every `decay_steps` steps.
         name: unused.
 
@@ -54,7 +54,7 @@ class ExponentialDecay(LearningRateSchedule):
 
 
 class InverseTimeDecay(ExponentialDecay):
-    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`; arguments as of `ExponentialDecay`."""
+    """`initial_learning_rate / (1 + decay_rate * step / decay_steps)`. Arguments as in `ExponentialDecay`."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class InverseTimeDecay(ExponentialDecay):
 
 
 class PiecewiseConstantDecay(LearningRateSchedule):
-    """One rate up to each boundary, that step included.
+    """A constant rate up to each boundary, including that step.
 
     Args:
-        boundaries: numbers of steps, rising.
+        boundaries: numbers of steps, in increasing order.
         values: the rate up to each boundary, and after the last.
         name: unused.
 
     Raises:
-        ModelError: there is not one more of `values` than of `boundaries`, or these do not rise.
+        ModelError: `values` does not have one more entry than `boundaries`, or `boundaries` is not increasing.
     """
 
     def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
@@ -94,7 +94,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
                 check_number(argument, number)
         if len(boundaries) != len(values) - 1:
             summary = "PiecewiseConstantDecay: `boundaries` and `values` do not fit"
-            fix = "give a value for the steps up to each boundary, and one for those after the last"
+            fix = "give a value for the steps up to each boundary, and one for the steps after the last"
             raise ModelError(summary, given=f"{len(boundaries)} boundaries and {len(values)} values", fix=fix)
         if np.any(np.diff(boundaries) <= 0):
             summary = "PiecewiseConstantDecay: `boundaries` must be in increasing order"
@@ -114,11 +114,11 @@ class PolynomialDecay(LearningRateSchedule):
     """`(initial - end) * (1 - step / decay_steps) ** power + end`.
 
     Args:
-        initial_learning_rate: the first rate.
-        decay_steps: after how many steps the rate is `end_learning_rate`.
-        end_learning_rate: the last rate.
-        power: 1 for a straight line.
-        cycle: whether after `decay_steps` the rate rises again, to fall over twice as many steps in all, and so on.
+        initial_learning_rate: the initial rate.
+        decay_steps: number of steps after which the rate is `end_learning_rate`.
+        end_learning_rate: the final rate.
+        power: exponent; 1 for linear decay.
+        cycle: whether the rate rises again after each multiple of `decay_steps`.
         name: unused.
 
     Raises:

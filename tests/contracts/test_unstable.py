@@ -1,0 +1,212 @@
+"""Defects of JAX, Flax and XLA around which `keras_dist._unstable` works: each test fails as long as its defect exists.
+
+A test that passes says that its work-around, which its reason names, can go. So it runs with the oldest and the newest
+supported versions.
+"""
+
+import inspect
+import io
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax._src import core, distributed, xla_bridge
+from jax.sharding import PartitionSpec as P
+
+from keras_dist._unstable import sharding_origins
+from tests.processes import Job, free_address
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.normal(size=(4, 16, 8, 3)).astype("f4")
+KERNEL = RANDOM.normal(size=(3, 3, 3, 4)).astype("f4")
+DIMS = ("NHWC", "HWIO", "NHWC")
+
+
+def avoided_by(name):
+    return pytest.mark.xfail(reason=name, strict=True)
+
+
+def sharding(*spec):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("a", "b"))
+    return jax.sharding.NamedSharding(mesh, P(*spec))
+
+
+def assert_same(function, shardings, *arguments):
+    """The program gives on a mesh of 2 by 4 devices what it gives on one."""
+    found = jax.jit(function, in_shardings=shardings)(*arguments)
+    np.testing.assert_allclose(found, jax.jit(function)(*arguments), rtol=1e-4, atol=1e-4)
+
+
+@avoided_by("xla_workarounds.avoid_multiplied_kernel_gradients")
+@pytest.mark.parametrize(
+    ("images", "kernel", "spec", "stride", "groups"),
+    [
+        pytest.param(IMAGES, KERNEL, (None, "b"), 1, 1, id="each part of space on two devices"),
+        pytest.param(IMAGES[:, :8], KERNEL, (None, ("a", "b")), 2, 1, id="parts of the output that differ in size"),
+        pytest.param(IMAGES, KERNEL[:, :, :1, :3], ("a",), 1, 3, id="groups, each part of the batch on four devices"),
+    ],
+)
+def test_gradients_of_kernels_are_added_up_once(images, kernel, spec, stride, groups):
+    def loss(kernel, images):
+        strides = (stride, stride)
+        outputs = lax.conv_general_dilated(
+            images, kernel, strides, "SAME", dimension_numbers=DIMS, feature_group_count=groups
+        )
+        return jnp.sum(jnp.tanh(outputs))
+
+    assert_same(jax.grad(loss), [sharding(), sharding(*spec)], kernel, images)
+
+
+@avoided_by("xla_workarounds.avoid_wrong_pooling_gradients")
+def test_gradients_of_max_pooling_are_right_at_the_borders_of_shards():
+    def loss(images):
+        return jnp.sum(jnp.sin(lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")))
+
+    assert_same(jax.grad(loss), [sharding("a", "b")], IMAGES)
+
+
+@avoided_by("xla_workarounds.avoid_added_padding")
+def test_gradients_of_lookups_count_no_padding():
+    table, weights, indices = IMAGES[0, :8, :4, 0], KERNEL[0, 0].T, RANDOM.integers(0, 8, (5, 5))
+
+    def gradient(table, indices):
+        indices = lax.with_sharding_constraint(indices, sharding("b"))
+        return jax.grad(lambda table: jnp.mean((table[indices] @ weights) ** 2))(table)
+
+    assert_same(gradient, [sharding(None, "b"), sharding()], table, indices)
+
+
+@avoided_by("xla_workarounds.avoid_slow_convolutions_in_loops")
+def test_convolutions_have_the_same_bits_in_a_loop():
+    def gradient(kernel, images):
+        def loss(kernel):
+            outputs = lax.conv_general_dilated(
+                images, kernel, (1, 1), "SAME", rhs_dilation=(2, 2), dimension_numbers=DIMS
+            )
+            return jnp.sum(jnp.tanh(outputs))
+
+        return jax.grad(loss)(kernel)
+
+    def in_loop(kernel, images):
+        return lax.fori_loop(0, 2, lambda _, found: gradient(kernel + 0 * found, images), jnp.zeros_like(kernel))
+
+    options = {"xla_backend_optimization_level": 3}
+    alone, loop = (jax.jit(each).lower(KERNEL, IMAGES).compile(options)(KERNEL, IMAGES) for each in (gradient, in_loop))
+    np.testing.assert_array_equal(alone, loop)
+
+
+@pytest.mark.parametrize(
+    "name", ["flax_internals._RngStream", "jaxprs.parts_of_scan", "xla_workarounds.shard_alike: JAX's own"]
+)
+@pytest.mark.xfail(strict=True)
+def test_jax_before_0_12_is_not_supported(name):
+    project = (pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert int(re.findall(r'"jax>=0\.(\d+)', project)[0]) >= 12, f"the branch for older versions in {name}"
+
+
+@avoided_by("xla_workarounds.shard_alike") if jax.__version_info__ >= (0, 12) else lambda test: test
+def test_jax_ties_the_layouts_of_two_arrays():
+    assert hasattr(__import__("jax.experimental.shard_alike").experimental, "shard_alike")
+
+
+class Reordered(nnx.Module):
+    def __init__(self):
+        self.b, self.a = nnx.Param(jnp.zeros(2)), nnx.Param(jnp.zeros(3))
+
+
+@avoided_by("flax_internals.restore_order")
+def test_merging_a_module_keeps_the_order_of_its_attributes():
+    merged = nnx.merge(*nnx.split(Reordered()))
+    assert [name for name in vars(merged) if name in ("a", "b")] == ["b", "a"]
+
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.table = jnp.arange(8)
+
+
+@avoided_by("flax_internals.adopt_traced_buffers")
+def test_arrays_that_a_module_makes_in_a_trace_are_data():
+    assert jax.eval_shape(lambda: nnx.state(Table())) == jax.eval_shape(nnx.state, Table())
+
+
+@avoided_by("flax_internals._RngStream")
+def test_a_stream_does_not_ask_traced_counts_for_their_sharding(monkeypatch):
+    asked = []
+    sharding = core.Tracer.sharding.fget
+    monkeypatch.setattr(core.Tracer, "sharding", property(lambda self: asked.append(self) or sharding(self)))
+    jax.make_jaxpr(lambda: nnx.Rngs(0).params())()
+    assert not asked
+
+
+@avoided_by("shardy.with_origins: a process of its own")
+def test_the_pass_that_notes_origins_of_layouts_survives_seven_heads_over_sixteen_devices():
+    mesh = jax.sharding.AbstractMesh((2, 16), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    specs = [P("data"), P(None, "model"), P(None, "model")]
+
+    def scores(x, query, key):
+        query, key = (x @ query).reshape(16, 8, 7, 4, 64), (x @ key).reshape(16, 8, 7, 64)
+        return jnp.einsum("bqkgh,bskh->bkgqs", query, key)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 8, 1792), (1792, 1792), (1792, 448))]
+    program = jax.jit(scores, in_shardings=[jax.sharding.NamedSharding(mesh, spec) for spec in specs])
+    written = io.BytesIO()
+    program.trace(*shapes).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo").operation.write_bytecode(written)
+    command = [sys.executable, "-P", sharding_origins.__file__]
+    assert subprocess.run(command, input=written.getvalue(), capture_output=True, check=False).returncode == 0
+
+
+@avoided_by("jax_runtime.join_job: Gloo listens on the address of the connection to the coordinator")
+def test_jax_tells_gloo_an_address():
+    assert "hostname" in inspect.getsource(xla_bridge.make_cpu_client)
+
+
+@avoided_by("jax_runtime.join_job: state is reset")
+def test_nothing_is_left_of_a_failed_attempt_to_join_a_job(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError
+
+    state, runtime = distributed.State(), type("Runtime", (), {"get_distributed_runtime_client": refuse})
+    monkeypatch.setattr(distributed, "_jax", runtime)
+    with pytest.raises(RuntimeError):
+        state.initialize(free_address(), 2, 1, cluster_detection_method="deactivate")
+    assert (state.coordinator_address, state.process_id) == (None, 0)
+
+
+CONNECT = """
+from jaxlib import _jax
+client = _jax.get_distributed_runtime_client(sys.argv[4], 1, init_timeout=1, shutdown_on_destruction=False)
+try:
+    client.connect()
+except RuntimeError:
+    pass
+"""
+
+
+@pytest.mark.multiprocess
+@avoided_by("jax_runtime.join_job: a callback turns time-outs into exceptions")
+def test_a_coordinator_that_does_not_answer_is_an_exception():
+    ((code, _, _),) = Job(CONNECT, free_address(), processes=1).outcomes()
+    assert code == 0
+
+
+DIE = """
+import os, time
+if process == 0:
+    os._exit(0)
+time.sleep(5)
+os._exit(0)
+"""
+
+
+@pytest.mark.multiprocess
+@avoided_by("coordination_service, jax_runtime.abandon_job")
+def test_processes_outlive_the_first_one_for_a_moment():
+    assert [code for code, _, _ in Job(DIE).outcomes()] == [0, 0]
