@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.core
@@ -73,7 +73,6 @@ def lower_with(
     arguments: Sequence[Any],
     instead: Callable[[list[Any]], Mapping[Any, Callable[..., Any]]],
     platform: str | None = None,
-    look: Callable[[Any], None] = lambda jaxpr: None,
 ) -> jax.stages.Lowered:
     """Lower a jitted program for these arguments, with some primitives computed by other functions.
 
@@ -83,7 +82,6 @@ def lower_with(
         instead: gives for a primitive what computes it, called as its `bind`, by whatever primitives, itself among
             them. Takes what the program constrains to layouts: the mesh axes of each dim of each such array.
         platform: that of the devices, where there are none to tell it.
-        look: called with the jaxpr.
     """
 
     def rule(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +93,6 @@ def lower_with(
         return lower
 
     traced = program.trace(*arguments)
-    look(traced.jaxpr.jaxpr)
     functions = instead(list(_constraints_in(traced.jaxpr.jaxpr)))
     rules: Any = tuple((primitive, rule(function)) for primitive, function in functions.items())
     parameters = mlir.LoweringParameters(override_lowering_rules=rules)
@@ -117,45 +114,6 @@ def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
             yield (*spec, *[None] * (equation.outvars[0].aval.ndim - len(spec)))
         for inner in core.jaxprs_in_params(equation.params):
             yield from _constraints_in(inner)
-
-
-def splits_of_inputs(jaxpr: Any) -> dict[int, dict[int, tuple[str, ...]]]:
-    """Return the inputs of a jaxpr that a `shard_map` takes in parts: for each dim that it splits the mesh axes.
-
-    An input is followed through calls, loops, casts and transpositions.
-    """
-    found: dict[int, dict[int, tuple[str, ...]]] = {}
-
-    def visit(jaxpr: Any, inputs: dict[Any, tuple[int, tuple[int, ...]]]) -> None:
-        for equation in jaxpr.eqns:
-            name, params = equation.primitive.name, equation.params
-            given = [None if is_literal(value) else inputs.get(value) for value in equation.invars]
-            if not any(given):
-                continue
-            if name == "shard_map":
-                for one, spec in zip(given, params.get("in_specs", ()), strict=False):
-                    for dim, axes in enumerate(spec) if one is not None else ():
-                        if axes:
-                            index, dims = cast("tuple[int, tuple[int, ...]]", one)
-                            found.setdefault(index, {})[dims[dim]] = axes if isinstance(axes, tuple) else (axes,)
-            elif name in ("convert_element_type", "sharding_constraint", "stop_gradient", "copy", "name"):
-                inputs[equation.outvars[0]] = cast("Any", given[0])
-            elif name == "transpose" and given[0] is not None:
-                index, dims = given[0]
-                inputs[equation.outvars[0]] = index, tuple(dims[dim] for dim in params["permutation"])
-            if name == "shard_map":
-                continue
-            for inner in [params["body_jaxpr"].jaxpr] if name == "while" else core.jaxprs_in_params(params):
-                # without the number of the branch of a `cond`, and what the condition of a loop reads
-                passed = given[len(given) - len(inner.invars) :]
-                if name == "scan":
-                    carried = parts_of_scan(equation)[1]
-                    passed = [one and (one[0], one[1][at >= carried :]) for at, one in enumerate(passed)]
-                if len(passed) == len(inner.invars):
-                    visit(inner, {var: one for var, one in zip(inner.invars, passed, strict=True) if one is not None})
-
-    visit(jaxpr, {var: (index, tuple(range(len(var.aval.shape)))) for index, var in enumerate(jaxpr.invars)})
-    return found
 
 
 def compile_together(

@@ -91,7 +91,13 @@ class BuiltModule:
         self._programs[key] = program
         if len(self._programs) > _MOST_PROGRAMS:
             del self._programs[next(iter(self._programs))]
-            self._warn_of_programs()
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
+                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
+                    stacklevel=lint.frames_inside(),
+                )
         with self.cell.lock:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
@@ -129,15 +135,6 @@ class BuiltModule:
         if self.trainability is not None:
             for path, layer in self.trainability.layers.items():
                 layer._runtime.added = losses.get(path, [])
-
-    def _warn_of_programs(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
-                "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                stacklevel=lint.frames_inside(),
-            )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
         """Keep the changes of a call: in training all, else random streams and states."""

@@ -33,7 +33,6 @@ from keras_dist.layers.weights import tell_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
 from keras_dist.models.built_model import BuiltModel, describe
-from keras_dist.models.modules import ModuleSource
 from keras_dist.models.naming import depth_checked, layers_below, named_layers, with_keras_paths
 from keras_dist.models.placing import (
     distribution_now,
@@ -75,8 +74,12 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     check_not_forked()
     if model._session is not None:
         return model._session
-    if model._runtime.source is not None:
-        return create_from_source(model, model._runtime.source)
+    runtime = model._runtime
+    if runtime.source is not None:
+        runtime.session = runtime.source.session(runtime.made_under or current_distribution())
+        if runtime.choices is not None:
+            runtime.session.compile(runtime.choices)
+        return runtime.session
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -108,15 +111,6 @@ def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None)
     arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
     traced = _traced_layers(model, arguments, asked)
     return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
-
-
-def create_from_source(model: StepMethods, source: ModuleSource) -> BuiltModel:
-    """Create the weights of a `from_nnx` or `from_keras` model; compile it, if `compile` was called."""
-    runtime = model._runtime
-    runtime.session = source.session(runtime.made_under or current_distribution())
-    if runtime.choices is not None:
-        runtime.session.compile(runtime.choices)
-    return runtime.session
 
 
 def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:

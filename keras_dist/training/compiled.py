@@ -19,15 +19,13 @@ from keras_dist.data.conversion import noting
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, agreed_programs, is_shared
 from keras_dist.distribution.jobs.process_rows import sharding_of_rows
-from keras_dist.distribution.layout import TensorLayout
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
-from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
-from keras_dist.errors import LayoutWarning, RecompileWarning
+from keras_dist.distribution.variables import CHANGED_ALWAYS
+from keras_dist.errors import RecompileWarning
 from keras_dist.training.accumulators import Accumulator, check_names
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.convolutions import layouts_of_tensors, windows_on
@@ -69,7 +67,6 @@ class CompiledSteps:
         self._options = options or StepOptions()
         self._distribution = distribution
         self._state_shardings, self._state_tree = jax.tree.flatten(plan.shardings)
-        self._rows, self._warned_of_splits = plan.rows, False
         self._streams = [index for index, row in enumerate(plan.rows) if row.role in CHANGED_ALWAYS]
         self._states = [index for index in self._streams if plan.rows[index].role == "state"]
         self._mesh, self._replicated, self._is_shared = plan.mesh, _replicated(plan.mesh), is_shared(plan.mesh)
@@ -234,31 +231,7 @@ class CompiledSteps:
 
     def _lowered(self, program: Any, arguments: tuple[Any, ...]) -> jax.stages.Lowered:
         platform = self._mesh.platform if self._mesh.is_abstract else None
-        return jaxprs.lower_with(program, arguments, self._lowered_by, platform, self._warn_of_splits)
-
-    def _warn_of_splits(self, jaxpr: Any) -> None:
-        """Warn once of weights that a `shard_map` of the module splits and that no rule shards."""
-        if self._warned_of_splits:
-            return
-        lines: list[str] = []
-        for index, splits in sorted(jaxprs.splits_of_inputs(jaxpr).items()):
-            row = self._rows[index] if index < len(self._rows) else None
-            if row is None or row.role not in PLANNED_BY_RULE or row.rule is not None or any(row.axes):
-                continue
-            if any(self._mesh.axis_size(axes) > 1 for axes in splits.values()):
-                axes = TensorLayout([splits.get(dim) for dim in range(len(row.shape))]).axes
-                lines.append(f"layout_map[{row.path!r}] = {axes}  # shape {row.shape}, {row.nbytes} bytes a device")
-        if lines:
-            self._warned_of_splits = True
-            warnings.warn(
-                f"a shard_map of the module splits {len(lines)} weight(s) that no layout rule shards: each device "
-                f"holds all of them\n"
-                f"  mesh:     {self._mesh.describe()}\n"
-                f"  fix:      add to the LayoutMap of a ModelParallel, before the model is made:\n"
-                + "\n".join(f"            {line}" for line in lines),
-                LayoutWarning,
-                stacklevel=frames_inside(),
-            )
+        return jaxprs.lower_with(program, arguments, self._lowered_by, platform)
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
         key = mode, execution.kind

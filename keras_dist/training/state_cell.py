@@ -197,7 +197,13 @@ class StateCell(Keeper):
             with switching:
                 for index, variable in self._ours:
                     if variable.borrower is not None:
-                        raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
+                        other, path = variable.borrower, self.state_plan.rows[index].path
+                        summary = (
+                            f"{self.owner} cannot train now: {getattr(other, 'owner', other)} trains its variables"
+                        )
+                        given = f"variable {path!r}, which both have"
+                        fix = "wait for its end, or give the models separate variables: keras_dist.models.clone_model"
+                        raise ModelError(summary, given=given, fix=fix)
                 self._is_borrowing = True
                 for _, variable in self._ours:
                     variable.lend_to(self)
@@ -309,18 +315,6 @@ class StateCell(Keeper):
         self.put({place: self.copied(array)})
         return self._arrays[place]
 
-    def _lent_to(self, borrower: Any, path: str) -> ModelError:
-        return ModelError(
-            f"{self.owner} cannot train now: {borrower.owner} is training variables of it",
-            given=f"variable {path!r}, which both have",
-            expected="one training at a time: each step consumes the arrays before it",
-            fix="wait for the first to end, or give the models separate variables: keras_dist.models.clone_model",
-        )
-
-    def shared_with(self) -> list[StateCell]:
-        """Return the training states of other models that share variables."""
-        return [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
-
     @property
     def kinds(self) -> str:
         """The kinds of variables of a foreign module; empty for layers."""
@@ -341,12 +335,9 @@ class StateCell(Keeper):
         """Train exclusively and delay Ctrl-C; a callback may train again in the same thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
-                raise ModelError(
-                    "the model is training in another thread",
-                    given=f"a second training in thread {threading.current_thread().name!r}",
-                    expected="one training at a time: each step consumes the state before it",
-                    fix="wait for the first to end, or give each thread a separate model",
-                )
+                given = f"a second training in thread {threading.current_thread().name!r}"
+                fix = "wait for the first to end, or give each thread a separate model"
+                raise ModelError("the model is training in another thread", given=given, fix=fix)
             self._trainings += 1
             try:
                 with self.borrowing():
@@ -486,13 +477,11 @@ class StateCell(Keeper):
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
         """Reshard everything to the layouts of another distribution, unless its rules cannot be applied."""
-        others = self.shared_with()
+        others = [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
         if others:
-            raise ModelError(
-                f"{self.owner} cannot move: {others[0].owner} has some of its layers",
-                given=f"another distribution, {distribution}",
-                fix="move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights",
-            )
+            summary = f"{self.owner} cannot move: {others[0].owner} has some of its layers"
+            fix = "move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights"
+            raise ModelError(summary, given=f"another distribution, {distribution}", fix=fix)
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
         slots = {
             name: self.trainable_plan(optimizer, plan).follow(state.slots[name]).prefixed(name)

@@ -27,7 +27,7 @@ from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
-from keras_dist.training.optimization import finalize, has_final_values
+from keras_dist.training.optimization import finalize
 from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
@@ -407,7 +407,7 @@ class StepRunner:
     def _finalize(self) -> None:
         """Replace the trained variables by the final values of the optimizers."""
         optimizers = self._choices.optimizers
-        if has_final_values(optimizers):
+        if any(getattr(one.transformation, "use_ema", False) for one in optimizers.values()):
             program = jax.jit(
                 lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
             )
