@@ -101,7 +101,7 @@ class ModelMembership:
         return variable if path is None else self.session.variable(path)
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Let `change`, as of `enable_lora`, add or replace weights of the layer, and update the model."""
+        """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
         cell, model, prefix = self.session.cell, self.session.model, self.prefix
         variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if prefix in prefixes(row.path)]
         shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]

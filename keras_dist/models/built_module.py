@@ -27,7 +27,7 @@ from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
 from keras_dist.models.naming import by_prefix, layers_below
 from keras_dist.models.trainable_flags import TrainableFlags
-from keras_dist.training.masks import note_masks
+from keras_dist.training.compile_metrics import note_masks
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
 from keras_dist.training.train_state import TrainState

@@ -197,11 +197,9 @@ class StateCell(Keeper):
             with switching:
                 for index, variable in self._ours:
                     if variable.borrower is not None:
-                        other, path = variable.borrower, self.state_plan.rows[index].path
-                        summary = (
-                            f"{self.owner} cannot train now: {getattr(other, 'owner', other)} trains its variables"
-                        )
-                        given = f"variable {path!r}, which both have"
+                        other: Any = variable.borrower
+                        summary = f"{self.owner} cannot train now: {other.owner} is training variables of it"
+                        given = f"variable {self.state_plan.rows[index].path!r}, which both have"
                         fix = "wait for its end, or give the models separate variables: keras_dist.models.clone_model"
                         raise ModelError(summary, given=given, fix=fix)
                 self._is_borrowing = True
