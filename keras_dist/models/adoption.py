@@ -20,7 +20,7 @@ from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import split_module
-from keras_dist.training.naming import is_below, layers_below, with_keras_paths
+from keras_dist.training.naming import layers_below, prefixes, with_keras_paths
 from keras_dist.variables import call_context
 
 
@@ -102,43 +102,31 @@ class ModelMembership:
         return variable if path is None else self.session.variable(path)
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Run `change`, which adds weights to the layer or freezes some, and update the model."""
-        add_weights(self.session, self.prefix, layer, change)
-
-
-def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
-    """Register the model with its layers, except layers of another model."""
-    for path, layer in layers_below(model):
+        """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
+        session, prefix = self.session, self.prefix
+        cell = session.cell
+        variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if prefix in prefixes(row.path)]
+        shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
+        if cell.is_training or shared:
+            given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
+            fix = "do it before the second model is made" if shared else "do it after fit has ended"
+            raise ModelError(f"cannot change the weights of layer {prefix!r} now", given=given, fix=fix)
+        seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
         runtime: Any = layer._runtime
-        membership = runtime.membership
-        if membership is None or membership.session is before:
-            runtime.membership = ModelMembership(session, path)
-
-
-def add_weights(session: BuiltModel, prefix: str, layer: Layer, change: Callable[[], None]) -> None:
-    """Let `change`, as of `enable_lora`, add or replace weights of the layer at `prefix` in a built model."""
-    cell, model = session.cell, session.model
-    variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if is_below(row.path, prefix)]
-    shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
-    if cell.is_training or shared:
-        given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
-        fix = "do it before the second model is made" if shared else "do it after fit has ended"
-        raise ModelError(f"cannot change the weights of layer {prefix!r} now", given=given, fix=fix)
-    seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
-    runtime: Any = layer._runtime
-    membership, runtime.membership = runtime.membership, None  # a layer of a model may not change its attributes
-    with _undone_on_error(layer):
-        try:
-            with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
-                change()
-        finally:
-            runtime.membership = membership
-        graph, _ = split_module(model, None)
-        names = keras_paths(model).weights | {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
-        specs = with_keras_paths(graph.specs, names)
-        graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
-        plan = session.distribution.plan_variables(graph.specs, graph.treedef)
-    session.extend(graph, plan)
+        with _undone_on_error(layer):
+            runtime.membership = None  # a layer of a model may not change its attributes
+            try:
+                with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
+                    change()
+            finally:
+                runtime.membership = self
+            graph, _ = split_module(session.model, None)
+            names = keras_paths(session.model).weights
+            names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
+            specs = with_keras_paths(graph.specs, names)
+            graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
+            plan = session.distribution.plan_variables(graph.specs, graph.treedef)
+        session.extend(graph, plan)
 
 
 @contextlib.contextmanager
@@ -156,3 +144,12 @@ def _undone_on_error(layer: Layer) -> Iterator[None]:
             variable._var_metadata.clear()
             variable._var_metadata.update(metadata)
         raise
+
+
+def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:
+    """Register the model with its layers, except layers of another model."""
+    for path, layer in layers_below(model):
+        runtime: Any = layer._runtime
+        membership = runtime.membership
+        if membership is None or membership.session is before:
+            runtime.membership = ModelMembership(session, path)

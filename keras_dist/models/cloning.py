@@ -105,7 +105,9 @@ class _Cloning:
         inputs = [named(_made_again(step.operation), step.name).output for step in steps if not step.nodes]
         if input_tensors is not None:
             if graph is not None and _keys(input_tensors) != _keys(model.input):
-                raise _unlike(input_tensors, model)
+                summary = "clone_model: `input_tensors` must have the same structure as model.input"
+                fix = f"pass tensors in the structure {jax.tree.map(lambda tensor: tensor.name, model.input)}"
+                raise ModelError(summary, given=shorten(input_tensors), fix=fix)
             inputs = _checked(input_tensors, [tensor.shape[1:] for tensor in inputs] if graph is not None else [(8,)])
         if _is_sequential(model):
             starts = [one.node is not None and not one.node.args for one in inputs]
@@ -176,12 +178,6 @@ def _checked(input_tensors: PyTree, shapes: list[Shape]) -> list[KerasTensor]:
 
 def _keys(tree: PyTree) -> list[Any] | None:
     return sorted(tree) if isinstance(tree, Mapping) else None
-
-
-def _unlike(input_tensors: PyTree, model: Model) -> ModelError:
-    summary = "clone_model: `input_tensors` must have the same structure as model.input"
-    fix = f"pass tensors in the structure {jax.tree.map(lambda tensor: tensor.name, model.input)}"
-    return ModelError(summary, given=shorten(input_tensors), fix=fix)
 
 
 def _misfit(argument: str, value: Any, model: Model, expected: str) -> ModelError:

@@ -254,15 +254,14 @@ def _read_step(entry: Any, tensors: _Tensors) -> _ReadStep:
     if not is_read or not all(isinstance(call, Mapping) and {"args", "kwargs"} <= {*call} for call in calls):
         summary = "a layer in the config of a functional model cannot be read"
         raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
-    operation = _read_operation(entry) if {**entry, **_OPERATION} == entry else read_layer(entry)
+    if {**entry, **_OPERATION} == entry:
+        name = entry["config"].get("name")
+        if name not in OPERATIONS:
+            summary = f"the config of a functional model contains the unknown operation {shorten(name)}"
+            raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
+        operation: Layer | Operation = Operation(name)
+    else:
+        operation = read_layer(entry)
     if isinstance(operation, InputLayer):
         tensors.add(entry["name"], 0, operation.output)
     return _ReadStep(entry["name"], operation, calls)
-
-
-def _read_operation(entry: Mapping[str, Any]) -> Operation:
-    name = entry["config"].get("name")
-    if name not in OPERATIONS:
-        summary = f"the config of a functional model contains the unknown operation {shorten(name)}"
-        raise ConfigError(summary, given=shorten(entry), fix="write it again with model.get_config()")
-    return Operation(name)

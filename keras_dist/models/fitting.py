@@ -123,22 +123,17 @@ def split_source(source: Source, validation_split: float) -> tuple[ArraySource, 
 
 def validation(source: Source | None, fit_size: Any, batch_size: Any, steps: Any, freq: Any) -> Validation | None:
     """Return the validation examples and their epochs; None without examples."""
-    freq = check_freq(freq)
+    epochs = freq if isinstance(freq, list) else [freq]
+    if not epochs or not all(is_int(epoch, 1) for epoch in epochs):
+        summary = "`validation_freq` must be an integer of at least 1, or a list of epochs, counted from 1"
+        fix = "for example validation_freq=2, or [1, 10] for the first and the tenth epoch"
+        raise ModelError(summary, given=f"validation_freq={shorten(freq)}", fix=fix)
+    freq = list(map(int, epochs)) if isinstance(freq, list) else int(freq)
     if source is None:
         return None
     if batch_size is None and not isinstance(source, StreamSource):
         batch_size = fit_size
     return Validation(batching(source, batch_size, steps, "validation_batch_size", "validation_steps"), freq)
-
-
-def check_freq(validation_freq: Any) -> int | list[int]:
-    """Return `validation_freq`; raise unless it is a number of epochs or a list of epochs."""
-    epochs = validation_freq if isinstance(validation_freq, list) else [validation_freq]
-    if epochs and all(is_int(epoch, 1) for epoch in epochs):
-        return [int(epoch) for epoch in epochs] if isinstance(validation_freq, list) else int(validation_freq)
-    summary = "`validation_freq` must be an integer of at least 1, or a list of epochs, counted from 1"
-    fix = "for example validation_freq=2, or [1, 10] for the first and the tenth epoch"
-    raise ModelError(summary, given=f"validation_freq={shorten(validation_freq)}", fix=fix)
 
 
 def validation_source(

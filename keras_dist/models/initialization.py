@@ -32,7 +32,6 @@ from keras_dist.layers.symbolic import fresh_copy
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.modules import ModuleSource
 from keras_dist.models.placing import (
     distribution_now,
     distribution_of_layers,
@@ -55,19 +54,9 @@ from keras_dist.variables import call_context
 if TYPE_CHECKING:
     from keras_dist.models.step_methods import StepMethods
 
-Check = Callable[[Sequence[VariableSpec]], None]
-
-_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check_of_weights", default=lambda specs: None)
-
-
-@contextlib.contextmanager
-def weights_checked(check: Check) -> Iterator[None]:
-    """Call `check(specs)` before weights of models of layers are created in this context."""
-    before = _check.set(check)
-    try:
-        yield
-    finally:
-        _check.reset(before)
+_check: contextvars.ContextVar[Callable[[Sequence[VariableSpec]], None]] = contextvars.ContextVar(
+    "check_of_weights", default=lambda specs: None
+)
 
 
 def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
@@ -75,8 +64,12 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     check_not_forked()
     if model._session is not None:
         return model._session
-    if model._runtime.source is not None:
-        return create_from_source(model, model._runtime.source)
+    runtime = model._runtime
+    if runtime.source is not None:
+        runtime.session = runtime.source.session(runtime.made_under or current_distribution())
+        if runtime.choices is not None:
+            runtime.session.compile(runtime.choices)
+        return runtime.session
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -95,46 +88,46 @@ def _symbols_of_call(
     return jax.tree.map(_tensor_for_batch, (args, kwargs))
 
 
-def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
-    """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
-    remat = model._choices.remat if model._choices else None
-    if model._session is not None:
-        forward = model._session.forward
-        return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
-    model._check_initialised()
-    asked = distribution or model._runtime.made_under or current_distribution()
-    if model._runtime.source is not None:
-        return dataclasses.replace(model._runtime.source.forward(asked), remat=remat)
-    arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
-    traced = _traced_layers(model, arguments, asked)
-    return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
-
-
-def create_from_source(model: StepMethods, source: ModuleSource) -> BuiltModel:
-    """Create the weights of a `from_nnx` or `from_keras` model; compile it, if `compile` was called."""
-    runtime = model._runtime
-    runtime.session = source.session(runtime.made_under or current_distribution())
-    if runtime.choices is not None:
-        runtime.session.compile(runtime.choices)
-    return runtime.session
-
-
 def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BuiltModel:
-    """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called."""
+    """Create the weights of a model of layers for symbolic arguments; compile it, if `compile` was called.
+
+    The creation is traced on a copy of the layers. The traced variables are planned and created sharded, and then given
+    to the layers of the model.
+    """
     check_not_forked()
     model._check_initialised()
     named_layers(model)
     runtime = model._runtime
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
     with depth_checked(model):
-        runtime.session = _session_of_layers(model, (args, kwargs), random.next_seed(), chosen)
-    runtime.made_under = chosen
+        seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
+        graph, distribution = traced.graph, traced.distribution
+        with told_of_one_device(is_placed=traced.is_placed):
+            plan = distribution.plan_variables(graph.specs, graph.treedef)
+        _check.get()(graph.specs)
+        _check_meshes(model, plan)
+        values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
+        adopt(model, graph.described(), traced.built_with)
+        places = places_of(model, graph.parts)
+        before = runtime.session_before
+        if before is not None:
+            before.cell.leave()
+        for place, parts, value in zip(places, graph.parts, values, strict=True):
+            if parts not in traced.known:
+                place.keep(value)
+        cell = StateCell(graph, plan, places, f"model {model.name!r}")
+        session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
+        session.settle_layers()
+        settle(model, before, session)
+        session.trainability = TrainableFlags(model, graph.specs)
+        session.stated = session.trainability.stated()
+    runtime.session, runtime.session_before, runtime.made_under = session, None, chosen
     runtime.built_for = args[0] if len(args) == 1 and not kwargs else None
     runtime.built_by_name = {} if runtime.built_for is not None else tensors_by_name(model, args, kwargs)
     if runtime.choices is not None:
-        runtime.session.compile(runtime.choices)
+        session.compile(runtime.choices)
     model._after_creation(args, kwargs)
-    return runtime.session
+    return session
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,35 +218,6 @@ def _build_uncalled(model: nnx.Module) -> None:
         shape_tracing.trace(call, tensors)
 
 
-def _session_of_layers(
-    model: StepMethods, arguments: tuple[tuple[Any, ...], dict[str, Any]], seed: int, chosen: Distribution | None
-) -> BuiltModel:
-    """Create the weights for a call with these arguments: trace, plan, initialize, and give them to the layers."""
-    traced = _traced_layers(model, arguments, chosen)
-    graph, distribution = traced.graph, traced.distribution
-    with told_of_one_device(is_placed=traced.is_placed):
-        plan = distribution.plan_variables(graph.specs, graph.treedef)
-    _check.get()(graph.specs)
-    _check_meshes(model, plan)
-    values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-    adopt(model, graph.described(), traced.built_with)
-    places = places_of(model, graph.parts)
-    before = model._runtime.session_before
-    if before is not None:
-        before.cell.leave()
-    for place, parts, value in zip(places, graph.parts, values, strict=True):
-        if parts not in traced.known:
-            place.keep(value)
-    cell = StateCell(graph, plan, places, f"model {model.name!r}")
-    session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
-    session.settle_layers()
-    settle(model, before, session)
-    model._runtime.session_before = None
-    session.trainability = TrainableFlags(model, graph.specs)
-    session.stated = session.trainability.stated()
-    return session
-
-
 def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
     """Check that variables shared with other models are on the mesh of this model."""
     before = model._runtime.session_before
@@ -306,6 +270,31 @@ def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence
             summary = f"the shape of weight {spec.path!r} depends on a dim of unknown size"
             given = f"shape {shape} for inputs {[tensor.shape for tensor in tensors]}"
             raise ModelError(summary, given=given, fix="give the dim a size in Input(shape), or pool over it first")
+
+
+def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:
+    """Return the forward pass of a model under a distribution, by default its own or the current one, abstractly."""
+    remat = model._choices.remat if model._choices else None
+    if model._session is not None:
+        forward = model._session.forward
+        return dataclasses.replace(forward, distribution=distribution or forward.distribution, remat=remat)
+    model._check_initialised()
+    asked = distribution or model._runtime.made_under or current_distribution()
+    if model._runtime.source is not None:
+        return dataclasses.replace(model._runtime.source.forward(asked), remat=remat)
+    arguments = _symbols_of_call(model, (x,), {}) if model._graph is None else ((model._graph.on_devices.inputs,), {})
+    traced = _traced_layers(model, arguments, asked)
+    return Forward(traced.graph, None, traced.distribution, random.current_seed(), _compute_loss, remat)
+
+
+@contextlib.contextmanager
+def weights_checked(check: Callable[[Sequence[VariableSpec]], None]) -> Iterator[None]:
+    """Call `check(specs)` before weights of models of layers are created in this context."""
+    before = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(before)
 
 
 def _compute_loss(module: Any, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, training: bool) -> jax.Array:

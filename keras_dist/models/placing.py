@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -28,7 +28,6 @@ from keras_dist.distribution.model_parallel import ModelParallel
 from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
-from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import layers_below
@@ -75,7 +74,8 @@ def told_of_one_device(is_placed: bool) -> Iterator[None]:
 
 def place_of(asked: Distribution | None, expected: Distribution | None, graph: ModuleGraph) -> Distribution | None:
     """Return the distribution that was chosen, or that layers expect; None for one device, with a warning."""
-    found = asked or distribution_of_weights(graph.specs) or expected
+    own = ((spec.path, spec.own.layout) for spec in graph.specs if spec.own and spec.own.layout)
+    found = asked or _distribution_of(own) or expected  # also of layouts that `build` gave to `add_weight`
     if found is None:
         tell_of_one_device()
     return found
@@ -115,11 +115,6 @@ def distribution_of_layers(model: nnx.Module) -> Distribution | None:
         for name, value in vars(layer).items()
         if name.endswith("_layout") and isinstance(value, TensorLayout)
     )
-
-
-def distribution_of_weights(specs: Sequence[VariableSpec]) -> Distribution | None:
-    """Return the distribution on the mesh of all layouts, also of `build` and `add_weight`; None without any."""
-    return _distribution_of((spec.path, spec.own.layout) for spec in specs if spec.own and spec.own.layout)
 
 
 @contextlib.contextmanager

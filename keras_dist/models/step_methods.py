@@ -24,7 +24,7 @@ from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.masks import mask_noted
+from keras_dist.training.compile_metrics import mask_noted
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 

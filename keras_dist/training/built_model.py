@@ -12,7 +12,6 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
-from keras_dist._support.types import PyTree
 from keras_dist.distribution import lint
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
@@ -177,12 +176,9 @@ class BuiltModel(BuiltModule):
             for place, variable in zip(jax.tree.leaves(numbers.slots[name]), variables_in(slots), strict=True):
                 variable.set_metadata(keras_path=path_of_keras(known_as, rows[place].path))
                 cell.hold_slot(place, variable)
-            state = ModelState(slots, steps, cell, listed, parts, self._scattered)
+            state = ModelState(slots, steps, cell, listed, parts, lambda grads: self.forward.scattered(grads))
             self._optimizer_states.append(state)
-            optimizer.transformation.attach(self._optimizer_states[-1])
-
-    def _scattered(self, grads: PyTree) -> PyTree:
-        return self.forward.scattered(grads)
+            optimizer.transformation.attach(state)
 
     def use_seed(self, seed: int) -> None:
         """Use the seed of another process for Dropout of foreign modules and the order of rows."""

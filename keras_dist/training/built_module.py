@@ -25,7 +25,7 @@ from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS
 from keras_dist.errors import ModelError, with_type
 from keras_dist.layers import Layer
-from keras_dist.training.masks import note_masks
+from keras_dist.training.compile_metrics import note_masks
 from keras_dist.training.naming import by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
@@ -91,7 +91,13 @@ class BuiltModule:
         self._programs[key] = program
         if len(self._programs) > _MOST_PROGRAMS:
             del self._programs[next(iter(self._programs))]
-            self._warn_of_programs()
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
+                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
+                    stacklevel=lint.frames_inside(),
+                )
         with self.cell.lock:
             state = self.cell.state
             given = [leaves[index] for index in arrays]
@@ -129,15 +135,6 @@ class BuiltModule:
         if self.trainability is not None:
             for path, layer in self.trainability.layers.items():
                 layer._runtime.added = losses.get(path, [])
-
-    def _warn_of_programs(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
-                "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                stacklevel=lint.frames_inside(),
-            )
 
     def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
         """Keep the changes of a call: in training all, else random streams and states."""

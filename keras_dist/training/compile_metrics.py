@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +13,6 @@ from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.metrics import Mean, Metric
 from keras_dist.training.accumulators import Accumulator, MeanAccumulator, MetricAccumulator, by_name
-from keras_dist.training.masks import mask_noted
 from keras_dist.training.objective import Objective
 from keras_dist.variables import Variable
 
@@ -95,3 +96,31 @@ class ModelMetrics:
         for metric in [*self._means.values(), *(self.compiled.metrics if self.compiled is not None else ())]:
             if id(metric) not in held:
                 metric.reset_state()
+
+
+_masks: contextvars.ContextVar[list[tuple[Any, Any]] | None] = contextvars.ContextVar("masks", default=None)
+
+
+@contextlib.contextmanager
+def noting_masks() -> Iterator[None]:
+    """Let `note_masks` note masks inside."""
+    token = _masks.set([])
+    try:
+        yield
+    finally:
+        _masks.reset(token)
+
+
+def note_masks(outputs: PyTree, masks: PyTree) -> None:
+    """Note the masks of outputs for a loss in the same step."""
+    noted = _masks.get()
+    if noted is not None and jax.tree.leaves(masks):
+        flat = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
+        noted.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
+
+
+def mask_noted(outputs: PyTree) -> PyTree:
+    """Return the noted masks of these outputs; None without any."""
+    noted = _masks.get() or []
+    masks = jax.tree.map(lambda one: next((mask for output, mask in noted if output is one), None), outputs)
+    return masks if jax.tree.leaves(masks) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import CHANGED_ALWAYS, PLANNED_BY_RULE
 from keras_dist.errors import LayoutWarning, RecompileWarning
-from keras_dist.training.accumulators import Accumulator, check_names
+from keras_dist.training.accumulators import Accumulator, RateAccumulator, check_names
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.logs import PerBatch, is_per_batch
@@ -56,6 +57,25 @@ MANY_SHAPES = 16
 FEWER_SHAPES = (
     "make batches with drop_remainder=True, or pad them to a few shapes with kd.data.pad_batch(batch, multiple_of=...)"
 )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LoggedStep:
+    """A step, its accumulators by logged name, and their initial states, which no step consumes."""
+
+    step: LoggingStep
+    accumulators: dict[str, Accumulator]
+    zeros: Logs
+
+    def resumed(self, states: Logs) -> Logs:
+        """Return the states of another process; rates start again, since its duration is not known."""
+        rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
+        return {**states, **{name: self.zeros[name] for name in rates}}
+
+    def reset(self, mesh: DeviceMesh) -> Logs:
+        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
+        own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
+        return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
 class CompiledSteps:

@@ -96,13 +96,12 @@ def check_equivalence(
                 fix = "compute initial values from `rngs` and shapes only, not from devices, the mesh or the process"
                 raise EquivalenceError(summary, given=_describe(found) + there, expected=expected, fix=fix)
         difference = abs(other.loss - reference.loss) / max(1.0, abs(reference.loss))
-        _check_near(
-            "the loss of one step", difference, tolerance, f"{other.loss!r}{there}", f"{reference.loss!r}{here}"
-        )
+        given, expected = f"{other.loss!r}{there}", f"{reference.loss!r}{here}"
+        _check_near("the loss of one step", difference, tolerance, given, expected)
         for path, gradient in reference.gradients.items():
             difference = float(np.max(np.abs(other.gradients[path] - gradient), initial=0)) / (largest or 1.0)
-            apart = f"by {difference:.2e} of the largest gradient{there}"
-            _check_near(f"the gradient of {path!r}", difference, tolerance, apart, f"that on {distributions[0]}")
+            given = f"a difference of {difference:.2e} of the largest gradient{there}"
+            _check_near(f"the gradient of {path!r}", difference, tolerance, given, f"the gradient{here}")
             worst = max(worst, difference)
     return EquivalenceReport(tuple(distributions), (reference.loss, *(o.loss for o in others)), worst)
 

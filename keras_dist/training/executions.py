@@ -349,12 +349,6 @@ def _compared(compare: Callable[[int, Take, str], None], arrays: Any) -> None:
     compare(len(leaves[0]), lambda rows: [leaf.take(rows, axis=0) for leaf in leaves], describe(arrays))
 
 
-def share_of(like: Any, multiple_of: int, distribution: Distribution) -> HostSlice:
-    """Return the part of batches like `like` that this process gathers."""
-    layouts = tuple(layout.backend_layout for layout in jax.tree.leaves(data_layouts(like, distribution)))
-    return HostSlice(layouts, multiple_of, is_own=not distribution.auto_shard_dataset)
-
-
 def fits_on_devices(source: RowSource, distribution: Distribution) -> bool:
     """Whether the dataset may be replicated: it is in memory, and small."""
     stats = [device.memory_stats() for device in local_devices(distribution)]

@@ -171,7 +171,11 @@ def trace_factory(
     def init(seed: ArrayLike) -> PyTree:
         with without_eager_sharding():
             module = by_keyword(rngs=rngs_for_creation(jax.random.key(seed)))
-            _check_module(module, "the factory's result")
+            if not isinstance(module, nnx.Module):
+                check_is_ours("from_nnx: the factory's result", module)
+                summary = "from_nnx: the factory's result is not a flax.nnx.Module"
+                fix = "for other code use your distribution's plan() and jax.jit"
+                raise ModelError(summary, given=type(module).__name__, fix=fix)
             adopt_traced_buffers(module)
             seen["module"] = module
             seen["graphdef"], state = nnx.split(module)
@@ -253,7 +257,11 @@ def _trained(
             for spec, p, owner in zip(specs, parts, owners, strict=True)
         ]
     else:
-        predicate = _predicate(nnx.Param if trainable is None else trainable)
+        try:
+            predicate = nnx.filterlib.to_predicate(nnx.Param if trainable is None else trainable)
+        except (TypeError, ValueError):  # ValueError: Flax fails while it formats the TypeError
+            fix = 'for example trainable=nnx.LoRAParam or trainable="head/.*"'
+            raise ModelError("`trainable` is not a filter", given=with_type(trainable), fix=fix) from None
         chosen = [bool(predicate(p, owner)) for p, owner in zip(parts, owners, strict=True)]
     if trainable is not None and not any(chosen):
         paths = [spec.path for spec in specs if spec.role == "parameter"]
@@ -262,14 +270,6 @@ def _trained(
         raise ModelError("`trainable` selects no variable", given=f"trainable={trainable!r}", fix=fix)
     inexact = [jax.numpy.issubdtype(spec.dtype, jax.numpy.inexact) for spec in specs]
     return tuple(want and can for want, can in zip(chosen, inexact, strict=True))
-
-
-def _predicate(trainable: Trainable) -> Callable[[Any, Any], bool]:
-    try:
-        return nnx.filterlib.to_predicate(trainable)
-    except (TypeError, ValueError):  # ValueError: Flax fails while it formats the TypeError
-        fix = 'for example trainable=nnx.LoRAParam or trainable="head/.*"'
-        raise ModelError("`trainable` is not a filter", given=with_type(trainable), fix=fix) from None
 
 
 def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -287,10 +287,3 @@ def as_factory(given: Callable[..., Any]) -> Callable[..., Any] | None:
             raise
 
     return by_keyword
-
-
-def _check_module(module: Any, what: str) -> None:
-    if not isinstance(module, nnx.Module):
-        check_is_ours(f"from_nnx: {what}", module)
-        fix = "for other code use your distribution's plan() and jax.jit"
-        raise ModelError(f"from_nnx: {what} is not a flax.nnx.Module", given=f"{type(module).__name__}", fix=fix)

@@ -103,7 +103,7 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
         if not (_has_default(signal.SIGTERM) and job.has_preemption_points()):
             leave, is_shared = None, False  # one process cannot leave without the others
         elif is_shared and leave is None and (_running is None or _running.leave is None):
-            leave = _leave_as_others
+            leave = lambda signum: None  # noqa: E731  # all leave by the signal alone
     if _running is not None:
         with _leaving(_running, leave, is_shared):
             yield _running.check
@@ -129,10 +129,6 @@ def interrupt_between_steps(leave: Leave | None = None, *, is_shared: bool = Fal
         if is_ours:
             signal.signal(signal.SIGINT, outer)
         notes.check()
-
-
-def _leave_as_others(signum: int) -> None:
-    """Do nothing but end."""
 
 
 @contextlib.contextmanager

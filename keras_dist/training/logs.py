@@ -136,13 +136,9 @@ def real_outputs(rows: int, outputs: PyTree) -> PyTree:
     def real(output: Any) -> Any:
         if is_per_batch(output):
             return PerBatch(np.array(output.value))
-        return _real_rows(rows, output)
+        if not isinstance(output, jax.Array) or output.is_fully_addressable or output.is_fully_replicated:
+            return np.asarray(output)[:rows].copy()
+        parts = {shard.index[0].indices(len(output))[0]: shard.data for shard in output.addressable_shards}
+        return np.concatenate([np.asarray(parts[start])[: max(rows - start, 0)] for start in sorted(parts)])
 
     return jax.tree.map(real, outputs, is_leaf=is_per_batch)
-
-
-def _real_rows(rows: int, output: Any) -> np.ndarray:
-    if not isinstance(output, jax.Array) or output.is_fully_addressable or output.is_fully_replicated:
-        return np.asarray(output)[:rows].copy()
-    parts = {shard.index[0].indices(len(output))[0]: shard.data for shard in output.addressable_shards}
-    return np.concatenate([np.asarray(parts[start])[: max(rows - start, 0)] for start in sorted(parts)])

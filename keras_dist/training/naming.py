@@ -106,11 +106,6 @@ def _depth_of(root: nnx.Module) -> int:
     return max(depths.values())
 
 
-def is_below(path: str, prefix: str) -> bool:
-    """Whether a path is `prefix` or below it."""
-    return not prefix or path == prefix or path.startswith(f"{prefix}/")
-
-
 def prefixes(path: str) -> Iterator[str]:
     """Yield the prefixes of a path, from the empty path to itself."""
     yield ""

@@ -139,16 +139,6 @@ def scaling_checked(given: Iterable[Any]) -> Generator[None]:
             )
 
 
-def accumulates(named: Mapping[str, Optimizer]) -> bool:
-    """Whether an optimizer accumulates gradients."""
-    return any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in named.values())
-
-
-def has_final_values(named: Mapping[str, Optimizer]) -> bool:
-    """Whether `finalize` changes anything."""
-    return any(getattr(optimizer.transformation, "use_ema", False) for optimizer in named.values())
-
-
 def finalize(state: TrainState, named: Mapping[str, Optimizer]) -> PyTree:
     """Return the trained variables at the end of a training: their averages, if an optimizer keeps them."""
     trainable = state.trainable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from keras_dist.data.adapters import Source
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import Batch
@@ -18,11 +20,11 @@ from keras_dist.training.executions import (
     SingleStep,
     StreamFeed,
     compare_call,
+    data_layouts,
     earns_residence,
     fits_on_devices,
     is_put_by_dispatch,
     placed,
-    share_of,
     stack_of,
 )
 from keras_dist.training.graph import ModuleGraph
@@ -109,7 +111,9 @@ class Placement:
         """Return the part of batches that this process gathers; None in a mesh of one process."""
         if not self._distribution.device_mesh.is_multi_process:
             return None
-        return share_of(source.like, self._multiple(source), self._distribution)
+        layouts = jax.tree.leaves(data_layouts(source.like, self._distribution))
+        is_own = not self._distribution.auto_shard_dataset
+        return HostSlice(tuple(layout.backend_layout for layout in layouts), self._multiple(source), is_own=is_own)
 
     def _global(self, batch: Batch) -> Batch:
         return batch if is_put_by_dispatch(batch) else placed(SingleStep(batch), self._distribution).batch

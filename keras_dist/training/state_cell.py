@@ -2,72 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.lending import Changes, Keeper, Lendable, switching
-from keras_dist._support.stateless_scope import trace_error
 from keras_dist._support.types import ArrayLike, PyTree
-from keras_dist._unstable.jax_internals import is_traced
-from keras_dist.distribution.layout import TensorLayout, layout_on
-from keras_dist.distribution.mesh import DeviceMesh
-from keras_dist.distribution.placement import host_copy, place_copy
+from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
+from keras_dist.training.borrowing import BorrowedArrays
 from keras_dist.training.graph import ModuleGraph
-from keras_dist.training.interrupt import interrupt_between_steps
 from keras_dist.training.optimization import Optimizer
 from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
-from keras_dist.variables.variable import Variable, checked_value
+from keras_dist.variables.variable import Variable
 
 
-class StateCell(Keeper):
-    """The training state of a model, given its graph, its plan, and the positions of its arrays in the module.
-
-    The variables of the layers hold the arrays. A training run borrows them, donates them to each step and returns the
-    results of the last step. Optimizer slots and the step count are held here.
-    """
-
-    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
-        self.graph, self.plan, self.owner = graph, plan, owner
-        self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
-        # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
-        self.lock = threading.RLock()
-        self._training = threading.RLock()
-        self._trainings = 0
-        self._is_borrowing = False
-        self._shown: dict[int, Any] = {}  # arrays in foreign variables while their current arrays are borrowed
-        self._beside: weakref.WeakSet[StateCell] = weakref.WeakSet()
-        self._views: dict[str, Variable] = {}
-        self._slots: dict[int, Variable] = {}
-        self._slot_of: dict[int, int] = {}
-        self._have(places)
-        self.state_plan = self._plan_of_state({})
-        self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
-
-    def leave(self) -> None:
-        """Detach from the variables."""
-        for place in self._variables:
-            if place.lendable is not None:
-                place.lendable.leave(self)
-        for cell in self._beside:
-            cell._beside.discard(self)
-
-    def _begin(self, step: jax.Array) -> None:
-        """Start without slots; read the arrays of the variables on first use."""
-        self._arrange(TrainState(*self.graph.nest([place.array() for place in self._variables]), {}, step))
-        arrays: list[Any] = self._arrays
-        for index in self._at:
-            arrays[index] = None
+class StateCell(BorrowedArrays):
+    """The training state of a model, given its graph, its plan, and the positions of its arrays in the module."""
 
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
@@ -79,281 +35,10 @@ class StateCell(Keeper):
             place.keep(array)
         return cls(graph, plan, places), module
 
-    def _have(self, places: Sequence[Place]) -> None:
-        """Attach to the variables at these positions."""
-        self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
-        self._variables = list(places)
-        self._index_of = {id(place.holder): index for index, place in enumerate(places) if place.variable is not None}
-        for place in places:
-            if place.lendable is not None:
-                self._beside.update(cell for cell in place.lendable.keepers if cell is not self)
-                place.lendable.join(self)
-        for cell in self._beside:
-            cell._beside.add(self)
-        for path, view in self._views.items():
-            if path in self._indices:
-                self._index_of[id(view)] = self._indices[path]
-
-    def _arrange(self, state: TrainState) -> None:
-        """Take over the arrays of a state."""
-        arrays: list[Any]
-        arrays, treedef = jax.tree.flatten(state)
-        if self._slots and treedef != self._treedef:
-            self.release_slots()
-        self._treedef = treedef
-        numbered = jax.tree.unflatten(self._treedef, range(len(arrays)))
-        self._places = self.graph.flatten(numbered.trainable, numbered.rest)
-        self._at = dict(zip(self._places, self._variables, strict=True))
-        self._ours = [(index, place.lendable) for index, place in self._at.items() if place.lendable is not None]
-        self._foreign = [(index, place) for index, place in self._at.items() if place.lendable is None]
-        self._arrays = arrays
-        self._looked_at = -1
-
-    @property
-    def state(self) -> TrainState:
-        """The current arrays; the next train step consumes them."""
-        return jax.tree.unflatten(self._treedef, self.arrays)
-
-    @state.setter
-    def state(self, state: TrainState) -> None:
-        self._arrange(state)
-        if not self._is_borrowing:
-            self._give_back()
-
-    @property
-    def arrays(self) -> list[jax.Array]:
-        """The current arrays as a flat list, the form in which steps take and return them."""
-        if not self._is_borrowing:
-            others_train = any(cell._is_borrowing for cell in self._beside)
-            if self._looked_at != Changes.last or others_train or (self.is_shown and self._foreign):
-                self._look()
-        elif self.is_shown and self._foreign:
-            self._take_foreign()
-        return self._arrays
-
-    @arrays.setter
-    def arrays(self, arrays: list[jax.Array]) -> None:
-        self._arrays = arrays
-        if not self._is_borrowing:
-            self._give_back()
-
-    def put(self, arrays: Mapping[int, jax.Array]) -> None:
-        """Replace some arrays by index; they must be placed as planned."""
-        if not arrays:
-            return
-        self._arrays = [arrays.get(index, array) for index, array in enumerate(self.arrays)]
-        if not self._is_borrowing:
-            for index in arrays.keys() & self._at.keys():
-                place, borrower = self._at[index], getattr(self._at[index].lendable, "borrower", None)
-                if borrower is None:
-                    place.keep(arrays[index])
-                else:  # another model that has the variable is training
-                    borrower.set_to_copy(place.lendable, arrays[index])
-
-    def _look(self) -> None:
-        """Read the arrays of variables that changed; copy and reshard those that are shared or placed otherwise."""
-        self._looked_at = Changes.last
-        arrays: list[Any] = self._arrays
-        ours = [(index, variable, variable.current()) for index, variable in self._ours]
-        foreign = [(index, place, place.array()) for index, place in self._foreign]
-        changed = [found for found in (*ours, *foreign) if found[2] is not arrays[found[0]]]
-        if not changed:
-            return
-        arrays, shardings = list(arrays), jax.tree.leaves(self.state_plan.shardings)
-        with jax.ensure_compile_time_eval():  # the first read may happen inside a trace
-            for index, holder, array in changed:
-                is_lent = isinstance(holder, Lendable) and holder.borrower is not None
-                is_free = is_lent or (holder.is_own if isinstance(holder, Lendable) else not self.is_shown)
-                if is_free and _lies_at(array, shardings[index]):
-                    arrays[index] = array
-                else:
-                    row = self.state_plan.rows[index]
-                    value = checked_value(array, row)
-                    arrays[index] = place_copy(value, shardings[index], f"variable {row.path!r}")
-                    if not is_lent:
-                        holder.keep(arrays[index])
-        self._arrays = arrays
-
-    @contextlib.contextmanager
-    def borrowing(self) -> Iterator[None]:
-        """Borrow the arrays of the variables, and return the current arrays at exit."""
-        if self._is_borrowing:
-            yield
-            return
-        try:
-            self._borrow()
-            yield
-        finally:
-            with self.lock:
-                if self._is_borrowing:
-                    if self.is_shown:
-                        self._take_foreign()
-                    self._is_borrowing = False
-                    self._give_back()
-
-    def _borrow(self) -> None:
-        with self.lock:
-            self._look()
-            with switching:
-                for index, variable in self._ours:
-                    if variable.borrower is not None:
-                        raise self._lent_to(variable.borrower, self.state_plan.rows[index].path)
-                self._is_borrowing = True
-                for _, variable in self._ours:
-                    variable.lend_to(self)
-                read = [(index, variable) for index, variable in self._ours if not variable.is_own]
-        for cell in list(self._beside):
-            with cell.lock:  # a dispatch in progress may read the arrays
-                pass
-        with self.lock:
-            for index, variable in read:
-                self._arrays[index] = self.copied(self._arrays[index])
-                variable.keep(self._arrays[index])  # releases the old array, unless the reader holds it
-            for index, place in self._foreign if self.is_shown else ():
-                self._shown[index] = place.array()
-                self._arrays[index] = self.copied(self._arrays[index])
-
-    def _give_back(self) -> None:
-        """Return the current arrays to the variables."""
-        arrays = self._arrays
-        with switching:
-            for index, variable in self._ours:
-                if variable.borrower in (None, self):
-                    variable.keep(arrays[index])
-                    variable.lend_to(None)
-        for index, place in self._foreign:
-            place.keep(arrays[index])
-        self._shown = {}
-
-    def show(self) -> None:
-        """Store copies of the current arrays in foreign variables, where callbacks may read them."""
-        if self._is_borrowing and self.is_shown:
-            with self.lock:
-                self._take_foreign()
-                for index, place in self._foreign:
-                    self._shown[index] = self.copied(self._arrays[index])
-                    place.keep(self._shown[index])
-
-    def _take_foreign(self) -> None:
-        """Take over values that were written into foreign variables while their arrays are borrowed."""
-        for index, place in self._foreign:
-            array, row = place.array(), self.state_plan.rows[index]
-            if array is not self._shown.setdefault(index, array):
-                self._shown[index] = array
-                sharding = jax.tree.leaves(self.state_plan.shardings)[index]
-                self._arrays[index] = place_copy(checked_value(array, row), sharding, f"variable {row.path!r}")
-
-    def array_of(self, variable: Lendable) -> jax.Array:
-        """Return the current array of a lent variable; the next step may delete it."""
-        place = self.place_of(variable)
-        holder = self._at.get(place)
-        return (self._arrays if holder is None or not holder.is_foreign else self.arrays)[place]
-
-    def unshared(self, variable: Lendable) -> jax.Array:
-        """Return the current array of a lent variable; copy it first if the user may hold it."""
-        return self.private(self.place_of(variable))
-
-    def copy_of(self, variable: Lendable) -> jax.Array:
-        """Return a copy of the current array of a lent variable."""
-        with self.lock:
-            return self.copied(self.array_of(variable))
-
-    def copied(self, array: jax.Array) -> jax.Array:
-        """Return a copy of an array with the same sharding."""
-        with jax.ensure_compile_time_eval():  # also inside a trace
-            return place_copy(array, array.sharding)
-
-    def host_copy(self, array: jax.Array) -> np.ndarray:
-        """Return a copy on the host; every process of a job must call it."""
-        return host_copy(array)
-
-    def take(self, variable: Lendable, array: jax.Array) -> None:
-        """Replace the array of a variable by an unshared one."""
-        self.put({self.place_of(variable): array})
-
-    def set_to_copy(self, variable: Lendable, value: ArrayLike) -> None:
-        """Replace the array of a lent variable by a copy of a value."""
-        if is_traced(value):
-            raise trace_error(self._row(variable).path)
-        place, value = self.place_of(variable), self.checked(variable, value)
-        sharding = jax.tree.leaves(self.state_plan.shardings)[place]
-        with self.lock:
-            self.put({place: place_copy(value, sharding, f"variable {variable.path!r}")})
-
-    def checked(self, variable: Lendable, value: ArrayLike) -> ArrayLike:
-        """Return a value cast to the dtype of a variable; raise unless its shape fits."""
-        index = self._index_of.get(id(variable))
-        return checked_value(value, self._row(variable) if index is None else self.plan.rows[index])
-
-    def layout_of(self, variable: Lendable) -> TensorLayout:
-        """Return the layout of a variable."""
-        return layout_on(self._row(variable).axes, self.mesh)
-
-    def _row(self, variable: Lendable) -> Row:
-        return self.state_plan.rows[self.place_of(variable)]
-
-    def drop(self, variable: Lendable) -> None:
-        """Release the array that a variable had before a write."""
-        if not self._is_borrowing:
-            place: Any = self.place_of(variable)
-            arrays: list[Any] = list(self._arrays)
-            arrays[place] = None
-            self._arrays = arrays
-
-    def private(self, place: int) -> jax.Array:
-        """Return an array by index; copy it first if the user may hold it."""
-        array = self.arrays[place]
-        holder = self._at.get(place)
-        if holder is None or not holder.is_foreign or not self.is_shown or self._is_borrowing or is_traced(array):
-            return array
-        self.put({place: self.copied(array)})
-        return self._arrays[place]
-
-    def _lent_to(self, borrower: Any, path: str) -> ModelError:
-        return ModelError(
-            f"{self.owner} cannot train now: {borrower.owner} is training variables of it",
-            given=f"variable {path!r}, which both have",
-            expected="one training at a time: each step consumes the arrays before it",
-            fix="wait for the first to end, or give the models separate variables: keras_dist.models.clone_model",
-        )
-
-    def shared_with(self) -> list[StateCell]:
-        """Return the training states of other models that share variables."""
-        return [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
-
     @property
     def kinds(self) -> str:
         """The kinds of variables of a foreign module; empty for layers."""
         return self.graph.described_kinds() if self.graph.is_foreign else ""
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The devices."""
-        return self.plan.mesh
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a thread is inside `training`."""
-        return self._trainings > 0
-
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Train exclusively and delay Ctrl-C; a callback may train again in the same thread."""
-        with interrupt_between_steps():
-            if not self._training.acquire(blocking=False):
-                raise ModelError(
-                    "the model is training in another thread",
-                    given=f"a second training in thread {threading.current_thread().name!r}",
-                    expected="one training at a time: each step consumes the state before it",
-                    fix="wait for the first to end, or give each thread a separate model",
-                )
-            self._trainings += 1
-            try:
-                with self.borrowing():
-                    yield
-            finally:
-                self._trainings -= 1
-                self._training.release()
 
     def row(self, path: str) -> Row:
         """Return the row of a variable in the plan."""
@@ -366,11 +51,6 @@ class StateCell(Keeper):
     def place(self, path: str) -> int:
         """Return the index of a variable in `arrays`."""
         return self._places[self.index(path)]
-
-    def place_of(self, variable: Any) -> Any:
-        """Return the index of a variable in `arrays`; None if the model does not contain it."""
-        index = self._index_of.get(id(variable))
-        return self._slot_of.get(id(variable)) if index is None else self._places[index]
 
     def path_of(self, variable: Any) -> str | None:
         """Return the path of a variable in this model; None if the model does not contain it."""
@@ -410,13 +90,6 @@ class StateCell(Keeper):
         self._slots[place] = variable
         self._slot_of[id(variable)] = place
         variable.lend_for_good(self)
-
-    def release_slots(self) -> None:
-        """Return the arrays of optimizers to their variables."""
-        for place, variable in self._slots.items():
-            variable.lend_to(None)
-            variable.keep(self._arrays[place])
-        self._slots, self._slot_of = {}, {}
 
     def is_trained(self, path: str) -> bool:
         """Whether a variable is trained."""
@@ -486,13 +159,11 @@ class StateCell(Keeper):
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
         """Reshard everything to the layouts of another distribution, unless its rules cannot be applied."""
-        others = self.shared_with()
+        others = [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
         if others:
-            raise ModelError(
-                f"{self.owner} cannot move: {others[0].owner} has some of its layers",
-                given=f"another distribution, {distribution}",
-                fix="move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights",
-            )
+            summary = f"{self.owner} cannot move: {others[0].owner} has some of its layers"
+            fix = "move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights"
+            raise ModelError(summary, given=f"another distribution, {distribution}", fix=fix)
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
         slots = {
             name: self.trainable_plan(optimizer, plan).follow(state.slots[name]).prefixed(name)
@@ -517,16 +188,3 @@ class StateCell(Keeper):
             copies = self.plan.place(self.graph.treedef.unflatten(self.leaves()))
         trainable, rest = self.graph.nest(jax.tree.leaves(copies))
         return self.graph.merge(trainable, rest)
-
-    def _plan_of_state(self, slot_plans: dict[str, LayoutPlan], plan: LayoutPlan | None = None) -> LayoutPlan:
-        plan = self.plan if plan is None else plan
-        trainable, rest = self.graph.nest([spec.path for spec in self.graph.specs])
-        step = LayoutPlan.replicated_scalar("step", jnp.int32, plan.mesh)
-        return LayoutPlan.join(TrainState(plan.arrange(trainable), plan.arrange(rest), slot_plans, step))
-
-
-def _lies_at(array: Any, sharding: jax.sharding.Sharding) -> bool:
-    """Whether an array has this sharding; true for abstract arrays of a planned model."""
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return True
-    return isinstance(array, jax.Array) and array.sharding.is_equivalent_to(sharding, array.ndim)

@@ -39,7 +39,6 @@ from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.objective import Objective, check_free
 from keras_dist.training.optimization import (
     Optimizer,
-    accumulates,
     apply_gradients,
     check_loss_scales,
     scale_loss,
@@ -236,6 +235,7 @@ def make_train_step(
 ) -> Step:
     """Make the step of gradient descent on the mean loss of a batch; it also logs the values in `report`."""
     check_loss_scales(optimizers)
+    accumulates = any(getattr(one.transformation, "gradient_accumulation_steps", None) for one in optimizers.values())
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         def loss_of(trainable: PyTree) -> tuple[jax.Array, tuple[PyTree, ...]]:
@@ -245,7 +245,7 @@ def make_train_step(
         differentiated = loss_of if forward.remat is None else forward.remat.whole(loss_of)
         (_, (losses, y_pred, mask, rest)), grads = jax.value_and_grad(differentiated, has_aux=True)(state.trainable)
         grads = forward.scattered(grads)
-        batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates(optimizers) else None
+        batch_weight = objective.batch_weight(batch, y_pred, mask) if accumulates else None
         new = apply_gradients(
             state,
             optimizers,

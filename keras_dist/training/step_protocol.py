@@ -18,9 +18,8 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.metrics import Metric
 from keras_dist.metrics.metric_state import MetricState
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
-from keras_dist.training.compile_metrics import ModelMetrics
+from keras_dist.training.compile_metrics import ModelMetrics, noting_masks
 from keras_dist.training.loop import Mode
-from keras_dist.training.masks import noting_masks
 from keras_dist.training.optimization import Optimizer, scaling_checked
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Batch, Draw, check_state

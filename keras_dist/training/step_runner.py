@@ -17,44 +17,23 @@ from keras_dist.data.batch import Batch
 from keras_dist.data.batching import Validation
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_form, is_shared
-from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.training import step as steps
-from keras_dist.training.accumulators import Accumulator, RateAccumulator
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.compiled import CompiledSteps, Expected, zero_logs
+from keras_dist.training.compiled import CompiledSteps, Expected, LoggedStep, zero_logs
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.interrupt import interrupt_between_steps, shield
 from keras_dist.training.logs import LazyLogs, LazyOutputs, joined, of_one_batch, real_outputs
 from keras_dist.training.loop import Hooks, Mode, run_steps
-from keras_dist.training.optimization import finalize, has_final_values
+from keras_dist.training.optimization import finalize
 from keras_dist.training.placement import Examples, Placement
 from keras_dist.training.progress import Progress, Run, nothing_to_continue
 from keras_dist.training.state_cell import StateCell
-from keras_dist.training.step import Draw, Forward, LoggingStep, Logs, ModuleCall, PureStep
+from keras_dist.training.step import Draw, Forward, Logs, ModuleCall, PureStep
 from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.throughput import StepTimer, Timing
 
 _VALIDATIONS = 2**31
 """The run of the first validation, to which the steps before are added. Other evaluations and predictions are below."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LoggedStep:
-    """A step, its accumulators by logged name, and their initial states, which no step consumes."""
-
-    step: LoggingStep
-    accumulators: dict[str, Accumulator]
-    zeros: Logs
-
-    def resumed(self, states: Logs) -> Logs:
-        """Return the states of another process; rates start again, since its duration is not known."""
-        rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
-        return {**states, **{name: self.zeros[name] for name in rates}}
-
-    def reset(self, mesh: DeviceMesh) -> Logs:
-        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
-        own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
-        return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
 
 class StepRunner:
@@ -406,7 +385,7 @@ class StepRunner:
     def _finalize(self) -> None:
         """Replace the trained variables by the final values of the optimizers."""
         optimizers = self._choices.optimizers
-        if has_final_values(optimizers):
+        if any(getattr(one.transformation, "use_ema", False) for one in optimizers.values()):
             program = jax.jit(
                 lambda state: finalize(state, optimizers), out_shardings=self._cell.state_plan.shardings.trainable
             )

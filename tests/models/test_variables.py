@@ -145,7 +145,7 @@ class TestModule:
         assert [v.numpy().tobytes() for v in model.variables] == before
 
     def test_what_is_no_module_is_refused(self, model):
-        with pytest.raises(kd.errors.ModelError, match=r"not a flax\.nnx.Module") as caught:
+        with pytest.raises(kd.errors.ModelError, match=r"must be a flax\.nnx.Module") as caught:
             model.module = {"d1": 1}
         assert caught.value.given and caught.value.fix
 
