@@ -250,33 +250,3 @@ def test_folders_of_what_is_in_a_file_go_both_ways(keras, tmp_path):
         kd.saving.save_model(ours, tmp_path / "ours", zipped=False)
     for again in (ours, keras.saving.load_model(tmp_path / "ours"), kd.models.load_model(tmp_path / "ours")):
         np.testing.assert_allclose(again.predict(x, verbose=0), theirs.predict(x, verbose=0), 1e-4, 1e-5)
-
-
-def test_files_of_layers_are_in_folders_too(tmp_path):
-    inputs, words = kd.Input((1,), dtype="string"), kd.layers.StringLookup(name="words")
-    words.adapt(["a", "b", "a"])  # a vocabulary that is given stands in the config
-    model = kd.Model(inputs, words(inputs))
-    model.save(tmp_path / "ours", zipped=False)
-    (file,) = (file for file in (tmp_path / "ours" / "assets").rglob("*") if file.is_file())
-    again = kd.models.load_model(tmp_path / "ours")
-    assert again.get_layer("words").get_vocabulary() == model.get_layer("words").get_vocabulary()
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="no regular file"):
-        kd.models.load_model(tmp_path / "ours")
-    file.unlink()
-    (tmp_path / "elsewhere").rename(file)
-    assets = tmp_path / "ours" / "assets"
-    assets.rename(tmp_path / "elsewhere")
-    assets.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelError, match="behind a link"):
-        kd.models.load_model(tmp_path / "ours")
-
-
-def test_files_of_a_folder_may_be_links(tmp_path):
-    """As in the cache of the Hugging Face Hub."""
-    kd.Sequential([kd.Input((8,)), kd.layers.Dense(4)]).save(tmp_path / "blobs", zipped=False)
-    (tmp_path / "snapshot").mkdir()
-    for file in ("config.json", "metadata.json", "model.weights.h5"):
-        (tmp_path / "snapshot" / file).symlink_to(tmp_path / "blobs" / file)
-    assert kd.models.load_model(tmp_path / "snapshot").built

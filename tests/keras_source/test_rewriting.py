@@ -5,16 +5,12 @@ import sys
 import textwrap
 import types
 
-import numpy as np
 import pytest
 
 import keras_dist as kd
 from tests.keras_source import distributions
-from tests.keras_source.cells import blocks_of, cells_of, complete, shrunk, swapped
-from tests.keras_source.downloads import Dataset
 from tests.keras_source.modules import PACKAGE, Absent, Finder, InternalsError, MissingError
 from tests.keras_source.names import Names
-from tests.keras_source.processes import worst
 from tests.keras_source.rewriting import Module, classify, rewrite
 from tests.keras_source.unit_tests import all_tests, chosen, last_line, main, table
 
@@ -190,59 +186,6 @@ def test_only_what_failed_counts() -> None:
     assert table(records).splitlines()[-1].split() == ["all", "8", "1", "0", "1", "5", "2", "80.0%"]
 
 
-GUIDE = """'text'
-
-import keras
-from keras import layers
-
-'text'
-
-@f
-def g(): ...
-
-x = 1
-'end'
-"""
-
-
-def test_guides_are_cells_between_texts() -> None:
-    cells = cells_of(GUIDE)
-    assert cells == [(3, "import keras\nfrom keras import layers"), (8, "@f\ndef g(): ...\n\nx = 1")]
-    assert swapped(cells[0][1]) == "import keras_dist as keras\nfrom keras_dist import layers"
-    assert shrunk("np.random.random((50000, 8))") == "np.random.random((256, 8))"
-    assert shrunk("x[:-10000], x[-10000:]") == "x[:-64], x[-64:]"
-    assert shrunk("x.reshape(60000, 784)") == "x.reshape(-1, 784)"
-    assert shrunk('Net(weights="imagenet")') == "Net(weights=None)"
-
-
-TEXT = """'''text
-
-```python
-x = a + 1
-y = b + 1
-for one in [1]:
-  z = one
-def early(c): return x + c
-def late(): return b
-fit(...)
-```
-
-```
-nothing
-```
-'''
-"""
-
-
-def test_code_in_texts_runs_as_far_as_it_is_complete() -> None:
-    assert [line for line, _ in blocks_of(TEXT)] == [4]
-    ((_, text),) = blocks_of(TEXT)
-    assert complete(text, {"a"}) == "x = a + 1\nfor one in [1]:\n    z = one\ndef early(c):\n    return x + c"
-    assert complete("import os.path\nclass A(os.X): ...\nclass B(Base):\n  c = 1\n  def f(self): return 1", ()) == (
-        "import os.path"
-    )
-
-
 def test_names_of_one_package_are_all_run(checkout: pathlib.Path) -> None:
     for name in ("layers/core/dense", "layers/core/input", "layers/merging/add"):
         file = checkout / "keras" / "src" / f"{name}_test.py"
@@ -265,26 +208,9 @@ def test_names_that_stand_for_nothing_are_refused(
     assert "no tests of Keras: core, merging" in capsys.readouterr().err
 
 
-def test_a_test_counts_as_in_the_process_where_it_failed() -> None:
-    passed, failed, begun = ({"outcome": outcome} for outcome in ("passed", "failed", "began"))
-    found = worst([{"a": dict(passed), "b": dict(failed)}, {"a": dict(begun), "b": dict(passed), "c": dict(passed)}])
-    assert {name: line["outcome"] for name, line in found.items()} == {"a": "failed", "b": "failed", "c": "passed"}
-
-
 def test_what_a_test_replaces_is_asked() -> None:
     module = types.ModuleType("as_keras")
     ask = distributions.asking(module, "num_processes", lambda: 1)
     assert ask() == 1
     vars(module)["num_processes"] = lambda: 4
     assert ask() == 4
-
-
-def test_data_sets_repeat() -> None:
-    rows = Dataset.from_tensor_slices(np.arange(3))
-    twice = rows.repeat(2)
-    assert (list(twice), len(twice)) == ([0, 1, 2, 0, 1, 2], 6)
-    endless = rows.repeat().batch(2)
-    assert endless.cardinality() == -1
-    assert [list(batch) for batch in endless.take(3)] == [[0, 1], [2, 0], [1, 2]]
-    assert len(endless.take(3)) == 3
-    assert [len(rows.batch(2)), len(rows.batch(2, drop_remainder=True)), len(rows.skip(1))] == [2, 1, 2]

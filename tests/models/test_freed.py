@@ -199,7 +199,7 @@ for number in range(1, int(sys.argv[1]) + 1):
     seen.append(measure())
     if number in (int(sys.argv[2]), int(sys.argv[1])):
         gc.collect()
-        backend_environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed between two collections
+        backend_environment.release_freed_memory()  # glibc keeps up to 120 MiB of what was freed
         print(json.dumps({"now": measure(), "most": max(seen)[0]}))
 """
 

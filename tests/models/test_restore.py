@@ -1,7 +1,6 @@
 """The state of a model comes back on whatever mesh, or nothing of it is changed."""
 
 import errno
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,7 +11,7 @@ import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.models import saving
-from keras_dist.models.saving import join_arrays, names_of, split_arrays
+from keras_dist.models.saving import names_of
 from tests.layouts import on
 from tests.soak import ROUNDS, crossed
 
@@ -179,38 +178,6 @@ def test_a_save_without_space_leaves_the_model_and_the_state_before(tmp_path, mo
         assert manager.newest().step == kept + 2
 
 
-@pytest.mark.parametrize(("is_large", "failing"), [(False, 1), (True, 1), (True, 3)])
-def test_after_arrays_that_could_not_be_read_another_try_gives_all(saved, targets, monkeypatch, is_large, failing):
-    directory, values, _ = saved["data=2,model=4"]
-    model = targets["data=4,model=2"]
-    model.train_on_batch(X, Y)
-    before = values_of(model)
-    with CheckpointManager(model, directory) as manager:
-        stored = manager.newest()
-    read, parts = stored.arrays, []
-
-    def fails(wanted):
-        parts.append(wanted)
-        if len(parts) == failing:
-            raise CheckpointError("the arrays cannot be read")
-        return read(wanted)
-
-    if is_large:
-        monkeypatch.setattr(saving, "_PART_BYTES", 0)
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="cannot be read"):
-        patch.setattr(stored, "arrays", fails)
-        model.restore(stored)
-    if failing == 1:  # nothing was given up for what never came
-        assert same(values_of(model), before)
-        model.train_on_batch(X, Y)
-    else:
-        with pytest.raises(RuntimeError, match="has been deleted"):
-            values_of(model)
-    model.restore(stored)
-    assert same(values_of(model), values)
-    model.train_on_batch(X, Y)
-
-
 def test_arrays_of_large_models_make_room_before_others_are_read(saved, targets, monkeypatch):
     monkeypatch.setattr(saving, "_PART_BYTES", 0)
     directory, _, _ = saved["data=2,model=4"]
@@ -302,21 +269,3 @@ def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(targ
     assert was_free == [False]
     assert cell.lock.acquire(blocking=False)
     cell.lock.release()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [np.array(["a", "b"]), np.array([None]), np.array(["2026-01-01"], "datetime64[D]"), np.zeros(1, [("a", "f4")])],
-    ids=["strings", "objects", "dates", "records"],
-)
-def test_arrays_without_numbers_cannot_be_written_down(value):
-    with pytest.raises(CheckpointError, match="the state of a callback cannot be written down") as raised:
-        split_arrays({"best": [value]})
-    assert "of type ndarray" in raised.value.given
-
-
-def test_arrays_of_numbers_come_back_from_plain_values():
-    arrays = [np.arange(3), np.array(True), np.array([1j]), np.ones(2, jax.numpy.bfloat16)]
-    plain, found = split_arrays({"all": arrays})
-    joined = join_arrays(json.loads(json.dumps(plain)), {str(index): array for index, array in enumerate(found)})
-    assert all(one is other for one, other in zip(joined["all"], arrays, strict=True))
