@@ -93,10 +93,10 @@ hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """As many workers as keep the cores busy: one in three waits for processes that its test has started."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many workers as keep the cores busy: in `make test-all` one in three waits for processes."""
     cores = os.cpu_count() or 1
-    return cores if "SOAK" in os.environ else cores + cores // 2
+    return cores if "SOAK" in os.environ or config.option.markexpr == "not full" else cores + cores // 2
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -109,8 +109,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{name}: {statistics.median(values):.1f} (median of {len(values)})")
 
 
-IN_MAKE_TEST = ()
-"""What starts processes in `make test` all the same: at most five processes in all."""
+IN_MAKE_TEST = (
+    "tests/contracts/test_imports.py::test_loads_no_jax[import keras_dist]",
+    "tests/cli/test_launch.py::test_each_process_has_its_place_and_a_coloured_prefix",  # four
+)
+"""What starts processes in `make test` all the same: five in all."""
 
 MARKERS_OF_FULL = ("multiprocess", "slow")
 

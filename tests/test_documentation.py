@@ -63,6 +63,7 @@ sys.modules.update(dict.fromkeys(hidden))
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
 def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_does_not_name(block, tmp_path):
     hidden = not_installed_by(re.findall(r"# with the extra (\w+)$", block.splitlines()[0]))

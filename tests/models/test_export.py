@@ -103,6 +103,7 @@ print([name for name in sys.modules if name.startswith(("keras_dist.layers", "ke
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.slow
 def test_another_process_without_layers_and_models_predicts_the_same(tmp_path):
     for name, (make, batch, signature) in CASES.items():

@@ -65,7 +65,9 @@ def calls(action):
     return found
 
 
-@pytest.mark.parametrize("make", [sequential, functional, subclass])
+@pytest.mark.parametrize(
+    "make", [functional, *(pytest.param(make, marks=pytest.mark.slow) for make in (sequential, subclass))]
+)
 def test_no_function_is_called_more_than_linearly_often(make):
     used(make(3))  # what is done once in a process
     few, many = (calls(lambda count=count: used(make(count))) for count in (12, 24))

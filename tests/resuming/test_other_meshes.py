@@ -182,7 +182,9 @@ def whole(tmp_path_factory, network):
 
 @pytest.mark.soak  # last bits
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["arrays", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "arrays")]
+)
 def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []

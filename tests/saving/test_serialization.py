@@ -302,6 +302,7 @@ def test_what_was_done_after_the_constructor_is_done_again() -> None:
     assert saving.deserialize_keras_object(saving.serialize_keras_object(built), {"Built": Built}).size == [3]
 
 
+@pytest.mark.multiprocess
 def test_saving_loads_no_jax() -> None:
     code = "import sys; from keras_dist import saving; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
