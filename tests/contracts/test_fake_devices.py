@@ -4,6 +4,8 @@ import pytest
 
 from tests.contracts.processes import run_fork, run_python
 
+pytestmark = pytest.mark.multiprocess
+
 FLAG = "--xla_force_host_platform_device_count"
 POOL = "import keras_dist, os; print(os.environ.get('PJRT_NPROC'))"
 REPORT = """
@@ -17,14 +19,12 @@ def devices_after(program: str, run=run_fork, **environment: str) -> list[str]:
     return run(program + REPORT, **environment).split()
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("count", [1, 32])
 def test_makes_that_many_devices(count):
     threads = str(2 * count) if count > 1 else "None"
     assert devices_after(f"import keras_dist as kd; kd.use_cpu_devices({count})") == [str(count), "cpu", threads]
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "program",
     [
@@ -41,7 +41,6 @@ def test_before_the_start(program):
     assert devices_after(program) == ["8", "cpu", "16"]
 
 
-@pytest.mark.multiprocess
 def test_after_the_start_is_an_error_and_changes_nothing():
     program = """
 import keras_dist as kd
@@ -55,7 +54,6 @@ except kd.errors.DeviceError as error:
     assert devices_after(program) == ["use_cpu_devices(4)", "8", "cpu", "16"]
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize(
     "program", ["import keras_dist", "import jax\nimport keras_dist", "from keras_dist import config"]
 )
@@ -64,19 +62,16 @@ def test_a_count_from_outside_sizes_the_pool_at_import(program):
     assert devices_after(program, run_python, **variable) == ["8", "cpu", "16"]
 
 
-@pytest.mark.multiprocess
 def test_without_fake_devices_nothing_is_set():
     assert devices_after("import keras_dist", run_python) == ["1", "cpu", "None"]
     assert run_python(POOL, XLA_FLAGS=f"{FLAG}=1") == "None"
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize(("given", "kept"), [("64", "64"), ("16", "16"), ("8", "16"), ("many", "16")])
 def test_a_larger_pool_is_left_alone(given, kept):
     assert run_python(POOL, XLA_FLAGS=f"{FLAG}=8", PJRT_NPROC=given) == kept
 
 
-@pytest.mark.multiprocess
 def test_the_call_wins_over_the_flag_and_keeps_the_others():
     flags = f"--xla_cpu_enable_fast_math=false {FLAG}=2"
     program = "import keras_dist as kd; kd.use_cpu_devices(8)\nimport os; print(repr(os.environ['XLA_FLAGS']))"
@@ -85,12 +80,10 @@ def test_the_call_wins_over_the_flag_and_keeps_the_others():
     assert devices == ["8", "cpu", "16"]
 
 
-@pytest.mark.multiprocess
 def test_the_last_flag_counts():
     assert run_python(POOL, XLA_FLAGS=f"{FLAG}=2 {FLAG}=4") == "8"
 
 
-@pytest.mark.multiprocess
 def test_fake_devices_are_chosen_on_a_machine_that_prefers_others():
     program = "import keras_dist as kd; kd.use_cpu_devices(2)\nimport jax; print(jax.config.jax_platforms)"
     assert devices_after(program, run_python, JAX_PLATFORMS="")[0] == "cpu"

@@ -5,6 +5,8 @@ import pytest
 from tests.contracts.processes import run_python
 from tests.processes import environment
 
+pytestmark = pytest.mark.multiprocess
+
 LOADED = "print(*(name for name in {names!r} if name in sys.modules))"
 FOREIGN = ("tensorflow", "torch", "keras")
 
@@ -14,13 +16,11 @@ def loaded(program: str, *names: str) -> list[str]:
     return run_python(f"import sys\n{program}\n{LOADED.format(names=names)}").split()
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("program", ["import keras_dist", "import keras_dist.config", "import keras_dist.errors"])
 def test_loads_no_jax(program):
     assert loaded(program, "jax", "jaxlib", "flax", "optax") == []
 
 
-@pytest.mark.multiprocess
 def test_models_and_layers_load_neither_the_planner_nor_pydantic():
     assert loaded("import keras_dist as kd; kd.Model; kd.layers", "keras_dist.planner", "pydantic") == []
 
@@ -46,7 +46,6 @@ print(kd.models.load_model(folder / "model").count_params(), sorted(path.name fo
 """
 
 
-@pytest.mark.multiprocess
 def test_works_without_what_windows_lacks():
     assert run_python(WITHOUT_FCNTL, XLA_FLAGS=environment()["XLA_FLAGS"]).splitlines() == ["True None", "8 []"]
 
@@ -79,7 +78,6 @@ except ImportError as error:
 """
 
 
-@pytest.mark.multiprocess
 def test_names_and_rules_start_no_device_and_nothing_needs_an_extra_or_a_library_that_holds_data():
     names = ("jax", "flax", *FOREIGN, "pandas", "scipy", "grain")  # the check itself sees jax
     program = f"{WITHOUT_EXTRAS}\n{LOADED.format(names=names)}"

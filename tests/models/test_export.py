@@ -432,13 +432,3 @@ def test_inputs_that_do_not_fit(program, inputs, given):
     with pytest.raises(ModelError, match="does not fit the program") as error:
         program(inputs)
     assert error.value.given == given and "(batch, 8)" in error.value.expected
-
-
-def test_numbers_are_cast_as_jax_promotes_them(program, path):
-    for dtype in (np.float64, np.int32, np.bool_):
-        assert program(np.ones((2, FEATURES), dtype)).dtype == np.float32
-    assert program(np.ones((2, FEATURES)).tolist()).shape == (2, 4)
-    tokens = kd.Input((None,), dtype="int32", name="tokens")
-    kd.Model(tokens, tokens * 2).export(path, platforms="cpu")
-    with pytest.raises(ModelError, match="'tokens' does not fit"):
-        kd.export.load(path)(np.ones((2, 3)))

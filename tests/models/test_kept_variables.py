@@ -214,17 +214,6 @@ def test_models_with_a_layer_in_common_stay_on_one_mesh(model) -> None:
     assert model.weights[0].value.sharding.spec == jax.sharding.PartitionSpec(None, None)
 
 
-def test_a_shared_layer_whose_other_model_is_gone_goes_on(model) -> None:
-    shared = model.get_layer("d1")
-    with model.distribution.scope():
-        other = kd.Sequential([kd.Input((8,)), shared, layers.Dense(2)], name="other")
-    before = shared.kernel.numpy()
-    del model
-    other.compile("sgd", "sparse_categorical_crossentropy")
-    other.fit(X, Y % 2, verbose=0)
-    assert np.any(shared.kernel.numpy() != before)
-
-
 def test_a_copy_of_a_layer_has_variables_of_its_own(model) -> None:
     layer = model.get_layer("d1")
     for again in (copy.copy(layer), copy.deepcopy(layer)):
@@ -387,53 +376,3 @@ def test_what_a_callback_writes_into_a_foreign_variable_counts() -> None:
 def test_weights_of_a_model_are_not_taken_away(model) -> None:
     with pytest.raises(ModelError, match="`kernel` of layer 'd1' cannot be taken away"):
         del model.get_layer("d1").kernel
-
-
-def test_attributes_are_those_that_building_has_left() -> None:
-    class Noting(layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.width, self.last, self.table = None, "none", None
-
-        def build(self, shape: Any) -> None:
-            self.width = shape[-1]
-            self.table = jnp.arange(4.0)
-
-        def call(self, x: Any) -> Any:
-            self.last = x.shape
-            return x * self.width + self.table
-
-    layer = Noting()
-    kd.Sequential([kd.Input((4,)), layer, layers.Dense(2)])
-    assert layer.width == 4 and layer.built
-    np.testing.assert_array_equal(layer.table, np.arange(4.0))
-    assert layer.last == "none", "the shapes of a trace are nobody's matter"
-
-
-def test_values_that_would_become_infinite_are_refused(model) -> None:
-    kernel = model.get_layer("d1").kernel
-    before = kernel.numpy()
-    with pytest.raises(ModelError, match="cannot assign to 'd1/kernel': a value exceeds the range of float32") as told:
-        kernel.assign(np.full((8, 16), 1e300))
-    assert "1e+300" in told.value.given
-    with pytest.raises(ModelError, match="exceeds the range"):
-        model.set_weights([np.zeros((8, 16)), *[np.full(weight.shape, 1e300) for weight in model.weights[1:]]])
-    np.testing.assert_array_equal(kernel.numpy(), before)
-    kernel.assign(np.full((8, 16), np.inf))
-    assert np.isinf(kernel.numpy()).all()
-
-
-def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
-    mesh = kd.DeviceMesh("data=4,model=2")
-    layout_map = kd.LayoutMap(mesh)
-    layout_map["dense/kernel"] = (None, "model")
-    with kd.ModelParallel(layout_map=layout_map).scope():
-        model = kd.Sequential([kd.Input((4,)), kd.layers.Dense(2)])
-        model.build()
-    weights = model.weights
-    kernel, bias = (weight.layout for weight in weights)
-    del model
-    gc.collect()
-    assert not weights[0].keepers
-    assert [weight.layout for weight in weights] == [kernel, bias]
-    assert kernel == kd.TensorLayout((None, "model"), mesh)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
 from keras_dist.errors import ModelError
+from tests.soak import few
 
 VOCABULARY, STEPS, WIDTH = 12, 8, 8
 RNG = np.random.default_rng(0)
@@ -94,7 +95,7 @@ def assert_same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, atol=3e-6, rtol=0)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", few(MESHES, "data=2,model=4"))
 def test_ring_attention_on_rows_that_do_not_divide_has_the_numbers_of_one_device(mesh: str) -> None:
     assert_same(results(mesh, uneven="pad"), results_of_one_device())
 

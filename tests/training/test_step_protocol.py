@@ -12,6 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests import layouts
+from tests.soak import few
 
 X = np.random.default_rng(0).normal(size=(22, 8)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 22).astype("int32")
@@ -73,7 +74,7 @@ def assert_same(found: Any, expected: Any, **tolerance: Any) -> None:
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, **tolerance), found, expected)
 
 
-@pytest.mark.parametrize("name", ["data=8,model=1", "data=2,model=4"])
+@pytest.mark.parametrize("name", few(["data=8,model=1", "data=2,model=4"], "data=2,model=4"))
 def test_they_give_what_the_built_in_steps_give(name: str) -> None:
     model, found = trained(Stepped, name)
     assert_same(found, built_in(22))
