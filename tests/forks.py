@@ -46,7 +46,6 @@ class Python:
     """
 
     def __init__(self, *arguments: object, env: Mapping[str, str] = os.environ, cwd: str | os.PathLike = ".") -> None:
-        sys.audit("tests.forks.Python")
         self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # `outcome` closes them
         self._guard, theirs = socket.socketpair()
         with theirs:
