@@ -15,10 +15,12 @@ READY := $(VENV)/.ready
 # Python keeps what it compiled: the tests alone start a hundred processes that read the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo notebooks test soak lint type check bench dtensor parallax clean
+.PHONY: help setup demo notebooks test test-all coverage soak lint type check bench dtensor parallax clean
+
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo MESH=data=8,model=1         the same training on another mesh"
 	@echo "  make test PYTHON=/path/to/python3.12  any target on another Python"
@@ -31,11 +33,18 @@ demo: $(READY) ## train on handwritten digits, on a mesh of 8 fake CPU devices
 notebooks: $(READY) ## run every notebook, and keep what it prints
 	$(BIN)/python -m tests.test_notebooks
 
-test: $(READY) ## run the tests
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
+test: $(READY) ## run the tests of every room, in minutes
+	$(PYTEST) -m "not full"
+
+test-all: $(READY) ## run these, and those with processes, Keras itself, notebooks, a browser
+	$(PYTEST)
+
+coverage: $(READY) ## run all tests, and print which share of each room they run
+	$(PYTEST) --cov=keras_dist --cov-branch --cov-report=json:.cache/coverage.json
+	$(BIN)/python -m tests.rooms_covered .cache/coverage.json
 
 soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)
-	SOAK=$(or $(ROUNDS),5) $(BIN)/python -m pytest -m soak --numprocesses=auto --maxprocesses=8 --dist=worksteal --durations=10
+	SOAK=$(or $(ROUNDS),5) $(PYTEST) -m soak
 
 lint: $(READY) ## check style, format, floors and words
 	$(BIN)/ruff check

@@ -1,11 +1,15 @@
 """Every test runs on 8 fake CPU devices, from a clean slate, with programs that compile quickly and are kept."""
 
 import gc
+import importlib
 import itertools
 import os
 import pathlib
+import re
 import statistics
+import subprocess
 import threading
+import types
 from importlib import metadata
 
 # Programs are kept from run to run. Processes that tests start (and may kill while they write) have a folder apart.
@@ -24,6 +28,7 @@ if "SOAK" not in os.environ:  # `make soak` compiles as users do
 os.environ["XLA_FLAGS"] = " ".join(FLAGS).strip()
 os.environ["PJRT_NPROC"] = "32"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["KERAS_BACKEND"] = "jax"  # read when Keras is imported
 os.environ.pop("COLUMNS", None)  # tables are as wide as they need
 for _name in list(os.environ):
     if _name.startswith(("KERAS_DIST_", "KERAS_DISTRIBUTION_")) or _name == "JAX_NUM_CPU_DEVICES":
@@ -38,8 +43,10 @@ from jax._src import lru_cache  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
 
 from keras_dist import distribution  # noqa: E402
+from keras_dist._unstable import sharding_origins, shardy  # noqa: E402
 from keras_dist.distribution import sharded_init  # noqa: E402
 from tests import soak  # noqa: E402
+from tests.guard import GUARD  # noqa: E402
 
 
 def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
@@ -69,6 +76,16 @@ if "SOAK" not in os.environ:
     sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / "tests"))
 
+
+def origins_in_this_process(command: list[str], *, input: bytes, **options: object) -> types.SimpleNamespace:
+    """Do what the program does that users' plans start: nothing that tests plan ends its process."""
+    return types.SimpleNamespace(stdout=sharding_origins.propagated(input))
+
+
+shardy.subprocess = types.SimpleNamespace(  # type: ignore[assignment]
+    run=origins_in_this_process, SubprocessError=subprocess.SubprocessError
+)
+
 hypothesis.settings.register_profile("dev", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
 # A round of `make soak` in CI follows a thorough `make test`.
@@ -76,10 +93,10 @@ hypothesis.settings.load_profile("ci" if soak.LARGE or (os.environ.get("CI") and
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """As many workers as keep the cores busy: one in three waits for processes that its test has started."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many workers as keep the cores busy: in `make test-all` one in three waits for processes."""
     cores = os.cpu_count() or 1
-    return cores if "SOAK" in os.environ else cores + cores // 2
+    return cores if "SOAK" in os.environ or config.option.markexpr == "not full" else cores + cores // 2
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -90,6 +107,48 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             measured.setdefault(name, []).append(value)
     for name, values in measured.items():
         terminalreporter.write_line(f"{name}: {statistics.median(values):.1f} (median of {len(values)})")
+
+
+IN_MAKE_TEST = (
+    "tests/contracts/test_imports.py::test_loads_no_jax[import keras_dist]",
+    "tests/cli/test_launch.py::test_each_process_has_its_place_and_a_coloured_prefix",  # four
+)
+"""What starts processes in `make test` all the same: five in all."""
+
+MARKERS_OF_FULL = ("multiprocess", "slow")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `full` what `make test` leaves out: live Keras, processes, a browser, what takes long."""
+    for item in items:
+        uses_keras = "keras" in getattr(item, "fixturenames", ())
+        is_full = uses_keras or any(map(item.get_closest_marker, MARKERS_OF_FULL))
+        if is_full and not item.nodeid.startswith(IN_MAKE_TEST):
+            item.add_marker(pytest.mark.full)
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """In `make test` files that import Keras are not even read."""
+    if config.option.markexpr != "not full" or not collection_path.match("parity/*.py"):
+        return None
+    return bool(re.search(r"^import keras$|^keras = ", collection_path.read_text(), re.MULTILINE)) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Guard all tests of `make test`, their fixtures too."""
+    GUARD.is_on = not item.get_closest_marker("full") and not item.nodeid.startswith(IN_MAKE_TEST)
+    try:
+        return (yield)
+    finally:
+        GUARD.is_on = False
+
+
+@pytest.fixture(scope="session")
+def keras() -> types.ModuleType:
+    """Keras itself, on JAX. Without it these tests are skipped, except in CI."""
+    return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
 
 
 @pytest.fixture(autouse=True)

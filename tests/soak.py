@@ -1,12 +1,14 @@
-"""What chance or size decides: `make test` tries it once and small, `make soak` often and large."""
+"""What chance or size decides: `make test-all` tries it once and small, `make soak` often and large."""
 
 import itertools
 import os
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 ROUNDS = int(os.environ.get("SOAK", "0"))
-"""How often `make soak` tries: 0 in `make test`, 1 in `.ci/run`."""
+"""How often `make soak` tries: 0 in `make test-all`, 1 in `.ci/run`."""
 
 LARGE = ROUNDS > 1
 """Whether it takes each model on each mesh, and as many steps and bytes as show what is rare: not in a single round."""
@@ -21,5 +23,10 @@ def crossed(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def some(cases: Iterable[Any]) -> list[Any]:
-    """Those of `cases`, all of which `make test` tries, too: in a single round every fourth."""
+    """Those of `cases`, all of which `make test-all` tries, too: in a single round every fourth."""
     return [*cases][:: 4 if ROUNDS == 1 else 1]
+
+
+def few(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """The parameters of a test, of which `make test` takes those in `kept` alone."""
+    return [case if case in kept else pytest.param(case, marks=pytest.mark.slow) for case in cases]

@@ -34,6 +34,7 @@ def start(*arguments: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.multiprocess
 def test_a_second_start_compiles_nothing(tmp_path):
     cache = str(tmp_path / "programs")
     _, hits, misses, first = start(cache)
@@ -44,6 +45,7 @@ def test_a_second_start_compiles_nothing(tmp_path):
     assert first != second  # each start draws a seed, which is no part of the programs
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="caches have another place")
 def test_the_default_is_a_folder_of_the_user_alone(tmp_path):
     folder, *_ = start(XDG_CACHE_HOME=str(tmp_path))

@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import pytest
+
 from tests.contracts.processes import run_fork
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -80,6 +82,7 @@ for wrong, said in {
 """
 
 
+@pytest.mark.multiprocess
 def test_a_stranger_adds_one_short_file(tmp_path, monkeypatch):
     assert len(EXAMPLES) == 6
     for text, name in EXAMPLES:

@@ -18,6 +18,7 @@ import keras_dist
 from keras_dist._support import extras
 from tests import forks
 from tests.processes import environment
+from tests.soak import few
 
 ROOT = pathlib.Path(__file__).parent.parent
 MODULES = sorted(module.name for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."))
@@ -63,6 +64,7 @@ sys.modules.update(dict.fromkeys(hidden))
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "initialize()" not in block])
 def test_every_block_of_the_readme_runs_as_it_stands_without_packages_that_it_does_not_name(block, tmp_path):
     hidden = not_installed_by(re.findall(r"# with the extra (\w+)$", block.splitlines()[0]))
@@ -122,7 +124,7 @@ def test_readme_links_lead_somewhere():
     assert all((ROOT / target).exists() for target in targets)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", few(MODULES, *(name for name in MODULES if name != "keras_dist.planner.compiled")))
 def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert result.failed == 0

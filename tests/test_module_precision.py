@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,15 +194,6 @@ class TestSteps:
         mean = next(variable.numpy() for variable in model.variables if variable.path == "bn/mean")
         assert mean.dtype == np.float32 and np.any(mean != mean.astype(BF16))
 
-    def test_parameters_that_are_not_trained_stay_as_they_are(self) -> None:
-        model = compiled(trainable="d2/.*")
-        before = {variable.path: variable.numpy() for variable in model.variables}
-        assert np.any(before["d1/kernel"] != before["d1/kernel"].astype(BF16))
-        model.fit(X, Y, verbose=0)
-        model(X, training=True)
-        for variable in model.variables:
-            assert np.array_equal(variable.numpy(), before[variable.path]) != variable.path.startswith("d2")
-
     def test_a_step_of_the_users_own_computes_so_by_merge(self) -> None:
         expected = compiled(trainable="(d1|d2)/.*")
 
@@ -224,58 +214,6 @@ class TestSteps:
         model.compile(optax.adam(0.01), train_step=train_step)
         with pytest.raises(errors.ModelError, match="a loss that is not scaled"):
             model.train_on_batch(X, Y)
-
-    @pytest.mark.parametrize("optimizer", [optax.sgd(1.0), kd.optimizers.SGD(1.0)])
-    def test_small_gradients_do_not_vanish_in_float16(self, optimizer: Any) -> None:
-        found = {}
-        for scaled in (True, False):
-            model = model_of(policy="mixed_float16")
-            model.compile(optimizer, lambda y, p: 1e-8 * jnp.mean(p, -1), auto_scale_loss=scaled)
-            before = model.variables[0].numpy()
-            model.train_on_batch(X, Y)
-            found[scaled] = float(np.max(np.abs(model.variables[0].numpy() - before)))
-        assert found[True] > 0 == found[False]
-
-
-class TestToldOnce:
-    def test_modules_that_fix_their_own_dtype_or_promote(self) -> None:
-        class Scaled(nnx.Module):
-            def __init__(self, rngs: nnx.Rngs) -> None:
-                self.shift = nnx.Param(jnp.zeros(16))
-                self.table = nnx.Variable(jnp.ones(16))
-
-            def __call__(self, x: Any) -> Any:
-                return x * self.table[...] + self.shift[...]
-
-        class Wide(Net):
-            def __init__(self, rngs: nnx.Rngs) -> None:
-                super().__init__(rngs, dtype=F32)
-                self.norm = Scaled(rngs)
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model = compiled(Wide)
-            model.fit(X, Y, verbose=0, validation_data=(X, Y))
-            model.predict(X, verbose=0)
-            found = products(model.lower_train_step(X[:16], Y[:16]))
-        (text,) = [str(one.message) for one in caught if "wider type" in str(one.message)]
-        assert "'router' (Linear with dtype=float32)" in text and "'norm' (Scaled returns float32)" in text
-        assert "d1" not in text and "dtype='bfloat16'" in text
-        assert [one.filename for one in caught if "wider type" in str(one.message)] == [__file__]
-        assert sorted(found) == ["bf16"] * 5 + ["f32"] * 3  # the router's: its kernel is not rounded
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            compiled(Wide, kd.DTypePolicy("mixed_bfloat16", keep=KEEP + "|norm.*")).fit(X, Y, verbose=0)
-
-    def test_a_rule_that_keeps_nothing(self) -> None:
-        with pytest.warns(UserWarning, match="matches no parameter") as caught:
-            model_of(policy=kd.DTypePolicy("mixed_bfloat16", keep="nrm/.*")).predict(X, verbose=0)
-        assert "'norm/bias'" in str(caught[0].message)
-
-    def test_a_policy_that_is_not_mixed(self) -> None:
-        with pytest.warns(UserWarning, match="'bfloat16' does not change flax.nnx modules"):
-            model_of(policy="bfloat16")
 
 
 class TestPolicy:
@@ -331,12 +269,3 @@ class TestAmongLayers:
             loaded = kd.models.load_model(tmp_path / place)
             assert loaded.get_layer("block").dtype_policy == policy
             np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
-
-    def test_statistics_and_parameters_of_the_module_are_float32(self) -> None:
-        module = Normalised(nnx.Rngs(0))
-        layer = layers.NNXLayer(module, dtype="mixed_bfloat16")
-        with pytest.warns(UserWarning, match="'bn' .BatchNorm returns float32"):
-            layer(X, training=True)
-        assert module.d1.kernel[...].dtype == module.bn.mean[...].dtype == F32
-        assert type(module.d1) is nnx.Linear
-        assert np.any(module.bn.mean[...] != 0)

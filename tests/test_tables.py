@@ -11,17 +11,13 @@ import termios
 
 import numpy as np
 import pytest
-from flax import nnx
 
 import keras_dist as kd
-from keras_dist import layers, planner
+from keras_dist import layers
 from keras_dist._support import text_tables
 from keras_dist._support.text_tables import Table, available_width, render
-from keras_dist.cli import arguments
-from keras_dist.cli.local_process import LocalProcess, Printer
 from keras_dist.distribution.device_report import report_devices
 from keras_dist.distribution.render import render_bytes
-from keras_dist.distribution.shards import ShardPicture
 from tests import layouts
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120, 200, None])
@@ -122,18 +118,6 @@ def test_a_summary(model, at_width, width, capsys):
 
 
 @WIDTHS
-def test_a_summary_of_a_module(at_width, width, capsys):
-    at_width(width)
-    with layouts.on("data=2,model=4", {"layers/0/kernel": (None, "model")}).scope():
-        module = kd.Model.from_nnx(lambda rngs: nnx.Sequential(nnx.Linear(8, 16, rngs=rngs)))
-    module.summary()
-    text = capsys.readouterr().out
-    check(text, width)
-    assert re.search(rf"layers/0/kernel +│ 8 x 16 +│ .*\(-, model\) +│ layers/0/{'kernel' * (width != 60)}", text)
-    assert ("128 B" in text) and "per" in text.splitlines()[1]
-
-
-@WIDTHS
 def test_reports(model, report, at_width, width, tmp_path):
     at_width(width)
     with layouts.on("data=8", {}).scope():
@@ -152,45 +136,6 @@ def test_reports(model, report, at_width, width, tmp_path):
     check(str(doctor).partition("\n")[2], width)
     assert "bytes of intermediate results" in re.sub(r"\s+", " ", texts[0]) and "all_reduce" in texts[0]
     assert "good" in str(doctor)
-
-
-@WIDTHS
-def test_what_a_search_prints(at_width, width):
-    at_width(width)
-    x = np.zeros((16, 32), "float32")
-    factory = lambda: kd.Sequential([kd.Input((32,)), layers.Dense(64), layers.Dense(32)])  # noqa: E731
-    found = kd.AutoParallel(kd.DeviceMesh("data=2,model=4"), compiles=False).search(factory, (x, x), loss="mse")
-    text = str(found)
-    check(text, width)
-    assert "Candidates, the best first" in text and " ms" in text
-    text = str(planner.dim_classes(factory, (x, x), loss="mse"))
-    check(text, width)
-    assert "kernel[1]" in text
-
-
-@pytest.mark.parametrize("width", [60, 80, 120, None])
-def test_a_picture_of_many_blocks(at_width, width):
-    at_width(width)
-    text = str(ShardPicture("w", (4, 80_000), "float32", (None, "data"), None, 4, kd.DeviceMesh("data=8")))
-    assert "left out" not in text and (width is None or max(map(len, text.splitlines())) <= width)
-    assert ("..." in text) == (width in (60, 80)), "fewer blocks, where not all fit"
-    assert "0:10000 " in text and "70000:80000" in text
-
-
-HEADERS = ("path", "dtype", "rule", "bytes")
-
-
-def small(**options):
-    rows = [("a/long/path/" * 4 + "kernel", "float32", "no rule", "1 B"), ("b", "bfloat16", "r", "10 B")]
-    return Table("of two", HEADERS, ("bytes",), rows=rows, **options)
-
-
-def test_columns_outside_of_the_priority_are_left_out_before_others_are_wrapped(at_width):
-    at_width(66)
-    text = render(small(priority=("path", "rule", "bytes")))
-    assert text.splitlines()[1].split() == ["path", "│", "rule", "│", "bytes"]
-    assert "left out to fit 66 characters: dtype; COLUMNS=" in text
-    assert "dtype" in render(small()) and "left out" not in render(small()), "all matter the same"
 
 
 def test_nothing_of_a_wrapped_cell_is_lost():
@@ -214,14 +159,6 @@ def test_numbers_are_never_wrapped_and_flush_right():
     text = render(table, line_length=40)
     assert "123,456,789 B" in text and max(map(len, text.splitlines())) <= 40
     assert [line.rpartition("│ ")[2] for line in text.splitlines()[:2]] == ["the number of", "        bytes"]
-
-
-def test_an_encoding_without_lines(monkeypatch):
-    stdout = io.TextIOWrapper(io.BytesIO(), "latin-1")
-    monkeypatch.setattr(sys, "stdout", stdout)
-    print(small())
-    print(render(small()))
-    assert "dtype    | rule    | bytes\n" in render(small()) and "-+-" in render(small())
 
 
 class TestTheWidth:
@@ -267,42 +204,6 @@ class TestTheWidth:
         window = type("Window", (io.StringIO,), {"isatty": lambda self: True})
         monkeypatch.setattr(sys, "stdout", window())
         assert available_width() == 80
-
-    def test_a_summary_in_a_terminal(self, terminal):
-        model = kd.Sequential([kd.Input((8,)), layers.Dense(4)])
-        for columns in (80, 200):
-            master = terminal(columns)
-            model.summary()
-            sys.stdout.flush()
-            lines = os.read(master.fileno(), 2**16).decode().splitlines()
-            assert max(map(len, lines)) <= columns and ("left out" in " ".join(lines)) == (columns == 80)
-            assert any("dense/kernel" in line and "replicated" in line and "no rule" in line for line in lines)
-
-    def test_of_stderr_where_a_command_reports_there(self, terminal, capsys):
-        class SearchResult:
-            def __str__(self):
-                return render(small())
-
-            def to_toml(self):
-                return "[mesh]"
-
-        master = terminal(50, "stderr")
-        arguments.show_toml(SearchResult(), False)
-        sys.stderr.flush()
-        assert max(map(len, os.read(master.fileno(), 2**16).decode().splitlines())) <= 50
-        assert capsys.readouterr().out == "[mesh]\n"
-
-    def test_a_process_of_the_launcher_has_that_of_its_terminal(self, monkeypatch, tmp_path):
-        program = [sys.executable, "-c", "import os; print(os.environ.get('COLUMNS'))"]
-        printed = []
-        for width in (None, 100):
-            if width is not None:
-                monkeypatch.setenv("COLUMNS", str(width))
-            process = LocalProcess(3, program, {}, tmp_path, Printer())
-            with process._process:  # waits, and closes its output
-                process.close()
-            printed.append(process.log[-1])
-        assert printed == ["None", "96"], "less `[3] `"
 
 
 def test_only_progress_needs_rich():

@@ -18,8 +18,8 @@ PASSES = (
 )
 
 
-def main() -> None:
-    """Read a module, run `PASSES`, write it."""
+def propagated(written: bytes) -> bytes:
+    """Run `PASSES` on a module of MLIR's bytecode."""
     from jaxlib.mlir import ir, passmanager  # noqa: PLC0415
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext  # noqa: PLC0415
     from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo  # noqa: PLC0415
@@ -32,12 +32,12 @@ def main() -> None:
             dialect.register_dialect(context)
         mhlo.register_mhlo_dialect(context)
         context.load_all_available_dialects()
-        module = ir.Module.parse(sys.stdin.buffer.read()).operation
+        module = ir.Module.parse(written).operation
         passmanager.PassManager.parse(f"builtin.module({PASSES})").run(module)
-        written = io.BytesIO()
-        module.write_bytecode(written)
-    sys.stdout.buffer.write(written.getvalue())
+        result = io.BytesIO()
+        module.write_bytecode(result)
+    return result.getvalue()
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.buffer.write(propagated(sys.stdin.buffer.read()))

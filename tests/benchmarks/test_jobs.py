@@ -9,6 +9,7 @@ import pytest
 from benchmarks import bench_jobs, measure
 from tests import forks, processes
 
+pytestmark = pytest.mark.multiprocess
 SIZES = {"rows": 16, "batch_size": 4, "steps": 2, "epochs": 1}
 
 
@@ -33,7 +34,6 @@ def test_a_process_that_fails_ends_the_job_with_its_errors(index):
         measure.in_job([sys.executable, "-c", program], 2)
 
 
-@pytest.mark.multiprocess
 @pytest.mark.parametrize("who", ["fit", "by hand"])
 def test_a_job_tells_how_long_a_step_takes(who):
     if who == "fit":

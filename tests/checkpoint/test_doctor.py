@@ -185,6 +185,7 @@ def test_who_holds_the_lock(directory):
     assert examine(directory).writer is None
 
 
+@pytest.mark.multiprocess
 def test_a_lock_of_a_process_that_has_ended_or_is_elsewhere(write, directory):
     write(1)
     pid = run_python("import os; print(os.getpid())")
@@ -256,6 +257,7 @@ def test_changes_nothing(write, directory):
     assert listing(directory) == before
 
 
+@pytest.mark.multiprocess
 def test_starts_no_device_and_reads_no_array(trained):
     program = f"""
 import sys

@@ -32,6 +32,7 @@ manager.save()
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_program_that_ends_waits_for_the_save_that_goes_on(directory):
     ended = forks.python("-c", END, directory, env=environment(1))

@@ -276,6 +276,7 @@ def end(process, signum):
     return process.outcome(60)[0]
 
 
+@pytest.mark.multiprocess
 def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place):
     process, left = writer(place, "one")
     assert end(process, signal.SIGKILL) == -signal.SIGKILL
@@ -287,6 +288,7 @@ def test_the_draft_of_a_killed_process_is_removed_by_the_next_one(place):
     assert text_of(place) == "two"
 
 
+@pytest.mark.multiprocess
 def test_two_processes_that_live_write_to_one_place(place):
     process, left = writer(place, "one")
     put(place, "two").commit()

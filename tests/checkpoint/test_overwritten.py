@@ -76,6 +76,7 @@ print(told + whole, whole > 0)
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("name", PATHS)
 def test_a_reader_beside_a_writer_gets_one_save_or_is_told(name, tmp_path):
     # in a process of its own: orbax leaves coroutines behind where a folder vanishes while it is read

@@ -11,6 +11,8 @@ from keras_dist.callbacks import BackupAndRestore
 from tests import processes
 from tests.soak import LARGE
 
+pytestmark = pytest.mark.multiprocess
+
 SETUP = """
 import datetime
 import os
@@ -333,18 +335,15 @@ check_same(train("signalled"), train("whole", save_freq=10**6))
 """
 
 
-@pytest.mark.multiprocess
 def test_what_goes_wrong_in_one_process_all_are_told(tmp_path):
     processes.run(f"{SETUP}\n{FAILURES}", tmp_path)
 
 
-@pytest.mark.multiprocess
 def test_two_processes_save_what_they_and_one_alone_restore(tmp_path):
     processes.run(f"{SETUP}\n{SAVES}\n{FROZEN}\n{FROZEN_SAVES}", tmp_path)
     processes.run(f"{SETUP}\n{ALONE}\n{FROZEN}\n{FROZEN_ALONE}", tmp_path, processes=1)
 
 
-@pytest.mark.multiprocess
 @pytest.mark.soak
 @pytest.mark.parametrize(("told", "signum", "kill_at"), [(1, signal.SIGTERM, 5), (0, signal.SIGINT, 8)][: 1 + LARGE])
 def test_a_job_that_was_told_to_end_and_then_killed_goes_on_as_if_it_had_not_been(tmp_path, told, signum, kill_at):

@@ -23,6 +23,7 @@ def python(*arguments, **env):
     )
 
 
+@pytest.mark.multiprocess
 def test_help_loads_neither_jax_nor_what_else_takes_long():
     program = f"""
 import sys
@@ -62,6 +63,7 @@ def test_each_command_has_help_and_debug(command, capsys):
     assert ("--json" in text) == (command in ("plan", "auto", "explain", "check", "devices", "doctor", "migrate"))
 
 
+@pytest.mark.multiprocess
 def test_the_module_and_the_script_are_the_same_program():
     run = python("-m", "keras_dist", "--version")
     assert (run.returncode, run.stdout) == (0, f"keras_dist {kd.__version__}\n")
@@ -70,6 +72,7 @@ def test_the_module_and_the_script_are_the_same_program():
     assert callable(getattr(importlib.import_module(module), name))
 
 
+@pytest.mark.multiprocess
 def test_shells_complete_commands_and_options():
     ask = {"_KERAS_DIST_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
     assert python("-m", "keras_dist", **ask, COMP_WORDS="keras-dist d").stdout.split() == ["devices", "doctor", "demo"]
@@ -150,6 +153,7 @@ def test_devices_and_their_meshes(capsys):
     assert "JAX has already started" in capsys.readouterr().err
 
 
+@pytest.mark.multiprocess
 def test_so_many_fake_devices(monkeypatch):
     run = python("-m", "keras_dist", "devices", "--fake", "3", "--json", XLA_FLAGS="", PJRT_NPROC="")
     found = json.loads(run.stdout)

@@ -9,7 +9,7 @@ from tests.processes import environment
 from tests.soak import LARGE
 
 MESHES = ["data=2,model=4", "data=8,model=1", *["data=4,model=2", "data=1,model=8"] * LARGE]
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.multiprocess]
 
 
 def run_demo(mesh):

@@ -25,6 +25,7 @@ def started(monkeypatch, arguments):
     return supervisors[0]
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.parent.name)
 def test_scripts_are_clean(script):
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
@@ -44,6 +45,7 @@ def run_script(tmp_path, script, programs, *arguments):
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
     found, lines = run_script(tmp_path, SCRIPTS[0], {"srun": code, "scontrol": 0}, "train.py", "--epochs=3")
@@ -60,6 +62,7 @@ def test_slurm_runs_a_job_again_that_asks_for_it(tmp_path, monkeypatch, code):
     assert job.command == ["train.py", "--epochs=3"]
 
 
+@pytest.mark.multiprocess
 def test_mpi_starts_a_launcher_on_each_host(tmp_path, monkeypatch):
     code, (line,) = run_script(tmp_path, SCRIPTS[1], {"mpirun": 75}, "train.py")
     assert code == 75

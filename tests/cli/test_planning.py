@@ -139,6 +139,7 @@ def test_plan_writes_a_page(config, capsys, tmp_path):
     assert commands.run("plan", config, "--html", tmp_path) == 2
 
 
+@pytest.mark.multiprocess
 def test_modules_of_the_current_folder_are_found(config):
     script = config.parent / "bin" / "keras-dist"
     script.parent.mkdir()

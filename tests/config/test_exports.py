@@ -24,11 +24,13 @@ def test_exports() -> None:
         _ = config.Lod
 
 
+@pytest.mark.multiprocess
 def test_no_jax_is_loaded() -> None:
     code = "import keras_dist.config as c\nc.RunConfig.model_validate({'mesh': {'shape': 'data=8'}}), c.load"
     assert loaded_by(code).isdisjoint(HEAVY)
 
 
+@pytest.mark.multiprocess
 def test_a_mesh_shape_is_parsed_without_pydantic() -> None:
     code = "from keras_dist.config import parse_mesh_shape\nparse_mesh_shape('data=8')"
     assert loaded_by(code).isdisjoint({*HEAVY, "pydantic", "yaml"})

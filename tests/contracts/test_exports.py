@@ -66,6 +66,7 @@ def test_is_typed():
     assert importlib.resources.files(kd).joinpath("py.typed").is_file()
 
 
+@pytest.mark.multiprocess
 def test_data_is_there_without_an_import_of_its_own():
     found = run_python("import keras_dist as kd; print(kd.data.__name__, 'data' in dir(kd))")
     assert found.split() == ["keras_dist.data", "True"]

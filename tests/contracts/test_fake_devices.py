@@ -4,6 +4,8 @@ import pytest
 
 from tests.contracts.processes import run_fork, run_python
 
+pytestmark = pytest.mark.multiprocess
+
 FLAG = "--xla_force_host_platform_device_count"
 POOL = "import keras_dist, os; print(os.environ.get('PJRT_NPROC'))"
 REPORT = """

@@ -5,6 +5,8 @@ import pytest
 from tests.contracts.processes import run_python
 from tests.processes import environment
 
+pytestmark = pytest.mark.multiprocess
+
 LOADED = "print(*(name for name in {names!r} if name in sys.modules))"
 FOREIGN = ("tensorflow", "torch", "keras")
 

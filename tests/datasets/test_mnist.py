@@ -141,6 +141,7 @@ def test_the_files_are_those_that_tfds_knows(monkeypatch: pytest.MonkeyPatch):
     assert mnist.Mnist(data_dir="nowhere").url_infos == known
 
 
+@pytest.mark.multiprocess
 def test_without_tensorflow_and_silent(tmp_path: Path, files: Path):
     (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
     (tmp_path / "data" / "downloads").mkdir(parents=True)

@@ -1,6 +1,5 @@
 """The Keras 3 distribution guide, with `import keras_dist as keras` and numpy in place of `tf.data`."""
 
-import types
 from typing import Any
 
 import jax
@@ -99,7 +98,7 @@ def upscaled_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:1 layout rule:keras_dist.errors.LayoutWarning")
 def test_digits_are_learned_as_well_as_by_keras_on_every_mesh(request):
-    theirs = request.getfixturevalue("real_keras")
+    theirs = request.getfixturevalue("keras")
     train, test = upscaled_digits()
     reached = {}
     for seed in range(2 if LARGE else 1):
@@ -116,10 +115,3 @@ def test_digits_are_learned_as_well_as_by_keras_on_every_mesh(request):
     assert min(reached["keras"]) > 0.9
     # a test image more or less is 0.003
     assert all(accuracy > min(reached["keras"]) - 0.02 for found in reached.values() for accuracy in found), reached
-
-
-@pytest.fixture
-def real_keras(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Keras on JAX."""
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    return pytest.importorskip("keras")

@@ -125,6 +125,7 @@ def test_links_lead_somewhere():
         assert not anchor or anchor in headings, target
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("section", ["DTensor", "Keras 3"])
 def test_the_program_of_a_section_runs(section, tmp_path):
     run = forks.python("-c", PROGRAMS[section], cwd=tmp_path, env=environment())

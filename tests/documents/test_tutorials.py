@@ -157,6 +157,7 @@ def losses_of_one_device(images) -> list[float]:
     return train_mlp(one_device(), (None, None), images)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("axes", [(None, "model"), (None, None)] if ROUNDS else [(None, "model")])
 def test_the_mlp_of_the_core_api_learns_the_same_on_one_device_and_eight(axes, images, losses_of_one_device):

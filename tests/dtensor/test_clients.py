@@ -96,6 +96,7 @@ def alone(tmp_path_factory):
     return run.stdout
 
 
+@pytest.mark.multiprocess
 def test_the_tutorial_runs(alone):
     assert layouts(alone) == [
         "Weight name: d1/kernel with layout: Layout.from_string(sharding_specs:unsharded,unsharded,",

@@ -20,6 +20,7 @@ OURS = {"to_layout_map"}
 """What DTensor does not have."""
 
 
+@pytest.mark.multiprocess
 def test_nothing_imports_it():
     others = [path for path in PACKAGE.rglob("*.py") if PACKAGE / "dtensor" not in path.parents]
     assert [path.name for path in others if IMPORTS.search(path.read_text())] == []

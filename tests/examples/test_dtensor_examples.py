@@ -15,6 +15,7 @@ from keras_dist import dtensor
 from tests import forks
 from tests.processes import environment
 
+pytestmark = pytest.mark.slow
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 SIZES = (1, 2, 4, 8)
 
@@ -172,6 +173,7 @@ def printed(name, folder, *arguments):
     return run.stdout
 
 
+@pytest.mark.multiprocess
 def test_the_core_example_runs(tmp_path):
     folder = tmp_path / "new" / "run"
     assert "Testing accuracy: 0." in printed("dtensor_core", tmp_path, "--folder", folder)

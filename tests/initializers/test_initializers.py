@@ -184,8 +184,7 @@ def test_a_generator_goes_on_with_each_call_and_is_mixed_with_the_keys_of_layers
     "arguments",
     [("real", None), ("real", "hamming", None, True), ("imag", "tukey", "density"), ("imag", [1, 2, 3, 4], "spectrum")],
 )
-def test_stft_gives_the_kernels_of_keras(arguments: Any) -> None:
-    keras = pytest.importorskip("keras")
+def test_stft_gives_the_kernels_of_keras(keras: Any, arguments: Any) -> None:
     expected = keras.initializers.STFT(*arguments)((4, 1, 3))
     found = initializers.get(initializers.serialize(initializers.STFT(*arguments)))((4, 1, 3))
     np.testing.assert_allclose(found, expected, atol=1e-6)

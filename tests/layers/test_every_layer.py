@@ -135,6 +135,7 @@ def made(kind: str, table: Any, **options: Any) -> Any:
 CASES = [(name, LAYERS) for name in LAYERS if LARGE or name not in VARIANTS] + [(name, VARIANTS) for name in VARIANTS]
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("cases", some(CASES[start::5] for start in range(5)))
 def test_every_layer_comes_back(cases):

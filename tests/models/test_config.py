@@ -250,26 +250,6 @@ def test_what_waits_for_its_input_waits_again_and_the_dtype_of_an_input_survives
     assert models.model_from_json(model.to_json()).built
 
 
-def test_members_that_a_model_numbers_keep_the_numbers():
-    layer = layers.Dense(8)
-    x = kd.Input((8,))
-    kd.Model(x, layer(x))
-    hidden = layers.Dense(8)(x)
-    model = kd.Model(x, [layer(hidden), layers.Dense(2)(hidden)])  # the layer is called `dense` in the other model
-    again = models.model_from_json(model.to_json())
-    assert [row.path for row in again.layout_plan.rows] == [row.path for row in model.layout_plan.rows]
-    assert again.output_names == model.output_names
-
-
-def test_a_sequential_without_layers():
-    for members in ([], [kd.Input((8,))]):
-        model = kd.Sequential(members)
-        for again in (models.model_from_json(model.to_json()), models.clone_model(model)):
-            again.add(layers.Dense(2))
-            again.build((None, 8))
-            assert again.output_shape == (None, 2)
-
-
 class TestRefused:
     def test_a_module_of_somebody_else(self):
         model = kd.Sequential([kd.Input((8,)), nnx.Linear(8, 2, rngs=nnx.Rngs(0))])
@@ -364,20 +344,6 @@ class TestClones:
         assert "d1" in seen and "batch_normalization" in seen
         assert paths_of(clone) == paths_of(model)
 
-    def test_other_calls(self):
-        def quiet(layer, *args, **kwargs):
-            outputs = layer(*args, **kwargs)
-            return layers.Dropout(0.5)(outputs) if isinstance(layer, layers.Dense) else outputs
-
-        model, x = chain()
-        clone = models.clone_model(model, clone_function=lambda layer: layer, call_function=quiet)
-        assert [layer.name for layer in clone.layers] == ["x", "d1", "dropout", "dense", "dropout_1"]
-        np.testing.assert_array_equal(clone.predict(x, verbose=0), model.predict(x, verbose=0))
-        model.layers[1].kernel.assign(np.zeros((8, 16)))
-        assert not clone.get_weights()[0].any(), "the layers are the same"
-        with pytest.raises(ModelError, match="`call_function` does not go with this model"):
-            models.clone_model(sequential()[0], call_function=quiet)
-
     def test_subclasses_take_no_functions(self):
         with pytest.raises(ModelError, match="`clone_function` does not go with this model"):
             models.clone_model(subclass()[0], clone_function=lambda layer: layer)
@@ -393,14 +359,3 @@ class TestClones:
     def test_what_is_no_model(self):
         with pytest.raises(ModelError, match="`model` is not a model"):
             models.clone_model(layers.Dense(3))
-
-
-def test_batches_have_any_size_whatever_the_input_was_told():
-    inputs = kd.Input((3,), batch_size=3)
-    model = kd.Model(inputs, inputs * 2.0)
-    assert model(np.ones((2, 3), np.float32)).shape == (2, 3)
-
-
-def test_a_config_of_a_sequential_has_layers():
-    with pytest.raises(ConfigError, match="lacks its layers"):
-        kd.Sequential.from_config({"name": "empty"})

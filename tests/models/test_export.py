@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pathlib
 import shutil
 
 import jax
@@ -20,7 +19,6 @@ from tests.layouts import on
 from tests.models.forms import Subclassed, functional, sequential, sequential_without_input
 from tests.networks import FEATURES, Noisy, TwoInputs
 
-ROOT = pathlib.Path(__file__).parents[2]
 POINTS = kd.InputSpec(shape=(None, FEATURES), dtype="float32")
 
 
@@ -105,6 +103,7 @@ print([name for name in sys.modules if name.startswith(("keras_dist.layers", "ke
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.slow
 def test_another_process_without_layers_and_models_predicts_the_same(tmp_path):
     for name, (make, batch, signature) in CASES.items():
@@ -188,16 +187,6 @@ def test_models_on_a_mesh_are_exported_for_one_device_without_rules_of_activatio
     assert len(program(x).devices()) == 1
 
 
-def test_training_goes_on_after_it(path):
-    model = functional()
-    model.compile("sgd", "mse")
-    x, y = random(8, FEATURES), random(8, 4)
-    before = model.predict(x, verbose=0)
-    model.export(path)
-    model.fit(x, y, verbose=0)
-    np.testing.assert_allclose(kd.export.load(path)(x), before, rtol=1e-5, atol=1e-6)
-
-
 def test_a_loaded_program_is_transformed_by_jax(program):
     x = random(5, FEATURES)
     np.testing.assert_allclose(jax.jit(lambda x: program(x) * 2)(x), 2 * np.asarray(program(x)), rtol=1e-6)
@@ -210,13 +199,6 @@ def test_one_size_of_batches(model, path):
     assert program(random(4, FEATURES)).shape == (4, 4)
     with pytest.raises(ModelError, match="does not fit"):
         program(random(5, FEATURES))
-
-
-def test_it_says_where_it_was_written_if_asked(model, path, capsys):
-    model.export(path, platforms="cpu")
-    assert not capsys.readouterr().out
-    model.export(path.with_name("other"), platforms="cpu", verbose=True)
-    assert capsys.readouterr().out == f"Saved artifact at {str(path.with_name('other'))!r}.\n"
 
 
 def test_only_the_first_process_writes(model, path, monkeypatch):
@@ -427,25 +409,6 @@ def test_a_forged_manifest_does_not_fit_the_program(exported, path, changes):
         kd.export.load(path)
 
 
-def test_a_forged_program_that_cannot_be_run_is_told(exported, path):
-    shutil.copytree(exported, path)
-    file = path / "program.jax_export"
-    content = bytearray(file.read_bytes())
-    place = content.index(b"ML\xefR")  # begins the bytecode of MLIR
-    content[place : place + 4] = b"else"
-    file.write_bytes(content)
-    signed(path)
-    with pytest.raises(ModelError, match="the exported program cannot be run") as error:
-        kd.export.load(path)(random(3, FEATURES))
-    assert "StableHLO" in error.value.given and "a program is code: load only what you trust" in error.value.fix
-
-
-def test_what_jax_transforms_raises_what_jax_says(program):
-    with pytest.raises(ValueError) as error:
-        jax.grad(lambda x: program(x).sum())(random(3, FEATURES))
-    assert not isinstance(error.value, ModelError)
-
-
 def test_what_is_no_exported_model(path):
     with pytest.raises(ModelError, match="cannot be read") as error:
         kd.export.load(path)
@@ -469,21 +432,3 @@ def test_inputs_that_do_not_fit(program, inputs, given):
     with pytest.raises(ModelError, match="does not fit the program") as error:
         program(inputs)
     assert error.value.given == given and "(batch, 8)" in error.value.expected
-
-
-def test_batches_of_two_sizes_do_not_fit(path):
-    a, b = kd.Input((4,), name="a"), kd.Input((4,), name="b")
-    kd.Model([a, b], a + b).export(path, platforms="cpu")
-    with pytest.raises(ModelError, match="'b' does not fit the program") as error:
-        kd.export.load(path)([random(3, 4), random(2, 4)])
-    assert "batch=3" in error.value.expected
-
-
-def test_numbers_are_cast_as_jax_promotes_them(program, path):
-    for dtype in (np.float64, np.int32, np.bool_):
-        assert program(np.ones((2, FEATURES), dtype)).dtype == np.float32
-    assert program(np.ones((2, FEATURES)).tolist()).shape == (2, 4)
-    tokens = kd.Input((None,), dtype="int32", name="tokens")
-    kd.Model(tokens, tokens * 2).export(path, platforms="cpu")
-    with pytest.raises(ModelError, match="'tokens' does not fit"):
-        kd.export.load(path)(np.ones((2, 3)))

@@ -219,16 +219,6 @@ def test_evaluation_and_prediction_can_be_ended_too(model):
     assert history.epoch == [0, 1], "the end of a validation is none of the training"
 
 
-def test_training_from_another_thread(model):
-    found = []
-    distribution = model.distribution
-    kd.set_distribution(distribution)
-    thread = threading.Thread(target=lambda: found.append(model.fit(X, Y, verbose=0).history["loss"]))
-    thread.start()
-    thread.join()
-    assert len(found[0]) == 1 and np.isfinite(found[0][0])
-
-
 def test_two_models_train_in_two_threads_at_once_and_fit_goes_on_where_it_was():
     def train(model, times, **options):
         for _ in range(times):
@@ -247,13 +237,3 @@ def test_two_models_train_in_two_threads_at_once_and_fit_goes_on_where_it_was():
     for a, b in zip(once.variables, twice.variables, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
         assert np.isfinite(a.numpy()).all()
-
-
-def test_a_callback_may_evaluate_and_predict_while_fit_goes_on(model):
-    class Look(kd.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            found.append((self.model.evaluate(X, Y, verbose=0)[0], self.model.predict(X, verbose=0).shape))
-
-    found = []
-    model.fit(X, Y, batch_size=16, verbose=0, callbacks=[Look()])
-    assert len(found) == 2 and found[0][0] > found[1][0]

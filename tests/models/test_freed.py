@@ -108,6 +108,7 @@ def referred(model: kd.Model) -> dict[str, Any]:
     return {name: weakref.ref(one) for name, one in found.items()}
 
 
+@pytest.mark.slow
 def test_a_model_of_each_layer():
     names, size = list(CASES), 1 if LARGE else 8  # several share a model: most of the time goes to their programs
     groups = [names[start : start + size] for start in range(0, len(names), size)]
@@ -204,6 +205,7 @@ for number in range(1, int(sys.argv[1]) + 1):
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.soak
 def test_memory_and_maps_stay_level_in_a_loop():
     """At 65,530 maps the kernel refuses more; each model that is alive has about 100."""

@@ -232,7 +232,9 @@ class Block(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "made", [Plain, Plain(nnx.Rngs(0)), ScannedTransformer], ids=["MLP", "ready", "scanned transformer"]
+    "made",
+    [Plain, Plain(nnx.Rngs(0)), pytest.param(ScannedTransformer, marks=pytest.mark.slow)],
+    ids=["MLP", "ready", "scanned transformer"],
 )
 def test_fit_finds_its_layout_under_auto_parallel(made):
     x, y = blobs(8)

@@ -1,9 +1,5 @@
 """Functional models: what may be a graph of calls, and what is none."""
 
-import cProfile
-import inspect
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,15 +13,6 @@ from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
 
 
 class TestGraphs:
-    def test_a_shared_layer_is_one_variable(self):
-        shared = layers.Dense(4, name="shared")
-        a, b = kd.Input((3,), name="a"), kd.Input((3,), name="b")
-        model = kd.Model([a, b], shared(a) + shared(b))
-        assert [w.path for w in model.weights] == ["shared/kernel", "shared/bias"]
-        kernel, bias = model.get_weights()
-        x, y = np.ones((2, 3), np.float32), np.full((2, 3), 2.0, np.float32)
-        assert np.allclose(model.predict([x, y], verbose=0), (x + y) @ kernel + 2 * bias, atol=1e-5)
-
     def test_inputs_come_in_the_order_of_the_model_or_by_name(self):
         a, b = kd.Input((2,), name="a"), kd.Input((2,), name="b")
         model = kd.Model([b, a], {"difference": b - 2.0 * a, "half": b / 2.0})
@@ -183,38 +170,6 @@ class TestGraphs:
         with pytest.raises(ModelError, match=r"(?s)depends on a dim of unknown size.*\(None, 3\)"):
             make()
 
-    def test_add_costs_the_same_however_many_layers_there_are(self):
-        def calls_of_add(model: kd.Sequential, count: int) -> int:
-            for _ in range(count):
-                model.add(layers.Dense(2))
-            layer, profile = layers.Dense(2), cProfile.Profile()
-            profile.runcall(model.add, layer)
-            return sum(entry.callcount for entry in profile.getstats())
-
-        model = kd.Sequential([kd.Input((2,))])
-        few = calls_of_add(model, 4)
-        assert calls_of_add(model, 30) < 2 * few
-
-    def test_one_layer_may_give_two_outputs(self):
-        a, b = kd.Input((4,)), kd.Input((4,))
-        dense = layers.Dense(2, name="d")
-        model = kd.Model([a, b], [dense(a), dense(b)])
-        assert model.output_names == ["d", "d_1"]
-        model.compile("sgd", ["mse", "mse"])
-        x = np.ones((4, 4), np.float32)
-        assert len(model.evaluate([x, x], [np.ones((4, 2)), np.zeros((4, 2))], verbose=0)) == 3
-
-    def test_a_u_net_of_unknown_size(self):
-        inputs = kd.Input((None, None, 1))
-        h = inputs
-        for _ in range(4):
-            h = layers.MaxPooling2D()(h)
-        for _ in range(4):
-            h = layers.UpSampling2D()(h)
-        model = kd.Model(inputs, layers.Concatenate()([inputs, h]))
-        assert model.output_shape == (None, None, None, 2)
-        assert model.predict(np.ones((1, 32, 16, 1)), verbose=0).shape == (1, 32, 16, 2)
-
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_of_one_output_is_that_output_in_calls_on_arrays(kind):
@@ -255,14 +210,6 @@ class TestSequentialWithoutInput:
         kd.Sequential([kd.Input((3,)), later := kd.Sequential([layers.Dense(6)])])
         assert later.output_shape == (None, 6)
 
-    def test_it_is_cloned_with_an_input(self):
-        model = kd.Sequential([layers.Dense(4)])
-        for given in (kd.Input((5,), name="new"), [layers.ReLU()(kd.Input((5,)))]):
-            clone = kd.models.clone_model(model, input_tensors=given)
-            assert clone.built and clone.input_shape == (None, 5) and not model.built
-        with pytest.raises(ModelError, match="`input_tensors` must be a symbolic tensor for each"):
-            kd.models.clone_model(model, input_tensors=[kd.Input((5,)), kd.Input((5,))])
-
     def test_it_goes_on_taking_other_lengths(self):
         model = kd.Sequential([layers.SimpleRNN(3), layers.Dense(2)])
         model.build((None, 5, 4))
@@ -277,27 +224,6 @@ class TestSequentialWithoutInput:
             _ = model.outputs
         model.build((None, 3))
         assert model.output_shape == (None, 2)
-
-    def test_what_is_given_by_output_goes_by_the_name_of_the_last_layer(self):
-        x, y = blobs(12)
-        model = kd.Sequential([layers.Dense(4, name="a"), layers.Dense(CLASSES, name="b")])
-        model.compile("sgd", {"b": LOSS}, metrics={"b": ["accuracy"]})
-        assert {*model.fit(x, y, verbose=0).history} == {"loss", "accuracy"}
-        for argument in ("loss", "metrics"):
-            model = kd.Sequential([layers.Dense(4, name="a"), layers.Dense(CLASSES, name="b")])
-            model.compile("sgd", **({"loss": LOSS} | {argument: {"nope": "mse"}}))
-            with pytest.raises(ModelError, match=f"`{argument}` does not match.*\\n.*'nope'.*\\n.*'b'"):
-                model.fit(x, y, verbose=0)
-
-    def test_it_may_have_more_layers_than_python_has_stack(self, request):
-        limit = sys.getrecursionlimit()
-        request.addfinalizer(lambda: sys.setrecursionlimit(limit))
-        sys.setrecursionlimit(len(inspect.stack(0)) + 180)
-        model = kd.Sequential(
-            [kd.Input((2,)), *(layers.Identity() if n % 20 else layers.Dense(2, use_bias=False) for n in range(200))]
-        )
-        assert (len(model.layers), len(model.weights)) == (200, 10)
-        assert not np.array_equal(*model.get_weights()[:2])
 
 
 class TestSubclassesWithAGraph:
@@ -349,16 +275,3 @@ class TestSubclassesWithAGraph:
         model = Plain(inputs, layers.Dense(2)(inputs))
         with pytest.raises(ModelError, match="`factor` of layer"):
             model.factor = 2.0
-
-
-@pytest.mark.parametrize("is_chain", [True, False])
-def test_a_clone_has_the_names_that_its_function_gave(is_chain):
-    chain = kd.Sequential([kd.Input((2,)), kd.layers.Dense(3, name="a"), kd.layers.Dense(2, name="b")])
-    model = chain if is_chain else kd.Model(chain.inputs, chain.outputs)
-
-    def renamed(layer):
-        return type(layer).from_config({**layer.get_config(), "name": f"new_{layer.name}"})
-
-    clone = kd.models.clone_model(model, clone_function=renamed)
-    assert [layer.name for layer in clone.layers][-2:] == ["new_a", "new_b"]
-    assert clone.weights[0].path == "new_a/kernel"

@@ -152,16 +152,6 @@ def test_a_folder_that_is_not_there_is_told(kind, model, tmp_path):
     assert caught.value.fix.startswith("correct the path")
 
 
-@pytest.mark.parametrize("written", [whole, sharded, cached])
-def test_load_model_names_what_loads_the_weights(written, tmp_path):
-    folder = tmp_path / "hf"
-    written(folder)
-    with pytest.raises(CheckpointError, match="holds weights, and no model") as caught:
-        kd.models.load_model(f"{folder}/")
-    assert "model-0000" in caught.value.given or "model.safetensors" in caught.value.given
-    assert f"model.load_weights({str(folder)!r})" in caught.value.fix
-
-
 def test_a_folder_of_what_is_in_a_file_of_keras_is_loaded(model, tmp_path):
     model.set_weights([np.full(w.shape, 3, "float32") for w in model.weights])
     model.save(tmp_path / "m", zipped=False)

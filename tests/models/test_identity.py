@@ -17,55 +17,6 @@ def network() -> tuple[kd.Sequential, layers.Dense]:
     return kd.Sequential([kd.Input((2,)), dense, layers.Dense(1)]), dense
 
 
-def check(model: kd.Model, dense: layers.Dense) -> None:
-    assert dense.weights[0] is dense.kernel and dense.weights == [dense.kernel, dense.bias]
-    in_layers = [weight for layer in model.layers for weight in layer.weights]
-    assert all(one is other for one, other in zip(model.weights, in_layers, strict=True))
-    assert model.trainable_variables[1] is model.weights[1] is dense.bias
-
-
-class TestVariables:
-    """Handles on the weights of layers and models."""
-
-    def test_of_a_layer_alone_and_in_a_model(self, tmp_path) -> None:
-        dense = layers.Dense(3)
-        dense(X)
-        kernel = dense.kernel
-        assert dense.weights == [kernel, dense.bias] and dense.weights[0] is kernel
-        dense.trainable = False
-        assert not kernel.trainable and not dense.trainable_weights
-        dense.trainable = True
-        model = kd.Sequential([kd.Input((2,)), dense, layers.Dense(1)])
-        check(model, dense)
-        bias, listed = dense.bias, model.weights
-        model.compile("sgd", "mse")
-        model.fit(X, Y, verbose=0)
-        model.save_weights(tmp_path / "w.safetensors")
-        model.load_weights(tmp_path / "w.safetensors")
-        model.redistribute(kd.distribution.DataParallel())
-        check(model, dense)
-        assert dense.bias is bias and all(one is other for one, other in zip(model.weights, listed, strict=True))
-        # what was found before the model was made stands for the model's
-        assert kernel.path == "dense/kernel" and np.array_equal(kernel.numpy(), dense.kernel.numpy())
-        kernel.assign(np.ones((2, 3)))
-        assert np.all(model.weights[0].numpy() == 1)
-
-    def test_of_layers_inside_of_layers(self) -> None:
-        layer = layers.Bidirectional(layers.LSTM(2))
-        layer.build((1, 3, 2))
-        cell = layer.forward_layer.cell
-        assert layer.weights[0] is cell.kernel is layer.forward_layer.weights[0]
-        assert layer.weights[0].path == "forward_lstm/lstm_cell/kernel"
-
-    def test_when_layers_are_added(self) -> None:
-        model, dense = network()
-        bias = dense.bias
-        model.add(layers.Dense(1))
-        bias.assign(np.ones(3))
-        np.testing.assert_array_equal(model.weights[1].numpy(), 1)
-        check(model, dense)
-
-
 class TestOptimizers:
     """`model.optimizer` is what `compile` was given, and its state is the model's."""
 
@@ -90,25 +41,6 @@ class TestOptimizers:
         other, _ = network()
         other.compile(optimizer, "mse")  # nobody holds the first one any more
         assert other.optimizer is optimizer and int(optimizer.iterations) == 0
-
-    def test_it_has_the_class_of_its_name_before_the_weights_are_born(self) -> None:
-        model = kd.Sequential([layers.Dense(1)])
-        model.compile("adam", "mse")
-        optimizer = model.optimizer
-        assert isinstance(optimizer, optimizers.Adam)
-        optimizer.learning_rate = 0.25
-        model.fit(X, Y, verbose=0)
-        assert model.optimizer is optimizer and optimizer.learning_rate == 0.25
-
-    def test_it_goes_on_when_a_layer_without_weights_is_frozen(self) -> None:
-        drop = layers.Dropout(0.5)
-        model = kd.Sequential([kd.Input((2,)), drop, layers.Dense(1)])
-        model.compile("sgd", "mse")
-        model.fit(X, Y, verbose=0)
-        drop.trainable = False
-        model.compile(model.optimizer, "mse")
-        model.fit(X, Y, verbose=0)
-        assert int(model.optimizer.iterations) == 2
 
     def test_one_model_for_each(self) -> None:
         (model, _), (other, _) = network(), network()

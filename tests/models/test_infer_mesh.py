@@ -180,11 +180,3 @@ def test_the_distribution_that_is_chosen_counts_and_its_rules_have_the_last_word
         model = kd.Sequential([kd.Input((4,)), dense(units=8)])
     row = model.layout_plan.row("d/kernel")
     assert (row.axes, row.rule) == (("data", "model"), "d/kernel, overrides kernel's own (None, 'model')")
-
-
-def test_a_model_of_layers_that_live_elsewhere_lives_there():
-    inputs = kd.Input((4,))
-    hidden = dense()(inputs)
-    whole = kd.Model(inputs, layers.Dense(2, name="e")(hidden))
-    part = kd.Model(whole.inputs, whole.get_layer("d").output)
-    assert part.distribution == whole.distribution and part.distribution.device_mesh == mesh()

@@ -214,17 +214,6 @@ def test_models_with_a_layer_in_common_stay_on_one_mesh(model) -> None:
     assert model.weights[0].value.sharding.spec == jax.sharding.PartitionSpec(None, None)
 
 
-def test_a_shared_layer_whose_other_model_is_gone_goes_on(model) -> None:
-    shared = model.get_layer("d1")
-    with model.distribution.scope():
-        other = kd.Sequential([kd.Input((8,)), shared, layers.Dense(2)], name="other")
-    before = shared.kernel.numpy()
-    del model
-    other.compile("sgd", "sparse_categorical_crossentropy")
-    other.fit(X, Y % 2, verbose=0)
-    assert np.any(shared.kernel.numpy() != before)
-
-
 def test_a_copy_of_a_layer_has_variables_of_its_own(model) -> None:
     layer = model.get_layer("d1")
     for again in (copy.copy(layer), copy.deepcopy(layer)):

@@ -7,8 +7,8 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import ModelError
 from tests.layouts import on
-from tests.models.forms import functional, sequential
-from tests.networks import FEATURES, HIDDEN, LOSS, blobs
+from tests.models.forms import sequential
+from tests.networks import FEATURES, HIDDEN
 
 
 class TestLayersOfAModel:
@@ -81,21 +81,6 @@ class TestLayersOfAModel:
         built.fit(np.ones((8, 4)), verbose=0)
         assert [w.path for w in built.weights][2:] == ["teacher/kernel", "teacher/bias"]
 
-    def test_a_model_that_a_layer_calls_is_built_by_the_call(self):
-        class Around(kd.Layer):
-            def __init__(self, inner):
-                super().__init__()
-                self.inner, self.seen = inner, []
-
-            def call(self, inputs):
-                outputs = self.inner(inputs)
-                self.seen.append(self.inner.built)
-                return outputs
-
-        around = Around(kd.Sequential([layers.Dense(2)]))
-        around(np.ones((2, 3), "float32"))
-        assert list(around.seen) == [True]
-
     def test_a_layout_of_its_own_counts_where_no_rule_does(self):
         dense = [layers.Dense(8, name=name, kernel_layout=kd.TensorLayout(("model", None))) for name in ("d1", "d2")]
         with on("data=2,model=4", {"d2/kernel": (None, "model")}).scope():
@@ -106,28 +91,6 @@ class TestLayersOfAModel:
             ((None, "model"), "d2/kernel, overrides kernel's own ('model', None)"),
         ]
 
-    def test_frozen_layers_stay_as_they_are_and_thaw_with_the_next_compile(self):
-        model = sequential()
-        x, y = blobs(32)
-        frozen = model.get_layer("d1"), model.get_layer("norm")
-        before = [layer.get_weights() for layer in frozen]
-        for trainable in (False, True):
-            for layer in frozen:
-                layer.trainable = trainable
-            model.compile("adam", loss=LOSS)
-            model.fit(x, y, verbose=0)
-            assert ("d1/kernel" in [w.path for w in model.trainable_variables]) == trainable
-            for layer, values in zip(frozen, before, strict=True):  # statistics, too
-                changed = [not np.array_equal(a, b) for a, b in zip(layer.get_weights(), values, strict=True)]
-                assert changed == [trainable] * len(changed), layer.name
-
-    def test_weights_can_be_set(self):
-        model, other = functional(), sequential()
-        other.set_weights(model.get_weights())
-        x, _ = blobs(4)
-        assert np.array_equal(model.predict(x, verbose=0), other.predict(x, verbose=0))
-        assert model.count_params() == sum(value.size for value in model.get_weights())
-
     def test_a_layer_with_values_brings_them_along(self):
         layer = layers.Dense(3, name="d1")
         layer(np.ones((1, 4)))
@@ -136,32 +99,6 @@ class TestLayersOfAModel:
             model = kd.Sequential([kd.Input((4,)), layer])
         assert np.array_equal(model.get_weights()[0], values[0])
         assert layer.kernel.layout is not None  # it is the model's now
-
-    def test_models_that_share_a_layer_share_its_values(self):
-        model = functional()
-        x, y = blobs(16)
-        model.compile("sgd", loss=LOSS)
-        features = kd.Model(model.input, model.get_layer("d1").output)
-        for _ in range(2):
-            model.fit(x, y, verbose=0)
-            kernel, bias = model.get_layer("d1").get_weights()
-            assert np.allclose(features.predict(x, verbose=0), np.tanh(x @ kernel + bias), atol=1e-5)
-        features.compile("sgd", "mse")
-        features.fit(x, np.ones((16, HIDDEN)), verbose=0)
-        assert np.array_equal(features.get_weights()[0], model.get_weights()[0])
-        assert not np.array_equal(model.get_weights()[0], kernel)
-
-    def test_a_shared_layer_gets_the_same_shape_everywhere(self):
-        shared = layers.Dense(3, name="shared")
-        kd.Sequential([kd.Input((4,)), shared])
-        with pytest.raises(ModelError, match="the input of layer 'shared' does not fit"):
-            kd.Sequential([kd.Input((5,)), shared])
-
-    def test_building_a_layer_counts(self):
-        layer = layers.Dense(3)
-        layer.build((None, 4))
-        layer.set_weights([np.ones((4, 3)), np.zeros(3)])
-        assert layer.built and np.allclose(layer(np.ones((1, 4))), 4.0)
 
     def test_attributes_of_a_built_model_do_not_change_in_vain(self):
         model = sequential()
@@ -189,13 +126,6 @@ class TestLayersOfAModel:
         assert model.trainable_weights == []
         model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
         assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), before, strict=True))
-
-    def test_a_layer_with_values_may_go_into_two_models(self):
-        layer = layers.Dense(3)
-        layer(np.ones((1, 4)))
-        one = kd.Sequential([kd.Input((4,)), layer])
-        two = kd.Sequential([kd.Input((4,)), layer, layers.Dense(2)])
-        assert np.array_equal(one.get_weights()[0], two.get_weights()[0])
 
 
 class Net(kd.Model):
@@ -337,20 +267,3 @@ def test_loops_over_dicts_of_layers_go_in_the_order_of_assignment():
     model = Heads()
     assert model.predict(np.ones((2, 4)), verbose=0).shape == (2, 2)
     assert [w.path for w in model.weights][::2] == ["heads/z/kernel", "heads/a/kernel"]
-
-
-@pytest.mark.parametrize("mesh", ["one device", "data=2,model=4"])
-def test_a_call_is_traced_for_its_shapes_and_for_the_initial_weights(mesh):
-    calls = []
-
-    class Scaled(kd.Layer):
-        def build(self, input_shape):
-            self.scale = self.add_weight((input_shape[-1],), name="scale")
-
-        def call(self, inputs):
-            calls.append(inputs.shape)
-            return inputs * self.scale
-
-    with on(mesh, {}).scope():
-        kd.Sequential([kd.Input((4,), batch_size=8), Scaled()])
-    assert calls == [(8, 4)] * 2

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import threading
 
 import jax
 import numpy as np
@@ -56,39 +55,6 @@ def test_weights_that_are_born_outside_lie_by_the_distribution_under_which_the_m
     if type(model) is Subclassed:
         model.compile("sgd", "mse")
         model.fit(X, Y, verbose=0)  # without a current distribution
-
-
-def functional():
-    inputs = kd.Input((8,))
-    return kd.Model(inputs, layers.Dense(4, name="d")(inputs))
-
-
-def in_another_thread(model):
-    thread = threading.Thread(target=model.build, args=((None, 8),))
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    ("make", "birth"),
-    [
-        (functional, lambda model: None),  # it knew its inputs
-        (sequential, lambda model: model(X)),
-        (Subclassed, lambda model: model.predict(X, verbose=0)),
-        (sequential, lambda model: model.fit(X, Y, verbose=0)),
-        (Subclassed, lambda model: model.train_on_batch(X, Y)),
-        (Subclassed, in_another_thread),
-    ],
-    ids=["functional", "call", "predict", "fit", "train_on_batch", "thread"],
-)
-def test_the_scope_has_ended_when_they_are_born(make, birth):
-    distribution = on("data=2,model=4", RULES)
-    with distribution.scope():
-        model = make()
-    model.compile("sgd", "mse")
-    birth(model)
-    assert kd.distribution.distribution() is None
-    assert model.distribution == distribution and axes(model) == SHARDED
 
 
 def test_layers_that_want_the_mesh_of_the_scope_have_it_when_they_are_born():

@@ -83,14 +83,6 @@ def test_they_can_be_reset_and_the_next_run_begins_anew(model, accuracy):
     assert model.evaluate(X, Y, batch_size=43, verbose=0) == before
 
 
-def test_nothing_is_fetched_before_somebody_reads(model, accuracy):
-    model.fit(X, Y, batch_size=8, verbose=0)
-    held = [variable.peek() for variable in accuracy.variables]
-    assert all(len(array.devices()) == 8 for array in held), "on all devices, as the step has left them"
-    accuracy.result()
-    assert all(len(variable.peek().devices()) == 1 for variable in accuracy.variables)
-
-
 class Two(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.linear = nnx.Linear(X.shape[1], 3, rngs=rngs)
@@ -163,42 +155,3 @@ def test_those_that_a_model_updates_itself_in_its_loss_are_measured_and_reset():
     assert model.evaluate(X, Y[:, None], len(X), verbose=0, return_dict=True)["seen"] == pytest.approx(
         history["seen"][0]
     )
-
-
-class Begins(metrics.Mean):
-    """Counts how often it was reset, and begins with that."""
-
-    def reset_state(self):
-        super().reset_state()
-        self.resets = getattr(self, "resets", 0) + 1
-        self.total.assign(10.0 * self.resets)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        super().update_state(0 * y_pred)
-
-    def result(self):
-        return self.total
-
-
-def test_an_overridden_reset_state_is_called_at_each_begin():
-    model, begins = layouts.plain_on("one device"), Begins(name="begins")
-    model.compile("sgd", LOSS, metrics=[begins, lambda y_true, y_pred: y_pred.max(-1)])
-    x, y = X[:32], Y[:32]
-    history = model.fit(x, y, epochs=3, verbose=0).history
-    assert {*history} == {"loss", "begins", "lambda"}, "a lambda has a name that can be monitored"
-    first, *others = history["begins"]
-    assert others == [first + 10, first + 20]
-    assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] >= first + 30
-    resets = begins.resets
-    assert model.evaluate(x, y, verbose=0, return_dict=True)["begins"] == 10 * (resets + 1) == 10 * begins.resets
-
-
-def test_a_result_that_is_no_number_is_named():
-    class Words(metrics.SparseCategoricalAccuracy):
-        def result(self):
-            return "good"
-
-    fresh = kd.Model.from_nnx(Plain, seed=0)
-    fresh.compile("sgd", LOSS, metrics=[Words(name="words")])
-    with pytest.raises(ModelError, match="the result of metric 'words' must be a number"):
-        fresh.evaluate(X, Y, verbose=0)

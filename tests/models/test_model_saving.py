@@ -10,7 +10,7 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers, saving
-from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, LayoutError, ModelError
+from keras_dist.errors import CheckpointError, CheckpointWarning, ConfigError, ModelError
 from tests import layouts
 from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, Noisy, blobs
 from tests.soak import LARGE, ROUNDS
@@ -312,20 +312,6 @@ class TestCustomObjects:
         np.testing.assert_array_equal(again.predict(X, verbose=0), 3 * X)
 
 
-class TestPolicies:
-    def test_code_makes_layers_under_the_policy_of_the_model(self, tmp_path):
-        kd.mixed_precision.set_dtype_policy("mixed_bfloat16")
-        try:
-            model = Net(4)
-        finally:
-            kd.mixed_precision.set_dtype_policy("float32")
-        model.build((None, FEATURES))
-        model.save(tmp_path / "model")
-        again = load_model(tmp_path / "model")
-        assert again.d1.dtype_policy.name == "mixed_bfloat16"
-        assert kd.mixed_precision.dtype_policy().name == "float32"
-
-
 class TestFolders:
     def test_one_over_another(self, saved, tmp_path):
         first = kd.Sequential([kd.Input((FEATURES,)), layers.Dense(3)])
@@ -352,10 +338,6 @@ class TestFolders:
         with pytest.raises(CheckpointError, match="is where the program runs"):
             saved[0].save(".")
 
-    def test_a_file_of_keras_2_that_is_not_there(self):
-        with pytest.raises(FileNotFoundError, match=r"model\.h5"):
-            load_model("model.h5")
-
     @pytest.mark.parametrize("path", ["", None, 3, "a\0b", "model.safetensors"])
     def test_what_is_no_path_of_a_folder(self, path, saved):
         for method in (saved[0].save, load_model):
@@ -380,10 +362,6 @@ class TestFolders:
         for path in (tmp_path / "states", state):  # of a directory the newest one
             with pytest.raises(CheckpointError, match="state of a training"):
                 load_model(path)
-
-    def test_rules_that_do_not_fit(self, saved):
-        with pytest.raises(LayoutError, match="matched nothing"):
-            load_model(saved[1], distribution=layouts.on("data=2,model=4", {"d7/kernel": (None, "model")}))
 
     @pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
     @pytest.mark.parametrize("name", ["manifest.json", "record.json", "config.json", "compile.json", "array"])

@@ -1,8 +1,5 @@
 """`model.optimizer`: what Keras's users read of an optimizer."""
 
-import copy
-import pickle
-
 import numpy as np
 import optax
 import pytest
@@ -36,15 +33,6 @@ def test_its_variables_are_its_state(model):
     assert np.any(np.asarray(momentum)) and not np.array_equal(momentum.numpy(), before[momentum.path])
 
 
-def test_several_optimizers_have_variables_of_their_own(model):
-    other = layouts.plain_on("one device")
-    other.compile({"d1": "sgd", "rest": ("adam", "(?!d1/).*")}, LOSS)
-    paths = {key: [variable.path for variable in handle.variables] for key, handle in other.optimizers.items()}
-    assert all(path.startswith(f"{key}/") for key in paths for path in paths[key])
-    rows = [row.path for row in other.state_plan.rows]
-    assert sorted([*paths["d1"], *paths["rest"]]) == sorted(set(rows) - {v.path for v in other.variables} - {"step"})
-
-
 def test_its_config_makes_it_again_with_the_current_rate(model):
     model.optimizer.learning_rate = 0.25
     config = model.optimizer.get_config()
@@ -68,12 +56,3 @@ def test_gradients_are_applied_in_steps_alone(model, method):
     with pytest.raises(ModelError, match="not applied from outside of a step") as caught:
         getattr(model.optimizer, method)([(np.ones(2), model.variables[0])])
     assert "train_step" in caught.value.fix and "model.apply_gradients(state, grads)" in caught.value.fix
-
-
-def test_its_rate_has_what_a_variable_has(model):
-    rate = model.optimizer.learning_rate
-    assert rate == rate.value == pytest.approx(float(rate.numpy())) and rate.numpy().dtype == np.float32
-    assert type(copy.deepcopy(rate)) is type(pickle.loads(pickle.dumps(rate))) is float
-    rate.assign(0.25)
-    assert model.optimizer.learning_rate == 0.25
-    rate.assign(0.1)

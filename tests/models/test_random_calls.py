@@ -74,12 +74,6 @@ def test_without_a_seed_they_follow_from_that_of_the_model():
     assert evaluated(one) == evaluated(other)
 
 
-def test_they_depend_on_the_size_of_batches(model):
-    eight, seven = predicted(model, seed=7), model.predict(X, 7, verbose=0, seed=7)
-    np.testing.assert_array_equal(eight[0], seven[0])
-    assert (eight[8:] != seven[8:]).all()
-
-
 def test_training_steps_have_others(model):
     seen = []
 
@@ -126,12 +120,6 @@ def test_they_are_equal_on_every_mesh_and_however_many_steps_are_an_execution(mo
     np.testing.assert_allclose(predicted(other, seed=7), expected, atol=1e-6)
     assert evaluated(other, data, seed=7) == pytest.approx(expected.mean(), abs=1e-6)
     np.testing.assert_allclose(fitted(other, data), validations, atol=1e-6)
-
-
-def test_eager_steps_draw_the_same(model):
-    eager = made(run_eagerly=True)
-    np.testing.assert_allclose(predicted(eager, seed=7), predicted(model, seed=7), atol=1e-6)
-    assert evaluated(eager, seed=7) == pytest.approx(evaluated(model, seed=7), abs=1e-6)
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end"])

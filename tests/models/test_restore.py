@@ -1,7 +1,6 @@
 """The state of a model comes back on whatever mesh, or nothing of it is changed."""
 
 import errno
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -12,7 +11,7 @@ import keras_dist as kd
 from keras_dist.checkpoint import CheckpointManager, Snapshot, folder
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.storage import model_state
-from keras_dist.storage.model_state import join_arrays, names_of, split_arrays
+from keras_dist.storage.model_state import names_of
 from tests.layouts import on
 from tests.soak import ROUNDS, crossed
 
@@ -302,21 +301,3 @@ def test_trainings_in_other_threads_wait_until_a_save_has_copied_the_arrays(targ
     assert was_free == [False]
     assert cell.lock.acquire(blocking=False)
     cell.lock.release()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [np.array(["a", "b"]), np.array([None]), np.array(["2026-01-01"], "datetime64[D]"), np.zeros(1, [("a", "f4")])],
-    ids=["strings", "objects", "dates", "records"],
-)
-def test_arrays_without_numbers_cannot_be_written_down(value):
-    with pytest.raises(CheckpointError, match="the state of a callback cannot be written down") as raised:
-        split_arrays({"best": [value]})
-    assert "of type ndarray" in raised.value.given
-
-
-def test_arrays_of_numbers_come_back_from_plain_values():
-    arrays = [np.arange(3), np.array(True), np.array([1j]), np.ones(2, jax.numpy.bfloat16)]
-    plain, found = split_arrays({"all": arrays})
-    joined = join_arrays(json.loads(json.dumps(plain)), {str(index): array for index, array in enumerate(found)})
-    assert all(one is other for one, other in zip(joined["all"], arrays, strict=True))

@@ -8,8 +8,6 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import KerasDistError, ModelError
 
-X = np.ones((2, 3), "float32")
-
 
 def dense():
     return kd.Sequential([kd.Input((3,)), kd.layers.Dense(5, name="a"), kd.layers.Dense(5, name="b")])
@@ -98,12 +96,6 @@ def test_folders_may_have_points_in_their_names(tmp_path):
         assert (tmp_path / name).is_dir()
     with pytest.warns(UserWarning, match="`save_format='keras'` is ignored"):
         dense().save(tmp_path / "m.keras", save_format="keras")
-
-
-def test_a_model_that_is_not_there(tmp_path):
-    for error in (ValueError, FileNotFoundError):
-        with pytest.raises(error, match=r"m\.keras' is not there"):
-            kd.models.load_model(tmp_path / "m.keras")
 
 
 def test_objects_are_left_out_of_files_of_weights(tmp_path):

@@ -61,34 +61,3 @@ def test_subclasses_that_hand_their_arguments_over_are_written_as_graphs():
         again = Scaled.from_config(model.get_config())
         assert (again.factor, [weight.path for weight in again.weights]) == (3, ["head/kernel", "head/bias"])
     assert kd.models.clone_model(model).factor == 3
-
-
-def test_clones_want_inputs_in_the_structure_of_the_model():
-    model = difference("a", "b")
-    clone = kd.models.clone_model(model, input_tensors={"b": kd.Input((3,)), "a": kd.Input((3,))})
-    assert [*clone.input] == ["a", "b"]
-    with pytest.raises(ModelError, match="same structure as model"):
-        kd.models.clone_model(model, input_tensors=[kd.Input((3,)), kd.Input((3,))])
-
-
-class Untold(kd.Layer):
-    def call(self, inputs):
-        return inputs + 1
-
-    def compute_output_spec(self, *args, **kwargs):
-        raise NotImplementedError
-
-
-def test_sequential_of_layers_that_tell_no_shapes_runs():
-    model = kd.Sequential([Untold()])
-    np.testing.assert_array_equal(model(ZEROS), ONES)
-    model.summary(print_fn=lambda text: None)
-
-
-def test_sequential_tells_that_it_has_no_layers_or_another_shape():
-    with pytest.raises(ModelError, match="no layers"):
-        kd.Sequential()(ONES)
-    model = kd.Sequential([kd.Input((3,), batch_size=2), layers.Dense(2)])
-    with pytest.raises(ModelError, match="already been configured"):
-        model.build((2, 4))
-    model.build((2, 3))

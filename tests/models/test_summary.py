@@ -1,7 +1,5 @@
 """What `model.summary()` says."""
 
-import re
-
 import numpy as np
 import pytest
 from flax import nnx
@@ -151,17 +149,6 @@ def test_models_among_the_layers_are_expanded(model):
     assert not any(cells[0].startswith("dense (") for cells in lines_of(model))
 
 
-def test_a_chain_needs_no_connections():
-    model = kd.Sequential([kd.Input((8,)), layers.Dense(4), layers.Dropout(0.5)])
-    lines = lines_of(model)
-    assert "connected to" not in lines[0]
-    assert [cells[0] for cells in lines[1:3]] == ["dense (Dense)", "dense/kernel"]
-    assert cell(lines, "dropout (Dropout)", "params") == "0"
-    assert cell(lines, "dropout/seed_generator/seed_generator_state", "output shape") == "2 uint32"
-    x = kd.Input((8,), name="x")
-    assert [cells[0] for cells in lines_of(kd.Model(x, layers.Dense(4)(x)))[1:3]] == ["x (InputLayer)", "dense (Dense)"]
-
-
 def test_a_model_without_weights_yet():
     model = kd.Sequential([layers.Dense(4), layers.Dense(2)])
     assert lines_of(model)[1:] == [
@@ -186,17 +173,6 @@ def test_a_subclass_lists_its_layers_and_what_is_in_none_of_them():
     assert not any(cells[0] == "Optimizer params" for cells in lines), "it is not compiled"
 
 
-def test_several_outputs_and_large_numbers():
-    class Two(layers.Layer):
-        def call(self, inputs):
-            return [inputs, inputs[:, :1]]
-
-    x = kd.Input((64,), name="x")
-    lines = lines_of(kd.Model(x, Two()(layers.Dense(64)(x))))
-    assert cell(lines, "two (Two)", "output shape") == "[(None, 64), (None, 1)]"
-    assert cell(lines, "dense (Dense)", "params") == "4,160"
-
-
 def test_some_layers_only():
     model = kd.Sequential([kd.Input((8,)), *(layers.Dense(8, name=f"d{number}") for number in range(5))])
     named = [cells[0] for cells in lines_of(model, layer_range=["d1", "d[23]"]) if "(" in cells[0]]
@@ -206,30 +182,6 @@ def test_some_layers_only():
         with pytest.raises(ModelError, match="`layer_range` must be the names of two layers") as caught:
             model.summary(layer_range=wrong)
         assert "'d4'" in caught.value.fix
-
-
-def printed_at(model, width):
-    printed = []
-    model.summary(line_length=width, print_fn=printed.append)
-    return printed[0]
-
-
-def test_the_width(model):
-    for width in (60, 150):
-        text = printed_at(model, width)
-        assert max(map(len, text.splitlines())) <= width
-        assert ("left out to fit 60 characters: " in text) == (width == 60)
-    needed = int(re.search(r"line_length=(\d+) shows them", printed_at(model, 60))[1])
-    assert "left out" not in printed_at(model, needed) and "left out" in printed_at(model, needed - 1)
-    for wrong in (10, "wide", 80.5):
-        with pytest.raises(ModelError, match="`line_length` is not the width of a table"):
-            model.summary(line_length=wrong)
-
-
-def test_is_printed(model, capsys):
-    model.summary()
-    printed = capsys.readouterr().out
-    assert 'Model: "branches"' in printed and "d1/kernel" in printed and "Total params" in printed
 
 
 def test_models_of_modules_list_variables_alone():

@@ -115,43 +115,6 @@ def test_losses_are_those_of_the_last_call_and_of_regularizers(model):
     assert model.layers[2].losses == [] and len(model.losses) == 1
 
 
-def test_losses_of_a_layer_on_its_own():
-    class Outer(layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.adds, self.dense = Adds(), layers.Dense(1, activity_regularizer=lambda outputs: jnp.sum(outputs) * 0)
-
-        def call(self, inputs):
-            return self.dense(self.adds(inputs))
-
-    layer = Outer()
-    for _ in range(2):
-        layer(np.ones((1, 2)))
-    np.testing.assert_array_equal(layer.losses, [2.0, 0.0])
-    np.testing.assert_array_equal(layer.adds.losses, [2.0])
-
-
-def test_handles_count_as_their_values(model):
-    kernel = model.layers[2].kernel
-    value = kernel.numpy()
-    np.testing.assert_allclose(kernel * 2, value * 2)
-    np.testing.assert_allclose(2 * kernel - -kernel, value * 3, rtol=1e-6)
-    np.testing.assert_allclose(X @ kernel, X @ value, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(jnp.sum(kernel), value.sum(), rtol=1e-6)
-    np.testing.assert_array_equal(kernel[0], value[0])
-    np.testing.assert_array_equal(kernel > 0, value > 0)
-    assert (kernel == value).all() and (kernel.ndim, kernel.size, len(kernel)) == (2, 2, 2)
-    assert (kernel.name, kernel.path) == ("kernel", "d/kernel")
-
-
-def test_handles_are_assigned_to(model):
-    bias = model.layers[2].bias
-    assert bias.assign([1.0]) == 1.0
-    assert bias.assign_add([2.0]) == 3.0 and bias.assign_sub(bias) == 0.0
-    with pytest.raises(ModelError, match="cannot set `trainable` of 'd/bias'"):
-        bias.trainable = False
-
-
 def test_stateless_call_of_a_layer_leaves_it_as_it_is(model):
     layer = model.layers[2]
     before = layer.get_weights()
@@ -166,24 +129,6 @@ def test_stateless_call_of_a_layer_leaves_it_as_it_is(model):
     assert not own.moving_mean.numpy().any()
     with pytest.raises(ModelError, match="stateless_call of layer 'd': the values do not fit"):
         layer.stateless_call([], [], X)
-
-
-def test_layers_know_their_paths_and_are_shown_by_name(model):
-    layer = layers.Dense(1, name="own")
-    assert layer.path is None and repr(layer) == str(layer) == "<Dense name=own, built=False>"
-    layer(X)
-    assert layer.path == "own" and model.layers[2].path == "d" and model.path == model.name
-
-    class Builds(layers.Layer):
-        def build(self, input_shape):
-            self.parts = [layers.Dense(2, name="part")]
-
-        def call(self, inputs):
-            return self.parts[0](inputs)
-
-    built = kd.Sequential([kd.Input((2,)), Builds(name="b")]).layers[0]
-    assert built.parts[0].path == "b/parts/0"
-    assert repr(built.parts) == "List([\n  <Dense name=part, built=True>\n])"
 
 
 def test_compute_loss_gets_what_it_takes():
@@ -283,10 +228,3 @@ def test_raw_arrays_beside_parameters_are_named():
     among_layers = kd.Sequential([kd.Input((2,)), Raw(nnx.Rngs(0), nnx.Param(jnp.zeros(1)))])
     with pytest.warns(UserWarning, match="raw floating arrays are not trained: 'raw/kernel'"):
         among_layers.compile("sgd", "mse")
-
-
-def test_the_error_of_setting_trainable_tells_what_foreign_modules_have():
-    model = kd.Model.from_nnx(lambda rngs: nnx.BatchNorm(2, rngs=rngs), seed=0)
-    with pytest.raises(ModelError, match="cannot set `trainable` of 'scale'") as caught:
-        next(variable for variable in model.variables if variable.path == "scale").trainable = False
-    assert "Param: 'bias', 'scale'; BatchStat: 'mean', 'var'" in caught.value.given and "trainable=" in caught.value.fix

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.parity.conftest import keras as keras
 from tests.parity.conftest import pytest_pyfunc_call as pytest_pyfunc_call
 
 

@@ -1,23 +1,12 @@
-"""Keras itself, on JAX, to compare with. Without it this folder is skipped, except in CI."""
+"""Tests that compare with Keras itself."""
 
 import contextlib
-import importlib
-import os
-import types
 from collections.abc import Generator
 
 import hypothesis
 import pytest
 
 from tests.parity.compare import few_examples, one_program
-
-os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
-
-
-@pytest.fixture(scope="session")
-def keras() -> types.ModuleType:
-    """Keras on JAX."""
-    return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
 
 
 @pytest.hookimpl(wrapper=True)

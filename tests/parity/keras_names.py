@@ -99,9 +99,8 @@ Keras wrote are read, too.
 
 ## Cells of Keras's guides that do not run
 
-`tests/keras_source/guides.py` runs the cells of the guides and examples of Keras 3.15.1 that are for JAX or for every
-backend: with the import swapped, small arrays for downloads, no weights. Of 181 these do not run, with Keras on JAX
-neither:
+The cells of the guides and examples of Keras 3.15.1 that are for JAX or for every backend run with the import swapped
+(tried with small arrays for downloads, and without weights). Of 181 these do not run, with Keras on JAX neither:
 
 - `making_new_layers_and_models_via_subclassing`, the VAE at the end: `Sampling` draws without a seed in a compiled
   step, so that its numbers would be the same in each. Way around: `self.seed_generator = SeedGenerator()` in

@@ -113,9 +113,3 @@ def test_arguments_are_attributes(keras, namespace):
         missing |= {(name, argument) for argument in read if not hasattr(ours, argument)}
     assert len(names) > 5
     assert missing - LEFT.keys() == set()
-
-
-def test_metrics_at_an_operating_point():
-    assert kd.metrics.PrecisionAtRecall(0.3).recall == kd.metrics.RecallAtPrecision(0.3).precision == 0.3
-    assert kd.metrics.SensitivityAtSpecificity(0.3).specificity == 0.3
-    assert kd.metrics.SpecificityAtSensitivity(0.3).sensitivity == 0.3

@@ -12,8 +12,6 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 
-keras = pytest.importorskip("keras")
-
 DTYPES = ["bool", "uint8", "int16", "int32", "bfloat16", "float16", "float32", int, float, "int", None]
 Pair = collections.namedtuple("Pair", "left right")
 TREES = [
@@ -43,12 +41,12 @@ def _settings():
 
 
 @pytest.mark.parametrize("pair", [*itertools.combinations_with_replacement(DTYPES, 2)], ids=str)
-def test_result_type(pair):
+def test_result_type(keras, pair):
     assert kd.backend.result_type(*pair) == keras.backend.result_type(*pair)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, jnp.bfloat16, np.dtype("int8"), np.float32, str, "string", complex])
-def test_names_of_element_types(dtype):
+def test_names_of_element_types(keras, dtype):
     assert kd.backend.standardize_dtype(dtype) == keras.backend.standardize_dtype(dtype)
     assert kd.utils.standardize_dtype is kd.backend.standardize_dtype
     assert kd.backend.is_float_dtype(dtype) == keras.backend.is_float_dtype(dtype)
@@ -89,7 +87,7 @@ def test_the_data_format_is_that_of_layers_made_without_one():
         kd.config.set_image_data_format("channels_middle")
 
 
-def test_epsilon():
+def test_epsilon(keras):
     y_true, y_pred = np.array([[1.0, 0.0]], "float32"), np.array([[0.0, 1.0]], "float32")
     keras.config.set_epsilon(1e-3)
     try:
@@ -131,7 +129,7 @@ def test_progress_goes_to_a_logger(capsys, caplog):
     assert capsys.readouterr().out == ""
 
 
-def test_every_name_of_config():
+def test_every_name_of_config(keras):
     for name in (name for name in dir(keras.config) if not name.startswith("_")):
         assert callable(getattr(kd.config, name)), name
     kd.config.set_backend("jax")
@@ -160,7 +158,7 @@ def test_session():
 
 
 @pytest.mark.parametrize("structure", TREES, ids=str)
-def test_tree(structure):
+def test_tree(keras, structure):
     ours, theirs = kd.tree, keras.tree
     assert ours.flatten(structure) == theirs.flatten(structure)
     assert ours.flatten_with_path(structure) == theirs.flatten_with_path(structure)
@@ -188,7 +186,7 @@ def test_tree(structure):
         ours.pack_sequence_as(structure, range(count + 1))
 
 
-def test_trees_that_differ():
+def test_trees_that_differ(keras):
     shallow, deep = [1, 2], [(1, 3), {"a": 4}]
     assert kd.tree.map_structure_up_to(shallow, str, deep) == keras.tree.map_structure_up_to(shallow, str, deep)
     shapes = {"a": (None, 3), "b": [(2,), [4, 5]]}
@@ -206,7 +204,7 @@ def test_trees_that_differ():
     assert kd.tree.flatten([variable, None])[0] is variable
 
 
-def test_policies():
+def test_policies(keras):
     assert kd.dtype_policies.get("mixed_bfloat16").compute_dtype == "bfloat16"
     policy = kd.dtype_policies.DTypePolicy("mixed_float16")
     assert kd.dtype_policies.deserialize(kd.dtype_policies.serialize(policy)) == policy
@@ -214,7 +212,7 @@ def test_policies():
     assert kd.dtype_policies.deserialize(theirs) == policy
 
 
-def test_scopes():
+def test_scopes(keras):
     def step(x):
         with kd.name_scope("block"):
             return jnp.sin(x)
@@ -258,7 +256,7 @@ def test_remat_of_a_layer_and_of_a_function():
         np.testing.assert_allclose(plain, again, rtol=1e-6)
 
 
-def test_batches_as_tuples():
+def test_batches_as_tuples(keras):
     for data in (1, (1,), (1, 2), (1, 2, 3), [1, 2]):
         assert kd.utils.unpack_x_y_sample_weight(data) == keras.utils.unpack_x_y_sample_weight(data)
     for parts in ((1,), ([1],), (1, 2), (1, 2, 3)):
@@ -284,7 +282,7 @@ def test_files_that_are_there(tmp_path):
     assert kd.utils.get_file("b.tar.gz", extract=True, cache_dir=tmp_path) == str(tmp_path / "datasets" / "b")
 
 
-def test_progbar_takes_the_names_of_means(capsys):
+def test_progbar_takes_the_names_of_means(keras, capsys):
     bar, theirs = kd.utils.Progbar(3, stateless_metrics=["a"]), keras.utils.Progbar(3, stateless_metrics=["a"])
     assert (bar.target, bar.verbose, bar.unit_name) == (theirs.target, theirs.verbose, theirs.unit_name)
     for step, value in enumerate((1.0, 3.0)):
@@ -295,7 +293,7 @@ def test_progbar_takes_the_names_of_means(capsys):
     capsys.readouterr()
 
 
-def test_a_pipeline_is_a_layer():
+def test_a_pipeline_is_a_layer(keras):
     ours, theirs = (k.layers.Pipeline([k.layers.Rescaling(2.0), k.layers.Dense(3)]) for k in (kd, keras))
     x = np.ones((2, 4), "float32")
     ours(x)

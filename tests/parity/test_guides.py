@@ -2,11 +2,9 @@
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import keras_dist as kd
-from keras_dist.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -50,46 +48,6 @@ def test_a_network_is_frozen_and_then_tuned_as_in_keras(keras):
     assert not np.allclose(free[0], values[0])
     for statistic in (4, 5):  # as the guide says; Keras itself overrides `training=False` in `fit`
         np.testing.assert_array_equal(free[statistic], values[statistic])
-
-
-def test_outputs_of_all_layers_are_outputs_of_a_model(keras):
-    network = base(kd)
-    features = kd.Model(inputs=network.input, outputs=[layer.output for layer in network.layers])
-    given, first, last = features.predict(X, verbose=0)
-    np.testing.assert_array_equal(given, X)
-    np.testing.assert_allclose(last, network.predict(X, verbose=0), rtol=1e-6)
-    their_network = base(keras)
-    their_network.set_weights(network.get_weights())
-    outputs = [layer.output for layer in their_network.layers]
-    expected = keras.Model(inputs=their_network.input, outputs=outputs).predict(X, verbose=0)
-    for mine, other in zip((given, first, last), expected, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
-
-
-class Noise(kd.layers.Layer):
-    """Adds noise, of a seed if there is one."""
-
-    def __init__(self, seed=None, **kwargs):
-        super().__init__(**kwargs)
-        self.seed_generator = seed
-
-    def call(self, inputs):
-        shape = kd.ops.shape(inputs)
-        return inputs + kd.random.normal((shape[0], shape[1]), seed=self.seed_generator)
-
-
-def test_noise_in_a_layer_needs_a_seed_as_in_keras_on_jax():
-    def trained(noise):
-        model = kd.Sequential([noise, kd.layers.Dense(1)])
-        model.compile("adam", "mse")
-        return model.fit(X, Y, epochs=2, batch_size=4, verbose=0), model
-
-    with pytest.raises(ModelError, match="random numbers without a seed") as caught:
-        trained(Noise())
-    assert "SeedGenerator" in caught.value.fix
-    history, model = trained(Noise(kd.random.SeedGenerator(0)))
-    assert np.isfinite(history.history["loss"]).all()
-    assert not np.allclose(model.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
 def test_values_may_lie_where_the_user_has_put_them():

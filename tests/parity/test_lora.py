@@ -141,31 +141,6 @@ def _with_rank(library):
     return library.Sequential([library.Input((8,)), *layers])
 
 
-class Nested(kd.Layer):
-    def build(self, input_shape):
-        self.inner = kd.layers.Dense(4, name="inner")
-        self.inner.build(input_shape)
-
-    def call(self, inputs):
-        return self.inner(inputs)
-
-
-def test_layers_inside_of_layers_and_compiled_models():
-    model = kd.Sequential([kd.Input((6,)), Nested()])
-    model.compile("adam", "mse")
-    x, y = rows((6,)), rows((4,))
-    model.fit(x, y, verbose=0)
-    inner = model.layers[0].inner
-    inner.enable_lora(2, b_initializer="ones")
-    assert inner.lora_enabled
-    changes = [weight.path.rpartition("/")[2] for weight in model.trainable_weights]
-    assert changes == ["bias", "lora_kernel_a", "lora_kernel_b"]
-    before = model.get_weights()
-    model.fit(x, y, verbose=0)
-    now = model.get_weights()
-    assert [bool(np.any(old != new)) for old, new in zip(before, now, strict=True)] == [False, True, True, True]
-
-
 def test_errors_name_the_way_out():
     with pytest.raises(ModelError, match="is not built"):
         kd.layers.Dense(2).enable_lora(2)

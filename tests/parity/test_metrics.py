@@ -182,23 +182,6 @@ def test_it_gives_kerass_numbers(keras, name, data, seed):
     agree(keras, name, options, weighted)
 
 
-@pytest.mark.parametrize("name", ["AUC", "BinaryAccuracy", "MeanIoU", "R2Score"])
-def test_called_one_by_one_it_holds_what_a_pure_function_returns(name):
-    kind, choices = CASES[name]
-    metric = getattr(kd.metrics, name)(**choices[0])
-    rng = np.random.default_rng(0)
-    batches, state = [batch(kind, 5, rng, logits=False) for _ in range(2)], metric.stateless_reset_state()
-    for arrays in batches:
-        state = jax.jit(metric.stateless_update_state)(state, *arrays)
-    for arrays in batches:
-        metric.update_state(*arrays)
-    for held, expected in zip(metric.variables, state, strict=True):
-        np.testing.assert_allclose(held.numpy(), expected, rtol=1e-6)
-    np.testing.assert_allclose(metric.result(), jax.jit(metric.stateless_result)(state), rtol=1e-6)
-    metric.reset_state()
-    assert all(not np.any(variable.numpy()) for variable in metric.variables)
-
-
 SHAPES = [((), [()]), ((3,), [(), (3,), (3, 1)]), ((3, 1), [(3,), (3, 1)]), ((3, 2, 2), [(), (3,), (3, 2), (3, 2, 2)])]
 
 
@@ -297,21 +280,3 @@ def test_every_metric_of_keras_is_there_with_its_names(keras):
             ours = kd.metrics.get(identifier)
             assert type(ours).__name__ == type(expected).__name__
             assert expected.name.startswith(ours.name)  # Keras may have numbered it
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "attribute"),
-    [
-        ("AUC", {"num_labels": 3, "multi_label": True}, "num_labels"),
-        ("TopKCategoricalAccuracy", {"k": 2}, "k"),
-        ("SparseTopKCategoricalAccuracy", {"k": 2}, "k"),
-        ("F1Score", {}, "axis"),
-        ("F1Score", {"average": "micro"}, "axis"),
-        ("Precision", {"thresholds": [0.2, 0.4]}, "init_thresholds"),
-        ("Recall", {}, "init_thresholds"),
-        ("TruePositives", {"thresholds": 0.3}, "init_thresholds"),
-    ],
-)
-def test_arguments_are_attributes(keras, name, arguments, attribute):
-    ours, theirs = (getattr(module.metrics, name)(**arguments) for module in (kd, keras))
-    assert getattr(ours, attribute) == getattr(theirs, attribute)

@@ -265,13 +265,3 @@ def test_a_schedule_counts_the_steps_that_keras_counts(keras, accumulation):
         for library in (optimizers, keras.optimizers)
     )
     check(keras, mine, kerass, weights, gradients)
-
-
-def test_configs_of_keras_are_understood(keras):
-    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
-    for name in ARGUMENTS:
-        config = keras.optimizers.serialize(getattr(keras.optimizers, name)(schedule, clipnorm=0.5))
-        found = optimizers.deserialize(config)
-        assert type(found) is getattr(optimizers, name)
-        assert found.clipnorm == 0.5
-        assert isinstance(found.learning_rate, optimizers.schedules.CosineDecay)

@@ -3,8 +3,6 @@
 import re
 import warnings
 
-import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import nnx
@@ -83,7 +81,7 @@ def sequential(k):
 
 
 @pytest.mark.parametrize("make", [subclassed, functional, sequential])
-def test_the_other_path_of_a_weight_is_that_of_keras(make):
+def test_the_other_path_of_a_weight_is_that_of_keras(keras, make):
     theirs = {weight.path for weight in make(keras).weights if "seed" not in weight.path}
     rows = [row for row in make(kd).layout_plan.rows if row.role in ("parameter", "statistic")]
     assert {row.keras_path or row.path for row in rows} == theirs
@@ -116,16 +114,6 @@ def test_invented_paths_match_nothing(rule):
     told, plan = warnings_and_plan({rule: (None, "model", None)}, attention)
     assert all(row.rule is None for row in plan.rows if row.role == "parameter")
     assert "1 layout rule(s) had no effect" in told[0]
-
-
-def test_a_hint_for_a_dense_layer_names_no_other_layer():
-    def without_dense():
-        inputs = kd.Input((4, 8))
-        return kd.Model(inputs, kd.layers.MultiHeadAttention(2, 4, name="att")(inputs, inputs))
-
-    told, _ = warnings_and_plan({"dense/kernel": (None, "model")}, without_dense)
-    assert "write" not in told[0]
-    assert "query" not in told[0]
 
 
 class Net(kd.Model):
@@ -169,27 +157,6 @@ def test_weights_of_modules_that_are_no_layers_have_no_path_in_keras():
 
     model = kd.Sequential([kd.Input((8,)), Foreign()])
     assert {row.keras_path for row in model.layout_plan.rows} == {None}
-
-
-def test_a_path_of_keras_that_means_two_variables_here_is_left_out():
-    def two():
-        inner = kd.Sequential([kd.Input((8,)), kd.layers.Dense(8, name="d")], name="d")
-        inputs = kd.Input((8,))
-        graph = kd.Model(inputs, kd.layers.Dense(8, name="x")(inputs), name="graph")
-        return kd.Sequential([kd.Input((8,)), graph, kd.layers.Dense(8, name="x"), inner], name="graph_2")
-
-    _, plan = warnings_and_plan({"x/kernel": (None, "model")}, two)
-    assert plan.row("graph/x/kernel").rule is None
-    assert plan.row("x/kernel").rule == "x/kernel"
-
-
-def test_statistics_of_linen_go_by_the_path_that_is_printed():
-    tree = {"params": {"bn": {"scale": jnp.ones(8)}}, "batch_stats": {"bn": {"mean": jnp.ones(8)}}}
-    rules = kd.LayoutMap(MESH)
-    rules["bn/mean"] = ("model",)
-    with pytest.warns(LayoutWarning, match=re.escape("only a part of 'batch_stats/bn/mean'")):
-        plan = kd.ModelParallel(rules).plan(tree)
-    assert plan.row("batch_stats/bn/mean").axes == (None,)
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,7 @@ def test_the_time_limit_ends_the_search():
     assert not any("unused" in line for line in found_for("block, nnx").explanation)
 
 
+@pytest.mark.multiprocess
 def test_the_best_are_compiled_for_a_target(monkeypatch):
     monkeypatch.setattr(auto_module, "_MOST_COMPILED", 2)
     factory, batch, loss = STEPS["mlp, nnx"]

@@ -36,6 +36,7 @@ def layouts(step, most):
                 yield (*chosen, "weights fully"), kd.FullySharded(mesh, "data", rules)
 
 
+@pytest.mark.multiprocess
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:not sharded")
 @pytest.mark.parametrize("name", MODELS if soak.LARGE else MODELS[:1])

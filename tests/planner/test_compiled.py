@@ -52,6 +52,7 @@ def found(step):
     return figures(step, "cpu:8")
 
 
+@pytest.mark.multiprocess
 def test_arguments_are_the_state_and_the_batch(step, found):
     rows = [*step.state.rows, *step.batch.rows]
     assert {row.path for row in rows} == set(filter(None, step.arguments))
@@ -89,6 +90,7 @@ def lowered(function, shape=(4, 2), platform="cpu", rows=64):
     return jax.jit(function).trace(x).lower(lowering_platforms=(platform,))
 
 
+@pytest.mark.multiprocess
 def test_abstract_meshes_of_more_devices_than_this_process_has():
     def scanned(x):
         sums, _ = jax.lax.scan(lambda total, _: (total + jnp.sum(jnp.sin(x + total)), None), 0.0, length=5)
@@ -101,6 +103,7 @@ def test_abstract_meshes_of_more_devices_than_this_process_has():
     ]
 
 
+@pytest.mark.multiprocess
 def test_what_xla_does_not_compile_is_said_with_its_reason():
     call = jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct((), jnp.float32))
     with pytest.raises(kd.errors.CompilationError, match="cannot be compiled for 'cpu:8'") as caught:
@@ -109,6 +112,7 @@ def test_what_xla_does_not_compile_is_said_with_its_reason():
     assert "lowering_platforms=('cpu',)" in caught.value.fix
 
 
+@pytest.mark.multiprocess
 def test_a_process_that_takes_too_long_is_killed():
     with pytest.raises(kd.errors.CompilationTimeoutError, match="took too long") as caught:
         compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0.1)
@@ -116,6 +120,7 @@ def test_a_process_that_takes_too_long_is_killed():
     assert not [child for child in psutil.Process().children() if "keras_dist.planner._compile" in child.cmdline()]
 
 
+@pytest.mark.multiprocess
 def test_a_process_that_dies_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(kd.errors.CompilationError) as caught:

@@ -149,3 +149,11 @@ def test_layouts_stay_known_where_shardy_ends_the_process_that_notes_origins(mon
     found = activations(program)
     assert {each.path: each.axes for each in found} == expected
     assert {reason for each in found for _, reason in each.origins} == {("not known",)}
+
+
+@pytest.mark.multiprocess
+def test_the_process_of_its_own_notes_what_is_noted_here(monkeypatch):
+    program = trace_step(Unrolled, X, strategy(MEGATRON))
+    expected = activations(program)
+    monkeypatch.setattr(shardy, "subprocess", subprocess)
+    assert activations(program) == expected

@@ -262,6 +262,7 @@ def luminance(colour):
     )
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(not browser.IS_SUPPORTED, reason="the browser's package is for Linux on x86-64")
 def test_in_a_browser(page, large_page, tmp_path):
     with browser.browser() as opened:
@@ -283,6 +284,7 @@ def test_in_a_browser(page, large_page, tmp_path):
                 opened.screenshot(tmp_path / f"{path.stem}-{scheme}.png")
 
 
+@pytest.mark.multiprocess
 @pytest.mark.skipif(not browser.IS_SUPPORTED, reason="the browser's package is for Linux on x86-64")
 def test_the_browser_tells_of_errors(tmp_path):
     """What the test above relies on."""

@@ -13,6 +13,7 @@ import keras_dist as kd
 from keras_dist import presets
 from keras_dist.planner import trace_step
 from tests.planner import models_to_lay_out as models
+from tests.soak import few
 
 MESH = "data=2,model=4"
 X = np.random.default_rng(0).normal(size=models.SEQUENCES.shape).astype(np.float32)
@@ -66,7 +67,7 @@ def trained_under(name):
     return trained(preset(*step), *step)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", few(PRESETS, "tensor_parallel", "hybrid"))
 def test_bytes_are_those_of_the_live_arrays(name):
     model, (factory, batch, loss) = trained_under(name), PRESETS[name][1]
     planned = trace_step(factory, batch, model.distribution, "adam", loss).state

@@ -69,6 +69,7 @@ def test_without_the_extra_the_other_tiers_remain():
     assert planned(8, compiles=False).verdict.note == "not asked for"
 
 
+@pytest.mark.multiprocess
 def test_a_program_that_is_compiled():
     x = jax.ShapeDtypeStruct((32, 16), np.float32)
 

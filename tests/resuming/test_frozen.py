@@ -59,6 +59,7 @@ def size(folder: Any) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if "arrays" in path.parts)
 
 
+@pytest.mark.slow
 def test_the_base_of_lora_is_written_once_and_the_result_is_the_same(tmp_path: Any) -> None:
     devices = 4
     expected = fit(with_lora(devices), tmp_path / "whole")

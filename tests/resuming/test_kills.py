@@ -23,6 +23,7 @@ FIRST = "generator in a save", "foreign module"
 """What `make test` kills; a single round kills the others."""
 
 
+@pytest.mark.multiprocess
 @pytest.mark.soak
 @pytest.mark.parametrize("trial", range(max(1, ROUNDS)))
 @pytest.mark.parametrize("case", [case for case in CASES if LARGE or (case in FIRST) != bool(ROUNDS)])

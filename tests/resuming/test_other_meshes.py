@@ -12,7 +12,7 @@ from keras_dist import callbacks, checkpoint, layers
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError
 from tests import layouts, sources
 from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, blobs
-from tests.soak import LARGE
+from tests.soak import LARGE, few
 
 X, Y = blobs(30)  # three batches: what these tests cost is their saves
 EPOCHS = 3
@@ -182,7 +182,7 @@ def whole(tmp_path_factory, network):
 
 @pytest.mark.soak  # last bits
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, "arrays"))
 def test_a_training_wanders_over_meshes(kind, whole, network, tmp_path):
     expected, batches = whole(kind)
     state, steps = None, []

@@ -11,6 +11,8 @@ from tests import forks
 from tests.processes import killed_environment
 from tests.resuming.interruptions import CASES
 
+pytestmark = pytest.mark.multiprocess
+
 SAVED = {
     "SIGTERM in a step": 7,
     "SIGINT in a step": 7,

@@ -1,8 +1,6 @@
 """Objects that know what they were made with."""
 
-import copy
 import json
-import pickle
 from typing import Any
 
 import numpy as np
@@ -63,16 +61,6 @@ def test_nested_objects_and_tuples_survive_json() -> None:
     assert again.second == (4, [5])
 
 
-@pytest.mark.parametrize("remake", [copy.copy, copy.deepcopy, lambda obj: pickle.loads(pickle.dumps(obj))])
-def test_copies_know_their_arguments(remake: Any) -> None:
-    assert remake(Point(1.0, y=5.0)).get_config() == {"x": 1.0, "y": 5.0, "name": None}
-
-
-def test_a_call_that_does_not_fit_fails_as_python_has_it() -> None:
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
-        Point()  # type: ignore[call-arg]
-
-
 def test_arguments_without_names_are_not_lost_in_silence() -> None:
     with pytest.raises(ConfigError, match="arguments that have no name") as caught:
         Sum(1.0, 2.0).get_config()
@@ -118,9 +106,3 @@ def test_a_constructor_that_forgets_its_base_is_named(base: type, use: Any) -> N
     with pytest.raises(ModelError, match=r"Forgetful.__init__ does not call super\(\).__init__\(\)") as caught:
         use(forgetful(base))
     assert caught.value.fix
-
-
-def test_an_attribute_that_is_not_there_is_just_that() -> None:
-    for made in (Point(1.0), kd.losses.MeanSquaredError(), kd.callbacks.History(), kd.metrics.Mean()):
-        with pytest.raises(AttributeError, match=r"object has no attribute 'nothing'$"):
-            getattr(made, "nothing")  # noqa: B009

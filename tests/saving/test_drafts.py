@@ -44,6 +44,7 @@ def test_one_that_fails_is_removed(place):
     assert not list(place.parent.iterdir())
 
 
+@pytest.mark.multiprocess
 def test_what_was_left_by_the_killed_the_next_writer_removes(place):
     others = [place.with_name(".other.safetensors.draft-17"), place.with_name(".model.safetensors.draft-a")]
     for path in others:

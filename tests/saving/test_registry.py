@@ -1,6 +1,5 @@
 """Custom classes and functions by name."""
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -64,11 +63,6 @@ def test_the_decorator_must_be_called() -> None:
     assert "@saving.register_keras_serializable()" in caught.value.fix
 
 
-def test_what_is_put_into_the_table_is_registered() -> None:
-    saving.get_custom_objects()["double"] = double
-    assert saving.get_registered_object("double") is double
-
-
 def test_a_scope_ends() -> None:
     with saving.custom_object_scope({"double": double}):
         assert saving.get_registered_object("double") is double
@@ -80,12 +74,6 @@ def test_a_scope_ends() -> None:
     assert saving.get_registered_object("double") is None
     with saving.custom_object_scope(None):
         pass
-
-
-def test_a_scope_ends_when_it_fails() -> None:
-    with contextlib.suppress(ValueError), saving.custom_object_scope({"double": double}):
-        raise ValueError
-    assert saving.get_registered_object("double") is None
 
 
 def test_a_scope_is_of_its_thread() -> None:

@@ -1,19 +1,6 @@
-"""Keras itself, on JAX, writes and reads the files. Without it this folder is skipped, except in CI."""
-
-import importlib
-import os
-import types
+"""Files and objects of Keras, which Keras itself writes and reads."""
 
 import pytest
-
-os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
-
-
-@pytest.fixture(scope="session")
-def keras() -> types.ModuleType:
-    """Keras on JAX."""
-    pytest.importorskip("h5py")
-    return importlib.import_module("keras") if os.environ.get("CI") else pytest.importorskip("keras")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

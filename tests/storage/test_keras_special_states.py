@@ -31,30 +31,6 @@ def go_on(model):
     return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
 
 
-def test_lora_is_merged_in_both_kinds_of_files(keras, tmp_path):
-    ours = trained(kd, kd.optimizers.SGD(0.5), lora_rank=2)
-    expected = ours.predict(X, verbose=0)
-    kernel = np.asarray(ours.layers[0].kernel)
-    ours.save(tmp_path / "m.keras")
-    ours.save_weights(tmp_path / "w.weights.h5")
-    theirs = keras.models.load_model(tmp_path / "m.keras")
-    plain = model_of(keras)
-    plain.load_weights(tmp_path / "w.weights.h5")
-    for model in (theirs, plain):
-        np.testing.assert_allclose(model.predict(X, verbose=0), expected, 1e-5, 1e-6)
-    again = kd.models.load_model(tmp_path / "m.keras")
-    adapted, without = model_of(kd, lora_rank=2), model_of(kd)
-    for model in (adapted, without):
-        model.load_weights(tmp_path / "w.weights.h5")
-    ours.load_weights(tmp_path / "w.weights.h5")  # the product that it has does not count twice
-    for model in (again, adapted, without, ours):
-        np.testing.assert_allclose(model.predict(X, verbose=0), expected, 1e-5, 1e-6)
-    assert kernel.shape == (3, 4)
-    theirs.save(tmp_path / "theirs.keras")
-    back = kd.models.load_model(tmp_path / "theirs.keras")
-    np.testing.assert_allclose(back.predict(X, verbose=0), expected, 1e-5, 1e-6)
-
-
 def schedule_free(kit):
     return kit.optimizers.ScheduleFreeAdamW(0.05)
 

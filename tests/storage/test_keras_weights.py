@@ -145,14 +145,6 @@ def test_what_leads_out_of_a_file_is_refused(tmp_path, number):
         h5_files.H5Reader("load_weights", path)
 
 
-def test_shapes_are_compared_before_anything_is_read(tmp_path):
-    path = tmp_path / "w.weights.h5"
-    with h5py.File(path, "w") as file:  # 4 TiB, of which nothing is stored
-        file.create_dataset("layers/dense/vars/0", (2**20, 2**20), "float32", chunks=(2**10, 2**10))
-    with pytest.raises(ModelError, match=r"\(1048576, 1048576\) for \(8, 8\)"):
-        dense(kd).load_weights(path)
-
-
 def test_a_config_of_a_larger_model_creates_nothing(tmp_path):
     dense(kd).save(tmp_path / "m.keras")
     with zipfile.ZipFile(tmp_path / "m.keras") as archive:

@@ -69,16 +69,6 @@ def test_on_a_mesh_and_in_one_execution() -> None:
     assert_same(found, "mean_with_sample_weight", weighted=True)
 
 
-def test_a_sum_is_divided_by_the_number_of_steps_alone() -> None:
-    params: Any = jnp.zeros(3)
-    optimizer = optimizers.SGD(1.0, gradient_accumulation_steps=2)
-    assert losses.MeanSquaredError(reduction="sum").divisor(Y, Y) == 1.0
-    state = optimizer.init(params)
-    for _ in range(2):
-        steps, state = optimizer.update(jnp.ones(3), state, params)
-    np.testing.assert_allclose(steps, -jnp.ones(3))
-
-
 def test_values_that_a_mask_leaves_out_do_not_count() -> None:
     mask = np.arange(20) % 3 > 0
     assert float(losses.MeanSquaredError().divisor(Y, Y, mask=mask)) == mask.sum()
@@ -216,18 +206,6 @@ def test_in_a_loss_scale_optimizer() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_among_several_optimizers() -> None:
-    def both(**options: Any) -> Any:
-        return {
-            "e": optimizers.OptaxOptimizer(optax.adam(schedule), **options),
-            "d": optimizers.OptaxOptimizer(optax.sgd(schedule), **options),
-        }
-
-    found = trained_on_tokens(both(gradient_accumulation_steps=3), 8).get_weights()
-    for one, other in zip(found, trained_on_tokens(both(), len(IDS)).get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
 def test_a_line_search_needs_the_loss_of_all_batches() -> None:
     with pytest.raises(ModelError, match="cannot accumulate gradients"):
         trained_on_tokens(optimizers.OptaxOptimizer(optax.lbfgs(), gradient_accumulation_steps=2), 8)
@@ -244,16 +222,3 @@ def test_a_line_search_needs_the_loss_of_all_batches() -> None:
 def test_what_is_no_chain_or_no_number_of_steps(arguments: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         optimizers.OptaxOptimizer(*arguments)
-
-
-def test_another_number_of_steps_is_another_optimizer() -> None:
-    chain = optax.sgd(0.1)
-    assert optimizers.OptaxOptimizer(chain) == optimizers.OptaxOptimizer(chain)
-    assert optimizers.OptaxOptimizer(chain) != optimizers.OptaxOptimizer(chain, gradient_accumulation_steps=2)
-
-
-def test_a_model_with_such_an_optimizer_is_saved_uncompiled(tmp_path: Any) -> None:
-    model = trained_on_tokens(optimizers.OptaxOptimizer(optax.sgd(0.1), gradient_accumulation_steps=2), 8)
-    with pytest.warns(kd.errors.CheckpointWarning, match="without what `compile` was given"):
-        model.save(tmp_path / "m")
-    assert not kd.saving.load_model(tmp_path / "m").compiled

@@ -54,10 +54,12 @@ def measured():
     return json.loads(run.stdout)
 
 
+@pytest.mark.multiprocess
 def test_building_weights_adds_at_most_half_of_them_on_top(measured):
     assert BYTES <= measured["rise"] <= 1.5 * BYTES
 
 
+@pytest.mark.multiprocess
 def test_optimizer_slots_are_sharded_as_the_weights(measured):
     ideal = 2 * BYTES / 8
     assert len(measured["slots"]) == 8

@@ -3,14 +3,12 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist._unstable import jaxprs
 from keras_dist._unstable.xla_workarounds import avoid_slow_convolutions_in_loops
 from tests import layouts
 from tests.soak import LARGE
@@ -45,13 +43,6 @@ def test_wherever_the_dims_are_the_values_are_those_of_jax(lhs, rhs, out, groups
         )
     )(a, b)
     np.testing.assert_allclose(moved, plain, rtol=1e-5, atol=1e-5)
-
-
-def test_a_program_is_lowered_with_another_function_in_the_place_of_a_primitive():
-    program = jax.jit(lambda x: jnp.sin(x) + jnp.cos(x))
-    lowered = jaxprs.lower_with(program, (1.0,), lambda _: {lax.sin_p: lambda x, **params: lax.cos(x)})
-    np.testing.assert_allclose(lowered.compile()(1.0), 2 * np.cos(1.0), rtol=1e-6)
-    np.testing.assert_allclose(program(1.0), np.sin(1.0) + np.cos(1.0), rtol=1e-6)
 
 
 NETWORKS = {

@@ -59,8 +59,8 @@ class TestMistakes:
                 model.fit(Broken((X, Y), 8, workers=workers), shuffle=False, verbose=0)
             model.fit(Batches((X, Y), 8, workers=workers), verbose=0, callbacks=[Stop()])
             model.fit(Examples((X, Y)), batch_size=8, verbose=0, callbacks=[Stop()])
+        gc.collect()
         for _ in range(100):
-            gc.collect()
             if threading.active_count() <= before:
                 break
             time.sleep(0.05)

@@ -9,12 +9,10 @@ import pytest
 import scipy.sparse
 
 import keras_dist as kd
-from keras_dist.data import ArraySource
-from keras_dist.data.adapters import source_of
 from keras_dist.errors import DataError
 from keras_dist.training import executions
 from tests import layouts
-from tests.networks import LOSS, Plain, TwoInputs
+from tests.networks import Plain, TwoInputs
 from tests.soak import LARGE, ROUNDS
 from tests.sources import BATCHED, BY_NUMBER, ONCE, Batches, Endless, Examples, Refilled, TorchLoader, cut
 from tests.training.trained import Trained, W, X, Y, assert_same
@@ -253,17 +251,6 @@ class TestSteps:
             assert loader.drawn == 2
         assert model.evaluate(Examples((X, Y)), batch_size=8, steps=2, verbose=0) == expected
 
-    def test_a_progress_bar_knows_how_many(self, model):
-        seen = []
-
-        class Look(kd.callbacks.Callback):
-            def on_train_begin(self, logs: Any = None) -> None:
-                seen.append(self.params["steps"])
-
-        for data in (Batches((X, Y), 8), iter(cut((X, Y), 8))):
-            model.fit(data, verbose=0, callbacks=[Look()])
-        assert seen == [6, None]
-
 
 class TestEpochsOfPyDatasets:
     """As Keras: the callbacks hear of an epoch before the data set, and of its end after it."""
@@ -316,10 +303,7 @@ class TestEpochsOfPyDatasets:
         assert order(seed=1) == found != order(seed=2)
         assert order(shuffle=False) == [*range(43), *range(43)]
 
-    def test_keras_has_the_same(self, model, monkeypatch):
-        monkeypatch.setenv("KERAS_BACKEND", "jax")
-        keras = pytest.importorskip("keras")
-
+    def test_keras_has_the_same(self, model, keras):
         class Theirs(keras.utils.PyDataset):
             def __len__(self) -> int:
                 return 6
@@ -360,17 +344,6 @@ class TestValidation:
         data = BATCHED[kind](arrays, 8) if kind in BATCHED else BY_NUMBER[kind](arrays)
         assert_same(one_device.fit(X, Y, batch_size=8, validation_data=data), expected)
 
-    def test_of_so_many_steps_begins_anew_each_time(self, one_device):
-        model = one_device.fresh()
-        model.optimizer.learning_rate = 0.0
-        try:
-            values = model.fit(
-                X, Y, epochs=3, validation_data=TorchLoader((X, Y), 8), validation_steps=2, verbose=0
-            ).history["val_loss"]
-        finally:
-            model.optimizer.learning_rate = 0.1
-        assert values == [model.evaluate(X[:16], Y[:16], batch_size=8, verbose=0)[0]] * 3
-
     def still(self, one_device, **options):
         """The losses of evaluations of a model that does not learn."""
         model = one_device.fresh()
@@ -401,47 +374,9 @@ class TestValidation:
             values = self.still(one_device, validation_data=data, validation_steps=4, epochs=3)
         assert values == [one_device.model.evaluate(X[:24], Y[:24], batch_size=8, verbose=0)[0]] * 3
 
-    def test_an_evaluation_that_a_callback_ends_before(self, one_device):
-        class Stop(kd.callbacks.Callback):
-            def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.model.stop_evaluating = len(ended) == 0
-                ended.append(batch)
-
-        ended: list[int] = []
-        data = iter(cut((X, Y), 8))
-        values = self.still(one_device, validation_data=data, validation_steps=2, epochs=3, callbacks=[Stop()])
-        means = [one_device.model.evaluate(X[:n], Y[:n], batch_size=8, verbose=0)[0] for n in (8, 16, 16)]
-        assert values == means and ended[:3] == [0, 0, 1]
-
     def test_a_generator_of_one_evaluation_needs_no_steps(self, one_device):
         options: dict[str, Any] = {"validation_freq": 2, "epochs": 3}
         values = self.still(one_device, validation_data=iter(cut((X, Y), 8)), **options)
         assert values == [one_device.model.evaluate(X, Y, batch_size=8, verbose=0)[0]]
         with pytest.raises(DataError, match="`validation_steps` is missing"):
             self.still(one_device, validation_data=iter(cut((X, Y), 8)), epochs=2)
-
-    def test_beside_batches_arrays_have_a_size_of_their_own(self, one_device):
-        seen = []
-
-        class Look(kd.callbacks.Callback):
-            def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-                seen.append(batch)
-
-        for options in ({}, {"validation_batch_size": 10}):
-            one_device.fit(Batches((X, Y), 8), validation_data=(X, Y), callbacks=[Look()], **options)
-        assert seen == [0, 1, 0, 1, 2, 3, 4]
-
-
-def test_the_first_batch_gives_birth():
-    model = kd.Sequential([kd.layers.Dense(4)])
-    model.compile("sgd", loss=LOSS)
-    model.fit(iter(cut((X, Y), 8)), verbose=0)
-    assert model.get_weights()[0].shape == (8, 4)
-
-
-def test_examples_by_number_are_no_array_source():
-    """What is kept on the devices is in memory: a data set on disk is not read as a whole."""
-    source = ArraySource(X, Y)
-    assert executions.fits_on_devices(source, layouts.one_device())
-    lookup = source_of(Examples((X, Y)))
-    assert not executions.fits_on_devices(lookup, layouts.one_device())

@@ -15,8 +15,8 @@ import keras_dist as kd
 from keras_dist._unstable import jaxprs
 from keras_dist.data import ArraySource
 from keras_dist.data.batching import Batching
-from keras_dist.training import compiled, executions, placement
-from keras_dist.training.executions import ResidentFeed, earns_residence, fits_on_devices, stack_of
+from keras_dist.training import executions
+from keras_dist.training.executions import ResidentFeed, fits_on_devices
 from keras_dist.training.throughput import StepsTuner
 from tests import layouts
 from tests.networks import Plain, blobs
@@ -232,15 +232,6 @@ class TestPrograms:
         model.train_on_batch(X[:6], Y[:6])
         model.test_on_batch(X[:6], Y[:6])
 
-    def test_many_shapes_of_many_data_sets_are_warned_of_once(self, monkeypatch):
-        monkeypatch.setattr(compiled, "MANY_SHAPES", 4)
-        model = layouts.model_on("one device", Plain)
-        for rows in range(1, 4):
-            model.predict(X[:rows], verbose=0)
-        with pytest.warns(kd.errors.RecompileWarning, match=r"compiled for 4 shapes .*: x float32\(4, 8\)"):
-            model.predict(X[:4], verbose=0)
-        model.predict(X[:5], verbose=0)
-
     def test_setting_the_rate_does_not_compile_again(self, five):
         before = five.programs()
         for rate in (0.2, np.float64(0.3), 1, 0.1):
@@ -266,30 +257,6 @@ class TestResident:
             assert not fits_on_devices(larger, distribution)
             assert fits_on_devices(doubles, distribution)
 
-    def test_cpu_devices_share_one_copy(self):
-        feed = ResidentFeed(Batching(ArraySource(X), 8), 8, layouts.on("data=8,model=1"), StepsTuner())
-        (leaf, *_) = jax.tree.leaves(feed._data)
-        assert len({shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}) == 1
-
-    def test_devices_that_tell_their_memory_are_asked(self, monkeypatch):
-        class Device:
-            process_index = 0
-
-            def memory_stats(self) -> dict[str, int]:
-                return {"bytes_limit": 1000, "bytes_in_use": 200}
-
-        distribution = layouts.one_device()
-        monkeypatch.setattr(executions, "local_devices", lambda distribution: [Device()])
-        assert fits_on_devices(ArraySource(np.zeros(25, np.float32)), distribution)
-        assert not fits_on_devices(ArraySource(np.zeros(26, np.float32)), distribution)
-        monkeypatch.setattr(executions, "local_devices", lambda distribution: [])  # of a process without devices
-        assert not fits_on_devices(ArraySource(X), distribution)
-
-    def test_it_is_brought_there_where_the_steps_earn_it(self):
-        source = ArraySource(np.zeros((1024, 2**10), np.float32))
-        assert earns_residence(source, steps=16)
-        assert not earns_residence(source, steps=15)
-
     def test_rows_of_any_shape_and_dtype_come_as_they_are(self):
         rng = np.random.default_rng(0)
         x = {
@@ -311,40 +278,6 @@ class TestResident:
                 (x, y, None),
             )
 
-    def test_a_copy_of_the_rows_is_all_the_memory_they_take(self):
-        feed = ResidentFeed(
-            Batching(ArraySource(np.zeros((64, 8, 8), np.float32)), 8), 1, layouts.one_device(), StepsTuner()
-        )
-        ((_, found),) = feed.epochs(range(1))
-        data, _, _ = next(iter(found)).operands
-        assert data[0].shape == (64, 64) and data[0].unsafe_buffer_pointer() % 64 == 0
-
-    def test_what_does_not_earn_it_is_streamed(self, monkeypatch):
-        trained = Trained("one device", Plain, steps_per_execution="auto", metrics=[])
-        model, programs = trained.model, trained.model._session.trainer._compiled._programs
-
-        def kinds() -> list[str]:
-            return sorted(key[2] for key in programs if key[0] == "train")
-
-        def compilations(rows: int) -> int:
-            return model.fit(X[:rows], Y[:rows], batch_size=8, verbose=0).timing.compilations
-
-        assert compilations(16) == 1
-        assert kinds() == ["resident"]
-        # the length of what is kept is a part of the program: others would be compiled anew
-        assert [compilations(rows) for rows in (80, 72, 64)] == [1, 0, 0]
-        for rows in (72, 64):
-            model.evaluate(X[:rows], Y[:rows], batch_size=8, verbose=0)
-        assert kinds() == ["resident", "single"]
-        assert len(programs) == 4  # one resident for testing, too, and one single
-        monkeypatch.setattr(placement, "WORTH_COMPILING", 10)
-        compilations(80)
-        compilations(72)  # nine batches
-        assert kinds() == ["resident", "resident", "single"]
-        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
-        assert compilations(16) == 0
-        assert kinds() == ["resident", "resident", "single"]
-
     def test_a_fixed_number_of_steps_is_one_scan(self, monkeypatch):
         lengths = set()
 
@@ -363,36 +296,6 @@ class TestResident:
         more_than_an_epoch.fit(X[:40], Y[:40], batch_size=8)
         assert int(more_than_an_epoch.model.state.step) == lengths.pop() == 5
 
-    def test_a_fixed_number_of_steps_must_earn_it_too(self, monkeypatch):
-        monkeypatch.setattr(executions, "EARNED_BYTES", 1)
-        trained = Trained("one device", Plain, steps_per_execution=2, metrics=[])
-        together = compiled_together(monkeypatch)
-        trained.model.fit(X[:43], Y[:43], batch_size=8, verbose=0)  # two stacks, a batch, and a shorter one
-        kinds = sorted(key[2] for key in trained.model._session.trainer._compiled._programs if key[0] == "train")
-        assert kinds == ["single", "single", "stacked"]
-        assert together == [3]
-
-    def test_only_the_epochs_that_are_left_count(self, monkeypatch):
-        asked = []
-
-        def feed(self: Any, mode: str, examples: Any, epochs: int = 1, *args: Any, **options: Any) -> Any:
-            asked.append((mode, epochs))
-            return found(self, mode, examples, epochs, *args, **options)
-
-        found = placement.Placement.feed
-        monkeypatch.setattr(placement.Placement, "feed", feed)
-
-        class Resume(kd.callbacks.Callback):
-            def on_train_begin(self, logs: Any = None) -> None:
-                trainer = self.model._session.trainer
-                trainer.continue_from(trainer.progress.at_epoch(9))
-
-        model = Trained("one device", Plain, steps_per_execution="auto", metrics=[]).model
-        options = {"epochs": 10, "validation_data": (X[:8], Y[:8]), "validation_freq": 5, "verbose": 0}
-        model.fit(X[:8], Y[:8], batch_size=8, **options)
-        model.fit(X[:8], Y[:8], batch_size=8, **options, callbacks=[Resume()])
-        assert asked == [("train", 10), ("test", 2), ("train", 1), ("test", 1)]
-
     @pytest.mark.parametrize("offset", range(4))
     def test_what_is_written_to_an_array_afterwards_does_not_count(self, auto, offset):
         buffer = np.zeros(X.size + 16, np.float32)
@@ -405,16 +308,6 @@ class TestResident:
 
         expected = auto.trained.fit(X, Y, **OPTIONS)
         assert_same(auto.trained.fit(x, Y, **OPTIONS, callbacks=[Overwrite()]), expected)
-
-    def test_executions_follow_the_tuner(self):
-        tuner = StepsTuner()
-        feed = ResidentFeed(Batching(ArraySource(X, Y), 8), 1, layouts.one_device(), tuner)
-        ((_, executions),) = feed.epochs(range(1))
-        steps = []
-        for execution in executions:
-            steps.append((execution.steps, execution.rows))
-            tuner.measured(seconds=0.02 * execution.steps, steps=execution.steps)
-        assert steps == [(1, 8), (5, 8), (5, 8), (2, 8), (1, 3)]
 
 
 def compiled_together(monkeypatch: Any) -> list[int]:
@@ -438,16 +331,6 @@ def test_the_shorter_last_batch_of_predict_is_compiled_with_the_others(monkeypat
     assert together == [2]
 
 
-def test_only_many_small_batches_are_stacked():
-    small = ArraySource(np.zeros((executions.MANY_BATCHES, 4), np.float32))
-    assert stack_of(small, 1, epochs=1) == executions.MAX_STACK
-    assert stack_of(small, 2, epochs=1) == 1
-    assert stack_of(small, 2, epochs=2) == executions.MAX_STACK
-    large = ArraySource(np.zeros((100, 2**18), np.float32))
-    assert stack_of(large, 2, epochs=executions.MANY_BATCHES) == 2
-    assert stack_of(large, 32, epochs=executions.MANY_BATCHES) == 1
-
-
 class TestTiming:
     def test_what_it_tells(self, auto):
         timing = auto.timing
@@ -457,6 +340,3 @@ class TestTiming:
         assert timing.samples_per_second == pytest.approx(4 * 107 / timing.wall_seconds)
         assert 0 <= timing.overhead <= 1
         assert timing.peak_bytes == {}
-
-    def test_a_history_of_its_own_has_none(self):
-        assert kd.callbacks.History().timing is None

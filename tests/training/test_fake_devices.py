@@ -40,6 +40,7 @@ def environment(devices, how):
 CASES = [(32, 1, "use_cpu_devices"), (32, 1, "XLA_FLAGS"), (32, 2, "XLA_FLAGS"), (8, 2, "use_cpu_devices")]
 
 
+@pytest.mark.multiprocess
 @pytest.mark.soak
 @pytest.mark.parametrize(("devices", "cores", "how"), CASES * ROUNDS or CASES[:1])
 def test_all_reduce_steps_finish(devices, cores, how):
@@ -66,6 +67,7 @@ print(os.environ["PJRT_NPROC"])
 """
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize(("how", "flags"), [("quoted in a file", None), ("XLA_FLAGS", ""), ("config", "")])
 def test_devices_asked_for_in_other_ways_get_their_threads(tmp_path, how, flags):
     if flags is None:

@@ -73,16 +73,8 @@ def unrolled_again(w, x):
     return x
 
 
-def by_counter(w, x):
-    return jax.lax.fori_loop(0, LAYERS, lambda i, x: block(x, jax.tree.map(lambda k: k[i], blocks(w)))[0], x)
-
-
 def tied(w, x):
     return (w["table"][jnp.argmax(x, axis=1)] + w["bias"]) @ w["table"].T
-
-
-def in_half(w, x):
-    return (x.astype("bfloat16") @ w["table"].T.astype("bfloat16")).astype("float32")
 
 
 def reshaped(w, x):
@@ -91,14 +83,6 @@ def reshaped(w, x):
 
 def penalty(w, x):
     return sum(jnp.sum(kernel * kernel) for kernel in w.values()) + 0 * x
-
-
-def recurrent(w, x):
-    return jax.lax.scan(lambda h, _: (jnp.tanh(h @ w["table"][:WIDTH]), None), x, None, 3)[0]
-
-
-def conditional(w, x):
-    return jax.lax.cond(x[0, 0] > 0, lambda: x @ w["table"].T, lambda: -x @ w["table"].T)
 
 
 @jax.custom_vjp
@@ -117,10 +101,6 @@ def constrained(w, x):
     return x @ jax.lax.with_sharding_constraint(w["table"], jax.sharding.PartitionSpec()).T
 
 
-def with_inner_jit(w, x):
-    return jax.jit(lambda kernels, x: x @ kernels["table"].T)(w, x)
-
-
 def nested(w, x):
     def inner(x, kernels):
         return jax.lax.scan(lambda x, _: (jax.checkpoint(block)(x, kernels)[0], None), x, None, 2)[0], None
@@ -128,20 +108,13 @@ def nested(w, x):
     return jax.lax.scan(inner, x, blocks(w))[0]
 
 
-def handed_on(w, x):
-    """A weight that a loop carries, and one that is not used but returned."""
-    return jax.lax.scan(lambda carry, _: ((carry[0] @ carry[1][:WIDTH], carry[1]), None), (x, w["table"]), None, 2)[0][
-        0
-    ]
-
-
 def along_the_loop(w, x):
     """A stack of which no dim divides but that of the loop."""
     return jax.lax.scan(lambda x, part: (x * part, None), x[:, :3], w["odd"])[0]
 
 
-USES = [scanned, scanned_again, unrolled, unrolled_again, by_counter, tied, in_half, reshaped, penalty, recurrent]
-USES += [conditional, with_own_rule, constrained, with_inner_jit, nested, handed_on, along_the_loop]
+USES = [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, penalty, with_own_rule, constrained, nested]
+USES += [along_the_loop]
 
 
 def step(function, gathers=True):
@@ -177,7 +150,7 @@ def test_the_gradients_stay_the_same_and_sharded(function):
         expected = jax.jit(jax.grad(lambda w: jnp.mean(function(w, X) ** 2)))(jax.device_get(weights()))
     for name, gradient in found.items():
         scale = float(np.max(np.abs(expected[name]))) or 1.0
-        assert np.max(np.abs(gradient - expected[name])) <= scale * (2e-2 if function is in_half else 1e-5), name
+        assert np.max(np.abs(gradient - expected[name])) <= scale * 1e-5, name
         assert gradient.sharding.is_equivalent_to(plan().shardings[name], gradient.ndim)
 
 
@@ -187,7 +160,6 @@ GATHERED = {
     scanned_again: [(KERNEL, LAYERS)] * 4,
     unrolled: [(KERNEL, 1)] * (4 * LAYERS - 1),  # the input needs no gradient
     penalty: [],
-    in_half: [(TABLE // 2, 1)],
     reshaped: [(TABLE, 1)],
     constrained: [(TABLE, 1)],
     along_the_loop: [(4 * 4 * 3, 1)],
@@ -202,14 +174,6 @@ def test_what_is_gathered_how_often(function):
 @pytest.mark.parametrize("function", [scanned, scanned_again, unrolled, unrolled_again, tied, reshaped, along_the_loop])
 def test_xla_moves_as_much(function):
     assert propagate(lowered(function)).nbytes_by_axes() == nbytes_by_axes(lowered(function).compile(), MESH)
-
-
-def test_sums_over_two_axes_are_two_of_xla():
-    """The sums of the squares of the two stacks, which are sharded over both axes: XLA adds up along one at a time."""
-    over_both = 2 * 4
-    found, compiled = propagate(lowered(penalty)).nbytes_by_axes(), nbytes_by_axes(lowered(penalty).compile(), MESH)
-    assert found == {("all_reduce", ("data", "model")): over_both, ("all_reduce", ("data",)): 16}
-    assert compiled == {("all_reduce", ("model",)): over_both, ("all_reduce", ("data",)): 16 + over_both}
 
 
 @pytest.mark.parametrize("function", [scanned, scanned_again])

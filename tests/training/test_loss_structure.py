@@ -1,7 +1,5 @@
 """Losses in a structure of their own: several on one output, and some on several outputs together."""
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +12,6 @@ from tests.training.test_objective import logged
 RNG = np.random.default_rng(0)
 A_TRUE, A_PRED, B_TRUE, B_PRED = RNG.normal(size=(4, 6, 3)).astype("f4")
 MAE, MSE = np.mean(np.abs(A_TRUE - A_PRED)), np.mean((B_TRUE - B_PRED) ** 2)
-Pair = collections.namedtuple("Pair", ["a", "b"])
-PAIR = (Pair(A_TRUE, B_TRUE), Pair(A_PRED, B_PRED))
 
 
 def whole(structure):
@@ -29,34 +25,6 @@ def whole(structure):
 
 
 WHOLE = np.abs(A_TRUE - B_PRED).max()
-EXPECTED = [WHOLE, MAE, MSE]
-
-
-@pytest.mark.parametrize(
-    ("y_pred", "loss", "names"),
-    [
-        ((A_PRED, B_PRED), [whole((0, 0)), ("mae", "mse")], ("a_b", "a", "b")),
-        ([A_PRED, B_PRED], (whole([0, 0]), ["mae", "mse"]), ("a_b", "a", "b")),
-        (PAIR[1], [whole(PAIR[1]), Pair("mae", "mse")], ("a_b", "a", "b")),
-        ({"k": A_PRED, "l": B_PRED}, [whole({"k": 0, "l": 0}), {"k": "mae", "l": "mse"}], ("k_l", "k", "l")),
-    ],
-    ids=["tuple", "list", "namedtuple", "dict"],
-)
-def test_all_of_another_list_are_losses_of_all_outputs(y_pred, loss, names):
-    y = jax.tree.map(lambda one: A_TRUE if one is A_PRED else B_TRUE, y_pred)
-    found = logged(y, y_pred, names=None if isinstance(y_pred, dict) else ["a", "b"], layer_names=["a", "b"], loss=loss)
-    assert {*found} == {"loss", *(f"{name}_loss" for name in names)}
-    np.testing.assert_allclose([found[f"{name}_loss"] for name in names], EXPECTED, rtol=1e-6)
-    assert found["loss"] == pytest.approx(sum(EXPECTED), rel=1e-6)
-
-
-def test_weights_are_nested_as_the_losses_or_a_list_of_as_many():
-    loss = [whole((0, 0)), ("mae", "mse")]
-    expected = np.dot(EXPECTED, [2.0, 3.0, 5.0])
-    for weights in ([2.0, (3.0, 5.0)], [2.0, 3.0, 5.0]):
-        found = logged((A_TRUE, B_TRUE), (A_PRED, B_PRED), names=["a", "b"], loss=loss, loss_weights=weights)
-        assert found["loss"] == pytest.approx(expected, rel=1e-6)
-        assert found["a_loss"] == pytest.approx(MAE, rel=1e-6)
 
 
 def test_parts_deep_in_dicts_are_named_by_their_paths_and_layers():
@@ -69,30 +37,9 @@ def test_parts_deep_in_dicts_are_named_by_their_paths_and_layers():
     np.testing.assert_allclose([found[name] for name in expected], [*expected.values()], rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["mse", ["mse", "mse"], [{"u": "mse"}, ["mse"]]])
-def test_outputs_deep_in_lists_are_named_by_their_paths_and_layers(loss):
-    """However the losses are given; a dict in a list is no loss."""
-    y, y_pred = ([{"u": A_TRUE}, [B_TRUE]], [{"u": A_PRED}, [B_PRED]])
-    found = logged(y, y_pred, names=["a", "b"], layer_names=["a", "b"], loss=loss)
-    expected = {"0/u_loss": np.mean((A_TRUE - A_PRED) ** 2), "1/b_loss": MSE}
-    assert found == pytest.approx({"loss": sum(expected.values()), **expected}, rel=1e-6)
-
-
-def test_outputs_deep_in_dicts_of_no_layers_are_named_by_their_paths():
-    y, y_pred = ({"n": [A_TRUE, B_TRUE]}, {"n": [A_PRED, B_PRED]})
-    assert [*logged(y, y_pred, loss={"n": ["mae", "mse"]})] == ["loss", "n/0_loss", "n/1_loss"]
-
-
 def test_several_losses_of_one_output_are_logged_as_their_sum():
     found = logged([A_TRUE, B_TRUE], [A_PRED, B_PRED], names=["a", "b"], loss=["mae", ["mse", "mse"]])
     assert found == pytest.approx({"loss": MAE + 2 * MSE, "a_loss": MAE, "b_loss": 2 * MSE}, rel=1e-6)
-
-
-def test_weights_of_examples_count_for_parts():
-    weight = np.array([1, 0, 0, 0, 0, 0], "f4")
-    loss = [lambda y, z: jnp.mean(jnp.abs(y[0] - z[0]), -1), ("mae", None)]
-    found = logged((A_TRUE, B_TRUE), (A_PRED, B_PRED), weight, names=["a", "b"], loss=loss)
-    assert found["loss"] == pytest.approx(2 * np.mean(np.abs(A_TRUE - A_PRED)[0]) / 6, rel=1e-5)
 
 
 @pytest.mark.parametrize(

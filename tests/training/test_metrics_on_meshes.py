@@ -174,13 +174,6 @@ def test_several_outputs_are_trained_and_logged_alike_on_every_mesh(name):
     assert history["val_size_mae"][-1] == pytest.approx(np.abs(found["size"][:, 0] - size).mean(), rel=1e-5)
 
 
-def test_a_bar_shows_metrics_of_several_values_by_their_mean(capsys):
-    model = kd.Model.from_nnx(Echo)
-    model.compile("sgd", "mse", metrics=[metrics.F1Score()])
-    found = model.evaluate(P, ONE_HOT, verbose=1, return_dict=True)
-    assert f"f1_score: {found['f1_score'].mean():.4f}" in capsys.readouterr().out
-
-
 def test_one_metric_may_serve_two_models_and_tells_of_the_last_run():
     mean = metrics.MeanAbsoluteError()
     for rows in (16, 11):

@@ -11,7 +11,6 @@ from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(22, 4)).astype("float32")
 TABLE = np.arange(12, dtype="float32").reshape(6, 2)
@@ -57,13 +56,6 @@ def test_of_one_batch_they_come_as_they_are() -> None:
     assert found["rows"] == 5
 
 
-def test_a_lone_scalar() -> None:
-    model = kd.Model.from_nnx(lambda rngs: Net(rngs), call=lambda module, x, training, rngs: jnp.sum(x))
-    np.testing.assert_allclose(
-        model.predict(X, batch_size=8, verbose=0), [X[:8].sum(), X[8:16].sum(), X[16:].sum()], rtol=1e-4
-    )
-
-
 def test_callbacks_see_them() -> None:
     seen: list[Any] = []
 
@@ -73,15 +65,6 @@ def test_callbacks_see_them() -> None:
 
     net_on((8,), ("data",)).predict(X, batch_size=8, verbose=0, callbacks=[Sees()])
     np.testing.assert_array_equal(seen, [[8], [8], [6]])
-
-
-def test_without_rows_and_without_one_shape() -> None:
-    model = kd.Model.from_nnx(
-        lambda rngs: Net(rngs), call=lambda module, x, training, rngs: {"y": x, "tokens": x.reshape(-1)}
-    )
-    with pytest.raises(ModelError, match=r"output \['tokens'\] has neither a row for each example nor one shape"):
-        model.predict(X, batch_size=8, verbose=0)
-    assert model.predict(X, batch_size=11, verbose=0)["tokens"].shape == (2, 44)
 
 
 class MixtureOfExperts(layers.Layer):

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import keras_dist as kd
-from keras_dist import layers
 from keras_dist.errors import ModelError
+from tests.soak import few
 
 VOCABULARY, STEPS, WIDTH = 12, 8, 8
 RNG = np.random.default_rng(0)
@@ -95,7 +95,7 @@ def assert_same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, atol=3e-6, rtol=0)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", few(MESHES, "data=2,model=4"))
 def test_ring_attention_on_rows_that_do_not_divide_has_the_numbers_of_one_device(mesh: str) -> None:
     assert_same(results(mesh, uneven="pad"), results_of_one_device())
 
@@ -150,33 +150,6 @@ def test_steps_of_the_users_own_pad_by_stateless_call() -> None:
     np.testing.assert_allclose(losses("data=2,model=4"), losses(None), atol=3e-6)
 
 
-class Mapped(layers.Layer):
-    """A layer that splits the rows itself, and keeps masks."""
-
-    supports_masking = True
-
-    def call(self, inputs: Any) -> Any:
-        if "data" not in jax.sharding.get_abstract_mesh().axis_names:
-            return inputs * 2
-        return jax.shard_map(lambda x: x * 2, in_specs=P("data"), out_specs=P("data"))(inputs)
-
-
-def test_models_of_layers_keep_their_masks() -> None:
-    x = np.where(RNG.uniform(size=X.shape) < 0.3, 0, X)
-
-    def history(mesh: str | None) -> Any:
-        kd.set_random_seed(2)
-        with on(mesh).scope():
-            model = kd.Sequential(
-                [kd.Input((STEPS,), dtype="int32"), layers.Embedding(VOCABULARY, 4, mask_zero=True), Mapped(),
-                 layers.Dense(VOCABULARY)]
-            )  # fmt: skip
-        model.compile(kd.optimizers.SGD(0.5), LOSS, weighted_metrics=["accuracy"], uneven="pad")
-        return model.fit(x, Y, 16, 2, verbose=0, shuffle=False).history, model.evaluate(x, Y, 8, verbose=0)
-
-    assert_same(history("data=2,model=4"), history(None))
-
-
 def test_statistics_count_the_added_rows_which_repeat_the_last_one() -> None:
     class Normalised(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
@@ -222,19 +195,6 @@ def test_outputs_without_rows_stay_as_they_are() -> None:
     assert_same(model.train_on_batch(X[:7], Y[:7]), plain.train_on_batch(X[:7], Y[:7])[0])
 
 
-def test_modules_may_read_values_where_predictions_run_eagerly() -> None:
-    class Reading(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs) -> None:
-            self.d1 = nnx.Linear(3, 2, rngs=rngs)
-
-        def __call__(self, x: Any) -> Any:
-            return {"y": self.d1(x), "scale": jnp.full((8,), float(x.max()))}
-
-    x = RNG.normal(size=(7, 3)).astype("f4")
-    model = model_on("data=8,model=1", Reading, {"y": "mse"}, metrics=None, run_eagerly=True, uneven="pad")
-    np.testing.assert_array_equal(model.predict(x, verbose=0)["scale"], np.full((1, 8), x.max()))
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -250,16 +210,6 @@ def test_losses_of_outputs_without_rows_are_refused_at_the_first_step(options: A
     targets: Any = {"y": Y[:16], "load": np.zeros(16, "f4")} if isinstance(options["loss"], dict) else Y[:16]
     with pytest.raises(ModelError, match=r"output \['(load|mean)'\] has a loss or a metric, but no row"):
         model.train_on_batch(X[:16], targets)
-
-
-def test_outputs_of_other_lengths_are_refused_at_the_first_step() -> None:
-    class Tokens(Attending):
-        def __call__(self, ids: Any) -> Any:
-            return super().__call__(ids).reshape(-1, VOCABULARY)
-
-    model = model_on("data=8,model=1", Tokens, uneven="pad")
-    with pytest.raises(ModelError, match="has no row for each example"):
-        model.predict(X[:16], verbose=0)
 
 
 def test_what_has_no_rows_is_refused() -> None:

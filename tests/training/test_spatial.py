@@ -12,7 +12,7 @@ import keras_dist as kd
 from keras_dist import layers
 from keras_dist.distribution import TensorLayout, distribute_tensor
 from tests import layouts
-from tests.soak import ROUNDS
+from tests.soak import ROUNDS, few
 
 HEIGHT, WIDTH, CHANNELS, ROWS, BATCH = 16, 8, 3, 11, 4
 LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -109,7 +109,7 @@ def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", list(SPLIT) if ROUNDS else list(SPLIT)[:-1])
+@pytest.mark.parametrize("name", few(list(SPLIT) if ROUNDS else list(SPLIT)[:-1], "height and width"))
 def test_images_split_over_devices_train_as_on_one(name):
     assert_near(used(compiled(split_over(name))), one_device())
 
@@ -123,7 +123,7 @@ def test_convolutions_of_flax_do_so_too():
     assert_near(trained(split_over("height and width")), trained(layouts.one_device()))
 
 
-@pytest.mark.parametrize("name", ["batch alone", *SPLIT] if ROUNDS else ["batch alone", "height and width"])
+@pytest.mark.parametrize("name", few(["batch alone", *SPLIT] if ROUNDS else ["batch alone", "height and width"]))
 def test_grouped_convolutions_and_windows_that_overlap_do_so_too(name):
     def trained(distribution):
         model = compiled(

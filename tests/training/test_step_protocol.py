@@ -12,6 +12,7 @@ import pytest
 import keras_dist as kd
 from keras_dist.errors import ModelError
 from tests import layouts
+from tests.soak import few
 
 X = np.random.default_rng(0).normal(size=(22, 8)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 22).astype("int32")
@@ -73,7 +74,7 @@ def assert_same(found: Any, expected: Any, **tolerance: Any) -> None:
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, **tolerance), found, expected)
 
 
-@pytest.mark.parametrize("name", ["data=8,model=1", "data=2,model=4"])
+@pytest.mark.parametrize("name", few(["data=8,model=1", "data=2,model=4"], "data=2,model=4"))
 def test_they_give_what_the_built_in_steps_give(name: str) -> None:
     model, found = trained(Stepped, name)
     assert_same(found, built_in(22))
@@ -87,15 +88,6 @@ def test_they_give_what_the_built_in_steps_give(name: str) -> None:
 )
 def test_how_steps_run_changes_no_number(compiled: Any) -> None:
     assert_same(trained(Stepped, compiled=compiled, rows=16)[1], built_in(16))
-
-
-def test_steps_run_operation_by_operation() -> None:
-    found = []
-    for model_class in (Stepped, kd.Model):
-        make = lambda model_class: model_class(*(lambda x: (x, kd.layers.Dense(4)(x)))(kd.Input((8,))))  # noqa: E731
-        compiled = {"run_eagerly": True, "optimizer": "sgd", "metrics": None}
-        found.append(trained(model_class, make=make, compiled=compiled, rows=8, epochs=1)[1])
-    assert_same(*found)
 
 
 def test_what_optimizers_do_beside_their_step_they_do_here_too() -> None:
@@ -244,23 +236,6 @@ def test_what_is_no_state_is_refused(step: Any, message: str) -> None:
         model.fit(X, np.zeros((22, 4)), verbose=0)
 
 
-def test_what_must_be_given_by_name_is_no_argument_of_a_step() -> None:
-    model = tagging(type("Other", (kd.Model,), {"train_step": lambda self, state, data, *, flag: ({}, state)}))
-    with pytest.raises(ModelError, match="does not have the form of Keras on JAX"):
-        model.compile("sgd", "mse")
-
-
-def test_eager_steps_may_read_values() -> None:
-    def read(self: Any, state: Any, data: Any) -> Any:
-        return {"total": float(data[0].sum())}, state
-
-    model = tagging(type("Reading", (kd.Model,), {"train_step": read, "test_step": read}))
-    model.compile("sgd", "mse", run_eagerly=True)
-    history = model.fit(X, np.zeros((22, 4)), batch_size=22, verbose=0).history
-    assert history["total"] == [pytest.approx(X.sum(), rel=1e-5)]
-    assert model.evaluate(X, np.zeros((22, 4)), batch_size=22, verbose=0) == pytest.approx(X.sum(), rel=1e-5)
-
-
 def test_what_is_frozen_after_compile_asks_for_another_compile() -> None:
     model = tagging(Stepped)
     model.compile("sgd", "mse")
@@ -291,29 +266,6 @@ def test_what_a_test_step_changes_is_kept(steps_per_execution: int) -> None:
     np.testing.assert_allclose(norm.moving_mean.numpy(), mean + 2)
     assert len(model._session.trainer._steps["test"].changed) == 3, "no more are copied"
     assert model.get_layer("d1").kernel.layout.axes == (None, "model")
-
-
-def test_metrics_are_not_looked_for_with_each_batch() -> None:
-    looks: list[int] = []
-
-    class Looked(Stepped):
-        @property
-        def metrics(self) -> Any:
-            looks.append(1)
-            return super().metrics
-
-    class Watch(kd.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            assert logs["loss"] > 0
-
-    model = Looked(*(lambda x: (x, kd.layers.Dense(4)(x)))(kd.Input((8,))))
-    model.compile("sgd", "mse")
-    found = []
-    for rows in (8, 8, 16):
-        looks.clear()
-        model.fit(X[:rows], np.ones((rows, 4)), batch_size=4, verbose=0, callbacks=[Watch()])
-        found.append(len(looks))
-    assert found[1] == found[2]
 
 
 def test_own_metrics_are_reset_with_each_epoch_and_tell_the_last_one() -> None:

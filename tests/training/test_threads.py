@@ -127,12 +127,6 @@ class TestSaving:
         assert in_a_thread(manager.save) == manager.latest_checkpoint
         assert manager.steps == [5]
 
-    def test_in_the_thread_that_trains_is_right(self, model, manager):
-        saving = During(manager.save)
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
-        assert saving.result == manager.latest_checkpoint
-        assert manager.steps == [1]
-
     def test_a_nested_training_leaves_the_outer_one_to_its_thread(self, model, manager):
         def train_and_save():
             model.fit(X, Y, verbose=0)
@@ -141,11 +135,6 @@ class TestSaving:
         saving = During(train_and_save)
         model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
         assert isinstance(saving.result, ModelError) and "fit is running" in str(saving.result)
-
-    def test_the_model_alone_is_saved_from_any_thread(self, model, tmp_path):
-        saving = During(lambda: in_a_thread(lambda: model.save(tmp_path / "model")))
-        model.fit(X, Y, batch_size=8, verbose=0, callbacks=saving)
-        assert saving.result is None and (tmp_path / "model").is_dir()
 
     def test_steps_wait_until_the_arrays_are_copied(self, model, manager, monkeypatch):
         model.train_on_batch(X, Y)

@@ -1,7 +1,5 @@
 """What other libraries make, handed to us: the error names it, and what it advises works."""
 
-import os
-
 import jax
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from flax import linen, nnx
 import keras_dist as kd
 from keras_dist.errors import ModelError
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
 keras = pytest.importorskip("keras")
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
