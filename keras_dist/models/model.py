@@ -25,7 +25,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.distribution_methods import DistributionMethods
 from keras_dist.models.functional import connect
 from keras_dist.models.modules import ModuleSource
-from keras_dist.models.naming import depth_checked, named_layers
+from keras_dist.models.naming import named_layers
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
@@ -272,8 +272,7 @@ class Model(DistributionMethods):
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
             self._check_one_side()
-            with depth_checked(self):
-                return self._graph.structured(super().__call__(*args, **kwargs))
+            return self._graph.structured(super().__call__(*args, **kwargs))
         is_part = self._session is None and self._is_built
         if is_symbolic or call_context.current() is not None or "_is_built" not in vars(self) or is_part:
             return super().__call__(*args, **kwargs)
