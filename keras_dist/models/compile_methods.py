@@ -253,12 +253,7 @@ def _steps_of(model: CompileMethods, given: TrainStep | None) -> tuple[TrainStep
             found[mode] = step
     if given is None and _measures_itself(model, has_train_step="train" in found):
         found = {"train": model.train_step, "test": model.test_step, **found}
-    if not found:
-        return given, None
-    lists = lambda: (model.trainable_variables, model.non_trainable_variables)  # noqa: E731
-    metrics = lambda: model.metrics  # noqa: E731
-    reset = lambda: model.reset_metrics()  # noqa: E731
-    return given, StepProtocol(found, lists, metrics, reset, lambda state, batch: _prepare(model, state, batch))
+    return given, StepProtocol(found, model, _prepare) if found else None
 
 
 def _measures_itself(model: StepMethods, has_train_step: bool) -> bool:

@@ -44,7 +44,7 @@ from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel, describe
 from keras_dist.training.graph import ModuleGraph, trace_factory
-from keras_dist.training.naming import depth_checked, layers_below, named_layers, with_keras_paths
+from keras_dist.training.naming import layers_below, named_layers, with_keras_paths
 from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
@@ -99,28 +99,27 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     named_layers(model)
     runtime = model._runtime
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
-    with depth_checked(model):
-        seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
-        graph, distribution = traced.graph, traced.distribution
-        with told_of_one_device(is_placed=traced.is_placed):
-            plan = distribution.plan_variables(graph.specs, graph.treedef)
-        _check.get()(graph.specs)
-        _check_meshes(model, plan)
-        values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
-        adopt(model, graph.described(), traced.built_with)
-        places = places_of(model, graph.parts)
-        before = runtime.session_before
-        if before is not None:
-            before.cell.leave()
-        for place, parts, value in zip(places, graph.parts, values, strict=True):
-            if parts not in traced.known:
-                place.keep(value)
-        cell = StateCell(graph, plan, places, f"model {model.name!r}")
-        session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
-        session.settle_layers()
-        settle(model, before, session)
-        session.trainability = TrainableFlags(model, graph.specs)
-        session.stated = session.trainability.stated()
+    seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
+    graph, distribution = traced.graph, traced.distribution
+    with told_of_one_device(is_placed=traced.is_placed):
+        plan = distribution.plan_variables(graph.specs, graph.treedef)
+    _check.get()(graph.specs)
+    _check_meshes(model, plan)
+    values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
+    adopt(model, graph.described(), traced.built_with)
+    places = places_of(model, graph.parts)
+    before = runtime.session_before
+    if before is not None:
+        before.cell.leave()
+    for place, parts, value in zip(places, graph.parts, values, strict=True):
+        if parts not in traced.known:
+            place.keep(value)
+    cell = StateCell(graph, plan, places, f"model {model.name!r}")
+    session = BuiltModel(cell, None, distribution, seed, model, None, _compute_loss)
+    session.settle_layers()
+    settle(model, before, session)
+    session.trainability = TrainableFlags(model, graph.specs)
+    session.stated = session.trainability.stated()
     runtime.session, runtime.session_before, runtime.made_under = session, None, chosen
     runtime.built_for = args[0] if len(args) == 1 and not kwargs else None
     runtime.built_by_name = {} if runtime.built_for is not None else tensors_by_name(model, args, kwargs)

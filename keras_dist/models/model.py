@@ -28,7 +28,7 @@ from keras_dist.models.modules import ModuleSource
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
-from keras_dist.training.naming import depth_checked, named_layers
+from keras_dist.training.naming import named_layers
 from keras_dist.training.step import ModuleCall
 from keras_dist.variables import call_context
 
@@ -272,8 +272,7 @@ class Model(DistributionMethods):
         is_symbolic = is_any_symbolic((args, kwargs))
         if is_symbolic and self._graph is not None:
             self._check_one_side()
-            with depth_checked(self):
-                return self._graph.structured(super().__call__(*args, **kwargs))
+            return self._graph.structured(super().__call__(*args, **kwargs))
         is_part = self._session is None and self._is_built
         if is_symbolic or call_context.current() is not None or "_is_built" not in vars(self) or is_part:
             return super().__call__(*args, **kwargs)

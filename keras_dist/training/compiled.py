@@ -33,9 +33,13 @@ from keras_dist.training.accumulators import Accumulator, RateAccumulator, check
 from keras_dist.training.compile_config import StepOptions
 from keras_dist.training.executions import Execution, SingleStep
 from keras_dist.training.logs import PerBatch, is_per_batch
-from keras_dist.training.step import Draw, LoggingStep, Logs
+from keras_dist.training.step import Draw, Logs, PureStep
+from keras_dist.training.step_protocol import ProtocolStep
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import real_rows
+
+LoggingStep = PureStep | ProtocolStep
+"""A train or test step that accumulates its logs."""
 
 Flat = list[Any]
 """The arrays of a `TrainState`: flattening one in each step would cost tens of microseconds."""

@@ -27,7 +27,7 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import put
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.training.activations import input_layout, input_names
-from keras_dist.training.throughput import FixedSteps, StepsTuner
+from keras_dist.training.throughput import StepsTuner
 
 Body = Callable[[Any, Any], Any]
 """One step: `body(carry, (x, y, sample_weight)) -> carry`."""
@@ -259,9 +259,7 @@ class StreamFeed:
 class ResidentFeed:
     """Batches of a dataset that is replicated once; its arrays must not change meanwhile."""
 
-    def __init__(
-        self, examples: Batching, multiple_of: int, distribution: Distribution, tuner: StepsTuner | FixedSteps
-    ) -> None:
+    def __init__(self, examples: Batching, multiple_of: int, distribution: Distribution, tuner: StepsTuner) -> None:
         mesh, source = distribution.device_mesh, cast(ArraySource, examples.source)
         self._examples, self._source, self._distribution = examples, source, distribution
         self._sizes = examples.batch_size, multiple_of

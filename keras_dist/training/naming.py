@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -73,37 +71,6 @@ def layers_below(root: nnx.Module) -> list[tuple[str, Layer]]:
 
     visit(root, "")
     return [(path, node) for path, node in found.values() if isinstance(node, Layer)]
-
-
-_DEEP = 30
-"""Nesting of layers for which Python's stack is certainly deep enough."""
-
-
-@contextlib.contextmanager
-def depth_checked(model: Layer) -> Iterator[None]:
-    """Replace a RecursionError by an error with the depth of the model, if its layers are nested too deeply."""
-    try:
-        yield
-    except RecursionError:
-        depth = _depth_of(model)
-        if depth < _DEEP:
-            raise  # by a function of the user
-        given = f"{depth} models and layers; sys.getrecursionlimit() is {sys.getrecursionlimit()}"
-        fix = "put the layers into one Sequential or functional model, one after the other"
-        raise ModelError(f"the layers of model {model.name!r} are nested too deeply", given=given, fix=fix) from None
-
-
-def _depth_of(root: nnx.Module) -> int:
-    """Return the depth of nested layers, without recursion."""
-    depths: dict[int, int] = {}
-    waiting: list[tuple[Any, int]] = [(root, 0)]
-    while waiting:
-        node, above = waiting.pop()
-        depth = above + isinstance(node, Layer)
-        if id(node) not in depths:
-            depths[id(node)] = depth
-            waiting += [(child, depth) for _, child in children_of(node) if isinstance(child, nnx.Module)]
-    return max(depths.values())
 
 
 def prefixes(path: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ from keras_dist.training.executions import (
 )
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.loop import MAX_IN_FLIGHT, Mode
-from keras_dist.training.throughput import FixedSteps, StepsTuner
+from keras_dist.training.throughput import StepsTuner
 from keras_dist.training.uneven_rows import rows_multiple
 
 Examples = Batching | Streaming
@@ -68,7 +68,7 @@ class Placement:
             known.add(sizes)
         is_earned = earns_residence(source, epochs * examples.steps_of_epoch)
         if sizes in known and is_earned and fits_on_devices(source, self._distribution):
-            tuner = self._tuners[mode] if stack is None else FixedSteps(stack)
+            tuner = self._tuners[mode] if stack is None else StepsTuner(stack)
             return ResidentFeed(examples, self._multiple(source), self._distribution, tuner)
         return self.stream(mode, examples, stack or stack_of(source, batch_size, epochs))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -348,30 +348,10 @@ Logs = dict[str, Any]
 """The states of accumulators by name, on the device."""
 
 
-class LoggingStep(Protocol):
-    """A train or test step that accumulates its logs; `changed` are the indices of arrays that a test step changes."""
-
-    changed: Sequence[int]
-    may_read_values: bool
-
-    def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
-        """Return the accumulators of the logs (traced)."""
-        ...
-
-    def advance(
-        self, state: TrainState, batch: Batch, logs: Logs, rows: int, draw: Draw | None
-    ) -> tuple[TrainState, Logs]:
-        """Return state and logs after a batch of `rows` real rows (traced); `draw` seeds a test step."""
-        ...
-
-    def hold(self, metrics: ModelMetrics, accumulators: Mapping[str, Accumulator], logs: Logs) -> None:
-        """Load these logs into the metric objects of the model."""
-
-
 class PureStep:
-    """A pure function `step(state, batch) -> (state, logs)`, or for a test `step(state, batch, draw)`, as a step."""
+    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`."""
 
-    changed: Sequence[int] = ()
+    changed: Sequence[int] = ()  # indices of further arrays that a test step changes
     may_read_values = False
 
     def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:

@@ -15,7 +15,6 @@ from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import pack_x_y_sample_weight
 from keras_dist.errors import ModelError, shorten
-from keras_dist.metrics import Metric
 from keras_dist.metrics.metric_state import MetricState
 from keras_dist.training.accumulators import LastAccumulator, flat_logs
 from keras_dist.training.compile_metrics import ModelMetrics, noting_masks
@@ -37,17 +36,15 @@ PARTS: dict[Mode, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepProtocol:
-    """The steps of a model in the form of Keras on JAX, by mode, with the variables and metrics of their state."""
+    """The steps of a model in the form of Keras on JAX, by mode; `prepare` creates the variables of metrics."""
 
     steps: Mapping[Mode, Callable[[Any, Any], Any]]
-    variables: Callable[[], tuple[Sequence[Any], Sequence[Any]]]
-    metrics: Callable[[], list[Metric]]
-    reset: Callable[[], object]
-    prepare: Callable[[TrainState, Batch], None]
+    model: Any
+    prepare: Callable[[Any, TrainState, Batch], None]
 
     def metrics_variables(self) -> list[Any]:
         """Return the variables of all metrics."""
-        return [variable for metric in self.metrics() for variable in metric.variables]
+        return [variable for metric in self.model.metrics for variable in metric.variables]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,7 @@ class VariablesAccumulator:
     def start(self) -> list[np.ndarray]:
         """Return the values after a reset."""
         with StatelessScope(), jax.ensure_compile_time_eval():  # also inside of a trace
-            self.protocol.reset()
+            self.protocol.model.reset_metrics()
             return [np.asarray(variable.value) for variable in self.variables]
 
     def read(self, state: Sequence[Any]) -> dict[str, Any]:
@@ -91,7 +88,7 @@ class ProtocolStep:
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Any]:
         """Return the accumulators of the logs (traced)."""
-        self._protocol.prepare(state, batch)
+        self._protocol.prepare(self._protocol.model, state, batch)
         held = VariablesAccumulator(self._protocol, self._protocol.metrics_variables())
         logs, after, _ = self._run(state, batch, [jnp.asarray(value) for value in held.start()])
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
@@ -167,7 +164,9 @@ class ProtocolStep:
         """Return indices of trained variables, other variables and slots in the leaves of a state, leaves and tree."""
         leaves, tree = jax.tree.flatten(state)
         numbered = tree.unflatten(range(len(leaves)))
-        trained, others = ([self._cell.place_of(one) for one in part] for part in self._protocol.variables())
+        model = self._protocol.model
+        variables = model.trainable_variables, model.non_trainable_variables
+        trained, others = ([self._cell.place_of(one) for one in part] for part in variables)
         if sorted(trained) != sorted(jax.tree.leaves(numbered.trainable)):
             summary = f"{self._mode}_step: other variables are trained than when the model was compiled"
             given = f"{len(trained)} trainable_variables, not {len(jax.tree.leaves(numbered.trainable))}"

@@ -17,38 +17,22 @@ GROWTH = 8
 """Largest growth of executions between two measurements: the first ones are rough."""
 
 
-class FixedSteps:
-    """A fixed number of steps per execution; the rest of an epoch runs one by one."""
-
-    is_fixed = True
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def steps(self, left: int) -> int:
-        """Return the number of steps of the next execution, with `left` steps left."""
-        return self._steps if self._steps <= left else 1
-
-    def measured(self, seconds: float, steps: int) -> None:
-        """Ignore the duration of an execution."""
-
-
 class StepsTuner:
-    """A number of steps per execution that follows from the duration of finished executions."""
+    """The number of steps per execution: `fixed`, or learned from the duration of finished executions."""
 
-    is_fixed = False
-
-    def __init__(self) -> None:
-        self._steps = 1
+    def __init__(self, fixed: int | None = None) -> None:
+        self.is_fixed = fixed is not None
+        self._steps = fixed or 1
 
     def steps(self, left: int) -> int:
-        """Return the number of steps of the next execution, with `left` steps left."""
-        return min(self._steps, left)
+        """Return the number of steps of the next execution, with `left` steps left; the rest after `fixed` is 1."""
+        return 1 if self.is_fixed and self._steps > left else min(self._steps, left)
 
     def measured(self, seconds: float, steps: int) -> None:
         """Learn from the duration of an execution."""
-        possible = GOAL_SECONDS * steps / seconds if seconds > 0 else float("inf")
-        self._steps = max(1, round(min(possible, GROWTH * self._steps)))
+        if not self.is_fixed:
+            possible = GOAL_SECONDS * steps / seconds if seconds > 0 else float("inf")
+            self._steps = max(1, round(min(possible, GROWTH * self._steps)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +87,7 @@ class EpochClock:
 class StepTimer:
     """Measurement of the loop from its dispatches and waits."""
 
-    def __init__(self, tuner: StepsTuner | FixedSteps | None = None) -> None:
+    def __init__(self, tuner: StepsTuner | None = None) -> None:
         self._tuner = tuner
         self._step_seconds: list[tuple[float, int]] = []
         self._rows = self._compilations = 0

@@ -15,7 +15,7 @@ from keras_dist.data.adapters import source_of
 from keras_dist.data.batching import Batching, Streaming
 from keras_dist.data.streams import StreamSource
 from keras_dist.training.executions import ResidentFeed, StreamFeed, fits_on_devices
-from keras_dist.training.throughput import FixedSteps, StepsTuner
+from keras_dist.training.throughput import StepsTuner
 from keras_dist.training.uneven_rows import rows_multiple
 from tests import layouts
 from tests.sources import BATCHED, BY_NUMBER, ONCE
@@ -174,7 +174,7 @@ def test_streamed_executions(kind, rows, size, epochs, key, mesh, stack, ahead):
 def test_resident_executions(kind, rows, size, epochs, key, mesh, steps):
     distribution, examples = distribution_of(mesh), examples_of(kind, rows, size)
     assert isinstance(examples, Batching) and fits_on_devices(examples.source, distribution)
-    tuner = StepsTuner() if steps is None else FixedSteps(steps)
+    tuner = StepsTuner() if steps is None else StepsTuner(steps)
     feed = ResidentFeed(examples, MULTIPLES[mesh], distribution, tuner)
     assert_once(seen_by(feed, range(epochs), key, MULTIPLES[mesh]), rows, in_order=key is None)
 

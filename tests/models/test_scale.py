@@ -1,14 +1,12 @@
-"""Building a model takes work that grows linearly with its layers; models nested too deeply are an error."""
+"""Building a model takes work that grows linearly with its layers."""
 
 import collections
 import sys
 
-import numpy as np
 import pytest
 
 import keras_dist as kd
 from keras_dist import layers
-from keras_dist.errors import ModelError
 from tests.soak import few
 
 
@@ -72,21 +70,3 @@ def test_no_function_is_called_more_than_linearly_often(make):
     few, many = (calls(lambda count=count: used(make(count))) for count in (12, 24))
     more = {name: (few[name], count) for name, count in many.items() if count > 2.2 * few[name] + 100}
     assert not more
-
-
-def test_models_nested_too_deeply_are_an_error_that_names_the_depth():
-    model = layers.Dense(4)
-    for _ in range(300):
-        model = kd.Sequential([model])
-    with pytest.raises(ModelError, match="nested too deeply") as caught:
-        model.build((None, 4))
-    assert "301 models and layers" in caught.value.given and "one after the other" in caught.value.fix
-
-
-def test_recursion_of_the_users_is_left_alone():
-    class Endless(kd.Model):
-        def call(self, inputs):
-            return self.call(inputs)
-
-    with pytest.raises(RecursionError):
-        Endless()(np.ones((2, 4)))

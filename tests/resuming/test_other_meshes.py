@@ -372,7 +372,7 @@ class TestWhatDoesNotFit:
             np.testing.assert_array_equal(mine, theirs)
 
     def test_other_metrics(self, interrupted):
-        with pytest.raises(ModelError, match="loss and metrics are not those"):
+        with pytest.raises(ModelError, match="loss and metrics differ from"):
             life(born("one device", metrics=("accuracy", "sparse_top_k_categorical_accuracy")), interrupted, arrays)
 
     def test_another_architecture(self, interrupted):
