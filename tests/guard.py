@@ -6,6 +6,7 @@ Functions are replaced: a hook of `sys.addaudithook` would be called for each `i
 import functools
 import importlib.abc
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ class Guard(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.is_on = False
+        platform.processor()  # asks `uname` once in a process
         starters = (subprocess.Popen, "_execute_child"), (os, "fork"), (os, "posix_spawn"), (forks.Python, "__init__")
         for owner, name in starters:
             setattr(owner, name, self.starting(getattr(owner, name)))

@@ -238,6 +238,7 @@ def test_all_have_collectives_of_one_kind(address):
     assert "collectives=mpi in process 1, 'gloo' in process 0" in second[1]
 
 
+@pytest.mark.slow
 def test_what_waits_says_so(capfd, monkeypatch):
     monkeypatch.setattr(joining, "_REPORT_EVERY_S", 0.02)
     given = joining.JobArguments(("127.0.0.1:1",), 2, 1)

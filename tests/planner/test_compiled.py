@@ -60,6 +60,7 @@ def test_arguments_are_the_state_and_the_batch(step, found):
     assert found.argument_nbytes == sum(row.nbytes_per_device for row in rows) + sums_of_the_loss
 
 
+@pytest.mark.multiprocess
 def test_the_state_takes_the_place_of_the_state(step, found):
     assert found.alias_nbytes >= sum(row.nbytes_per_device for row in step.state.rows if row.role != "counter")
     used = found.argument_nbytes + found.output_nbytes - found.alias_nbytes + found.temp_nbytes
@@ -67,6 +68,7 @@ def test_the_state_takes_the_place_of_the_state(step, found):
     assert found.temp_nbytes > 0
 
 
+@pytest.mark.multiprocess
 def test_collectives_and_flops_are_those_that_were_propagated(step, found):
     expected = propagate(step.lowered)
     assert found.nbytes_by_axes() == expected.nbytes_by_axes()
@@ -76,6 +78,7 @@ def test_collectives_and_flops_are_those_that_were_propagated(step, found):
     assert (forward.layer, forward.operation, forward.turns) == ("down", "dot_general", 1)
 
 
+@pytest.mark.multiprocess
 def test_cpus_have_no_limit_of_memory_and_figures_are_numbers(found):
     assert (found.limit_nbytes, found.fits, found.short_by_nbytes, found.note) == (0, None, 0, "")
     assert found.accessed_nbytes > found.argument_nbytes
@@ -138,6 +141,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch, name, package, extra)
     assert caught.value.fix == f"pip install 'jax[{extra}]'"
 
 
+@pytest.mark.multiprocess
 def test_the_process_ends_itself_where_nobody_is_left_to_kill_it(monkeypatch, tmp_path):
     request, _ = asked(monkeypatch, "cpu:8", shape=(4, 2), timeout_seconds=0.01)
     (tmp_path / "request.json").write_text(json.dumps(request))
