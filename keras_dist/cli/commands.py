@@ -37,8 +37,7 @@ def devices(fake: Fake = None, json: AsJson = False) -> int:
 def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="a directory of checkpoints, or the folder of one")],
     mesh: Annotated[
-        str | None,
-        typer.Option(metavar="data=2,model=4", help="also show the layouts after restoring on this mesh"),
+        str | None, typer.Option(metavar="data=2,model=4", help="also show the layouts after restoring on this mesh")
     ] = None,
     json: AsJson = False,
 ) -> int:
@@ -70,8 +69,7 @@ def migrate(
         ),
     ] = None,
     config: Annotated[
-        pathlib.Path | None,
-        typer.Option(metavar="RUN.TOML", help="a config with the model that the rules are for"),
+        pathlib.Path | None, typer.Option(metavar="RUN.TOML", help="a config with the model that the rules are for")
     ] = None,
     mesh: Mesh = None,
     settings: Settings = None,

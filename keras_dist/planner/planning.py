@@ -128,11 +128,7 @@ class CheckReport:
 
 
 def check(
-    model_or_factory: Any,
-    batch: PyTree,
-    distribution: Distribution,
-    optimizer: Any = None,
-    loss: Any = None,
+    model_or_factory: Any, batch: PyTree, distribution: Distribution, optimizer: Any = None, loss: Any = None
 ) -> CheckReport:
     """Find all problems of layout rules. The step is traced, and the model is not created.
 
