@@ -182,8 +182,8 @@ class Diagnosis:
         """Return all of it as plain values that JSON can hold."""
         found = dataclasses.asdict(self)
         found |= {"path": str(self.path), "is_good": self.is_good}
-        told_of = [*found["states"], *found["bases"]]
-        for state, told in zip((*self.states, *self.bases), told_of, strict=True):
+        error_context = [*found["states"], *found["bases"]]
+        for state, told in zip((*self.states, *self.bases), error_context, strict=True):
             told |= {"written": state.written and state.written.isoformat(), "rules": state.rules}
         return found
 
