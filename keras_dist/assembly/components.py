@@ -38,7 +38,7 @@ Examples = tuple[Any, ...]
 
 
 @contextlib.contextmanager
-def told_of(place: str) -> Generator[None]:
+def error_context(place: str) -> Generator[None]:
     """Add the key or file to the summary of errors."""
     try:
         yield
@@ -51,7 +51,7 @@ def told_of(place: str) -> Generator[None]:
 def compiled_model(run: RunConfig, remat: str | None) -> Model:
     """Return the compiled model, under the current distribution."""
     with contextlib.ExitStack() as stack:
-        with told_of("training.dtype_policy"):
+        with error_context("training.dtype_policy"):
             stack.enter_context(mixed_precision.under_policy(run.training.dtype_policy))
         made = _model_or_factory(run)
         model = made if isinstance(made, Model) else Model.from_nnx(made)
@@ -69,7 +69,7 @@ def _model_or_factory(run: RunConfig) -> Any:
     """Return the model, a module of `flax.nnx`, or `factory(rngs=rngs)` of a module."""
     component, key = needed(run.model, "model"), "model"
     arguments = component.arguments
-    with told_of(key), custom_object_scope(_objects()):
+    with error_context(key), custom_object_scope(_objects()):
         if not _is_path(component):
             known = {name: getattr(models, name) for name in models.__all__}
             described = {"class_name": component.name, "config": arguments}
@@ -109,7 +109,7 @@ def callback_of(component: Component, number: int) -> Callback:
     key, classes = f"callbacks[{number}]", vars(callbacks).items()
     known = {name: kind for name, kind in classes if isinstance(kind, type) and issubclass(kind, Callback)}
     found = imported(component.name, key) if _is_path(component) else _named(component.name, key, known)
-    with told_of(key):
+    with error_context(key):
         made = _called(found, component, key)
     if isinstance(made, Callback):
         return made
@@ -130,7 +130,7 @@ def check_training(run: RunConfig) -> None:
         callback_of(component, number)
     if run.checkpoint is None:
         return
-    with told_of("checkpoint.directory"):
+    with error_context("checkpoint.directory"):
         place = folder_path(run.checkpoint.directory)
     there = None if in_bucket(place) else next((one for one in (place, *place.parents) if one.exists()), None)
     if there is not None and not there.is_dir():
@@ -148,7 +148,7 @@ def needed(component: Component | None, key: str) -> Component:
 
 def _made(component: Component, key: str, get: Callable[[Any], Any], is_factory: bool = False) -> Any:
     """Return the object that `get` finds for a component; factories by import path are called."""
-    with told_of(key):
+    with error_context(key):
         if not _is_path(component):
             described = {"class_name": component.name, "config": component.arguments}
             with custom_object_scope(_objects()):

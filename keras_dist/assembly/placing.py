@@ -19,10 +19,10 @@ from keras_dist.assembly.components import (
     check_training,
     compiled_model,
     data_of,
+    error_context,
     loss_of,
     needed,
     optimizer_of,
-    told_of,
 )
 from keras_dist.config import (
     AutoConfig,
@@ -106,14 +106,14 @@ def placed(
     """Return the distribution of a config, and its `remat`."""
     chosen, mesh = run.distribution, _mesh(run.mesh, devices)
     if isinstance(chosen, Zero1Config):
-        with told_of("distribution"):
+        with error_context("distribution"):
             return presets.zero1(mesh), run.training.remat
     is_found_later = isinstance(chosen, AutoConfig) and run.model is None  # by `fit`
     if is_found_later or not isinstance(chosen, FoundConfig):
         return strategy_named(chosen.strategy).from_config(mesh, chosen), run.training.remat
     factory, batch = _step(run, data_of(run)[0] if examples is None else examples, run.training.remat)
     step = {"optimizer": optimizer_of(run), "loss": loss_of(run)}
-    with told_of("distribution"):
+    with error_context("distribution"):
         if isinstance(chosen, AutoConfig):
             found = AutoParallel.from_config(mesh, chosen).search(factory, batch, **step)
             return found.distribution, run.training.remat or found.best.remat
@@ -170,7 +170,7 @@ def distribution_from_config(path: str | os.PathLike[str]) -> Distribution:
         "d1/kernel" = ["-", "model"]
     """
     run = config.load(path)
-    with told_of(os.fspath(path)):
+    with error_context(os.fspath(path)):
         return distribution_of(run)
 
 

@@ -12,13 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from keras_dist import __version__
+from keras_dist.cli.commands import devices, doctor, migrate, train
 from keras_dist.cli.demo import demo
-from keras_dist.cli.devices import devices
-from keras_dist.cli.doctor import doctor
 from keras_dist.cli.launch import launch
-from keras_dist.cli.migrate import migrate
 from keras_dist.cli.planning import auto, check, explain, plan
-from keras_dist.cli.train import train
 from keras_dist.errors import KerasDistError
 
 USAGE, FAILURE = 2, 3

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from keras_dist.cli.arguments import AsJson, Config, Mesh, Settings, load, show, show_toml, to_stderr
-from keras_dist.errors import ConfigError
 
 if TYPE_CHECKING:
     from keras_dist.config import RunConfig
@@ -44,11 +43,7 @@ def plan(
         report = planner.plan(**inputs, target=target, compiles=compile_it)
     show(report, json)
     if html is not None:
-        try:
-            report.to_html(html)
-        except OSError as error:
-            given, fix = repr(str(html)), "make the folder, or name another file"
-            raise ConfigError(f"--html: the page was not written: {error.strerror}", given=given, fix=fix) from error
+        report.to_html(html)
     return report.exit_code
 
 

@@ -168,9 +168,9 @@ class Supervisor:
         now = time.time()
         died = [process for process in ended if process.notes.blamed in (None, process.index)]
         died.sort(key=lambda process: process.code == -signal.SIGABRT)  # JAX aborts when another process has died
-        tells = ended[0].notes if ended else ProcessNotes()
+        notes = ended[0].notes if ended else ProcessNotes()
         if not died and not stopped:
-            died = [process for process in self._processes if process.index == tells.blamed and process.notes.failure]
+            died = [process for process in self._processes if process.index == notes.blamed and process.notes.failure]
         if died:
             process, how, at = died[0].index, died[0].end_described(), now
         else:
@@ -178,7 +178,7 @@ class Supervisor:
             if stopped:
                 process, how = stopped[0].index, "does not answer: it is stopped (SIGSTOP)"
             else:
-                process, how = tells.blamed or 0, f"{tells.reason}, says process {ended[0].index}"
+                process, how = notes.blamed or 0, f"{notes.reason}, according to process {ended[0].index}"
         return Death(process, how, at)
 
     def _end(self, death: Death | None) -> None:

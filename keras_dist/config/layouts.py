@@ -154,8 +154,7 @@ def _form(value: object) -> str:
 _Name = Annotated[str, AfterValidator(_in_mesh)]
 _Names = Annotated[tuple[_Name, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_each_once)]
 _Entry = Annotated[
-    Annotated[None, Tag("none")] | Annotated[_Name, Tag("name")] | Annotated[_Names, Tag("names")],
-    Discriminator(_form),
+    Annotated[None, Tag("none")] | Annotated[_Name, Tag("name")] | Annotated[_Names, Tag("names")], Discriminator(_form)
 ]
 
 Axes = Annotated[

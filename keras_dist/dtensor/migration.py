@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error
-from keras_dist.config.migration import MigratedRule, Migration, equivalent_rules
+from keras_dist.config.migration import migrate_layout_map
 from keras_dist.distribution import LayoutMap, ModelParallel
-from keras_dist.distribution.variables import PLANNED_BY_RULE, VariableSpec
+from keras_dist.distribution.variables import PLANNED_BY_RULE
 from keras_dist.dtensor import keras
-from keras_dist.dtensor.keras.layout_map import ByLayoutMap, dotted
+from keras_dist.dtensor.keras.layout_map import ByLayoutMap
 from keras_dist.errors import LayoutError
 from keras_dist.models import Model
 
@@ -51,15 +50,13 @@ def to_layout_map(
     strategy = ByLayoutMap(old_map)
     old = strategy.plan_variables(graph.specs, graph.treedef)
     specs = [spec for spec in graph.specs if spec.role in PLANNED_BY_RULE]
-    tensors = ["input", *(tree_paths.join(filter(None, (path, "output"))) for path in graph.module_paths)]
-    names = {**{name: (name,) for name in tensors}, **{spec.path: spec.names for spec in specs}}
-    decided = _decided(strategy, specs)
-    exact = [path for rule, paths in decided.items() for path in paths if dotted(path) == rule]
-    keys = equivalent_rules(decided, names, exact)
+    weights = {spec.path: spec.names for spec in specs if strategy.rule_of(spec) is not None}
+    others = [name for spec in specs if spec.path not in weights for name in spec.names]
+    outputs = ["/".join(filter(None, (path, "output"))) for path in graph.module_paths]
+    found = migrate_layout_map(old_map, "match", weights, ["input", *outputs, *others])
     rules = LayoutMap(old_map.mesh)
-    for rule, translated in keys.items():
-        for key in translated:
-            rules[key] = old_map.rule_layout(rule).axes
+    for rule, axes in found.layout.items():
+        rules[rule] = axes
     for row in ModelParallel(rules).plan_variables(graph.specs, graph.treedef).rows:
         axes = old.row(row.path).axes
         if row.axes != axes:  # without a rule a statistic follows its parameter
@@ -71,19 +68,5 @@ def to_layout_map(
         fix = "write rules for the paths of model.layout_plan, and compare the two tables"
         raise LayoutError("the rules cannot be translated", given=given, fix=fix)
     if print_fn is not None:
-        found = [
-            MigratedRule(rule, old_map.rule_layout(rule).axes, tuple(keys[rule]), tuple(paths))
-            for rule, paths in decided.items()
-        ]
-        print_fn(str(Migration("match", tuple(found))))
+        print_fn(str(found))
     return rules
-
-
-def _decided(strategy: ByLayoutMap, specs: Iterable[VariableSpec]) -> dict[str, list[str]]:
-    """Return, for each rule, the paths that it decides for."""
-    decided: dict[str, list[str]] = {rule: [] for rule in strategy.layout_map}
-    for spec in specs:
-        rule = strategy.rule_of(spec)
-        if rule is not None:
-            decided[rule].append(spec.path)
-    return decided

@@ -1,14 +1,13 @@
 """Plans of train steps, before anything is allocated: memory, communication and time, and layouts that reduce them."""
 
 from keras_dist.planner.auto import AutoParallel
-from keras_dist.planner.checking import CheckReport, check
 from keras_dist.planner.comparison import Comparison
 from keras_dist.planner.compiled import CompiledFigures, compile_for, figures
 from keras_dist.planner.dim_classes import DimClass, DimClasses, Unsharded, dim_classes
 from keras_dist.planner.hardware import Chip
 from keras_dist.planner.logical_rules import LogicalRules
 from keras_dist.planner.plan_snapshots import assert_plan
-from keras_dist.planner.planning import plan
+from keras_dist.planner.planning import CheckReport, check, plan
 from keras_dist.planner.propagation import Collective, Propagated, propagate
 from keras_dist.planner.report import PlanReport
 from keras_dist.planner.roofline import Roofline, roofline

@@ -46,7 +46,7 @@ _HUES = {
 _INTERMEDIATE = "intermediate results"
 
 COLLECTIVE_HEADERS = ("kind", "axes", "layer", "operation", "turns", "bytes")
-DIFFERENCE_HEADERS = ("kind", "axes", "theory", "propagated", "compiled", "difference")
+DIFFERENCE_HEADERS = ("kind", "axes", "propagated", "compiled", "difference")
 
 _PAGE_STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1d2329; --card: #f5f6f8; --line: #d5d9de; }

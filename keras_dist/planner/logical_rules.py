@@ -54,15 +54,15 @@ class LogicalRules:
             name: tuple(axes) if isinstance(axes, list) else axes for name, axes in rules.items()
         }
 
-    def layout_map(
+    def distribution(
         self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
-    ) -> LayoutMap:
-        """Return rules by paths for a model, with one regular expression for repeated blocks.
+    ) -> ModelParallel:
+        """Return the distribution for a model. Its `layout_map` has one regular expression for repeated blocks.
 
         Args:
             model_or_factory: as for `kd.plan`.
             batch: as for `kd.plan`.
-            mesh: the mesh.
+            mesh: the mesh; without a rule for `batch`, the first axis shards the batch.
             optimizer: replaces the optimizer of `compile`.
             loss: replaces the loss of `compile`.
 
@@ -73,17 +73,11 @@ class LogicalRules:
         Warns:
             LayoutWarning: the axes do not divide a dim of a class; the dim stays unsharded.
         """
-        return self.distribution(model_or_factory, batch, mesh, optimizer, loss).layout_map
-
-    def distribution(
-        self, model_or_factory: Any, batch: PyTree, mesh: DeviceMesh, optimizer: Any = None, loss: Any = None
-    ) -> ModelParallel:
-        """Return the distribution for a model; see `layout_map`. The default axis of `batch` is the first."""
         mesh = check_mesh(mesh, DistributionError)
         return self.applied(dim_classes(model_or_factory, batch, optimizer, loss), mesh)
 
     def applied(self, classes: DimClasses, mesh: DeviceMesh) -> ModelParallel:
-        """Return the distribution for a model with known classes of dims; see `layout_map`."""
+        """Return the distribution for a model with known classes of dims; see `distribution`."""
         for name, axes in self.rules.items():
             if name not in classes.logical_names:
                 _ = classes[name]

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from keras_dist._support.text_tables import Table, render
@@ -15,9 +14,8 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.render import layout_table, render_bytes
 from keras_dist.planner import html
 from keras_dist.planner.comparison import Comparison, compare
-from keras_dist.planner.explanation import Explanation, explain
-from keras_dist.planner.origins import Activation
-from keras_dist.planner.propagation import Kind, Propagated
+from keras_dist.planner.explanation import Activation, Explanation, explain
+from keras_dist.planner.propagation import Propagated
 from keras_dist.planner.verdict import Verdict
 
 _MOST_LINES = 20
@@ -36,7 +34,6 @@ class PlanReport:
         problems: rules without effect, and hidden reshards, which no rule asks for.
         assumed: assumptions about the step, such as a default optimizer.
         verdict: whether the step fits on the target, and its least time there; None without a target.
-        theory: *exact*: bytes moved because of the layouts of weights alone, by kind and axes of the mesh.
 
     Example:
         >>> import keras_dist as kd, numpy as np
@@ -55,7 +52,6 @@ class PlanReport:
     problems: tuple[Problem, ...] = ()
     assumed: tuple[str, ...] = ()
     verdict: Verdict | None = None
-    theory: Mapping[tuple[Kind, tuple[str, ...]], int] = dataclasses.field(default_factory=dict)
 
     @property
     def nbytes_by_role(self) -> dict[str, int]:
@@ -93,7 +89,6 @@ class PlanReport:
                 **self.state.to_dict(),
                 "batch": self.batch.to_dict()["rows"],
                 "nbytes_by_role": self.nbytes_by_role,
-                "theory": [{"kind": kind, "axes": list(axes), "nbytes": n} for (kind, axes), n in self.theory.items()],
             },
             "assumed": list(self.assumed),
             "verdict": None if self.verdict is None else self.verdict.to_dict(),
@@ -178,21 +173,16 @@ class PlanReport:
         return render(layouts, sizes, moved, *compared, *notes)
 
     def difference_lines(self) -> list[tuple[str, ...]]:
-        """Return lines of kind, axes, bytes in theory, propagated and compiled, and the difference of the last two."""
+        """Return lines of kind, axes, bytes propagated and compiled, and their difference; none without compilation."""
         compiled = self.verdict and self.verdict.compiled
-        real = compiled.nbytes_by_axes() if compiled and not compiled.note else None
-        propagated = self.step.nbytes_by_axes()
+        if not compiled or compiled.note:
+            return []
+        propagated, real = self.step.nbytes_by_axes(), compiled.nbytes_by_axes()
         lines: list[tuple[str, ...]] = []
-        for key in sorted({*self.theory, *propagated, *(real or ())}):
-            one = propagated.get(key, 0)
-            theory = render_bytes(self.theory[key]) if key in self.theory else "-"
-            line = key[0], ", ".join(key[1]), theory, render_bytes(one)
-            if real is None:
-                lines.append((*line, "-", "-"))
-                continue
-            other = real.get(key, 0)
+        for key in sorted({*propagated, *real}):
+            one, other = propagated.get(key, 0), real.get(key, 0)
             differs = "none" if one == other else f"{other / one - 1:+.1%}" if one else "not propagated"
-            lines.append((*line, render_bytes(other), differs))
+            lines.append((key[0], ", ".join(key[1]), render_bytes(one), render_bytes(other), differs))
         return lines
 
     def collective_lines(self) -> list[tuple[str, ...]]:

@@ -91,19 +91,6 @@ class Target:
         """The devices by number, slice by slice."""
         return tuple(_gpus(self) if self.platform == "cuda" else _torus(self))
 
-    def arranged(self, shape: Sequence[int]) -> np.ndarray:
-        """Return the devices in the default order of a mesh of this shape: inner axes along the links.
-
-        Args:
-            shape: shape of the mesh.
-
-        Raises:
-            MeshError: a mesh of this shape does not have all devices of the target.
-        """
-        if math.prod(shape) != self.device_count:
-            raise _wrong_size(self, shape)
-        return arrangement.by_default(self.places, shape)  # type: ignore[arg-type]
-
 
 def target(name: str) -> Target:
     """Return the machine of this name.
@@ -169,8 +156,7 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
     if not is_shape:
         expected = "sizes of the axes of a mesh, or None"
         raise argument_error("mesh_shape", mesh_shape, expected, example=(machine.device_count,), error=MeshError)
-    places = machine.arranged(tuple(mesh_shape)).flat
-    return [place.name for place in places]
+    return [place.name for place in places_in_mesh(machine, tuple(mesh_shape)).flat]
 
 
 def as_target(name: str | Target) -> Target:
@@ -178,18 +164,20 @@ def as_target(name: str | Target) -> Target:
     return name if isinstance(name, Target) else target(name)
 
 
-def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | None) -> np.ndarray:
+def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | None = None) -> np.ndarray:
     """Return a target's devices in the order of `names`, as an array of shape `shape`.
 
-    For None and for names of other devices the order is the default.
+    For None and for names of other devices, inner axes run along links.
     """
     if math.prod(shape) != target.device_count:
-        raise _wrong_size(target, shape)
+        summary = f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices"
+        fix = "another target, or a mesh of another shape: a program runs on all devices of its target"
+        raise MeshError(summary, given=f"a mesh of shape {tuple(shape)}", fix=fix)
     if names is not None and not (isinstance(names, Sequence) and all(isinstance(name, str) for name in names)):
         raise argument_error("devices", names, "names of devices in a list, or None", error=MeshError)
     known = {place.name: place for place in target.places}
     if names is None or set(names) != known.keys():
-        return target.arranged(shape)
+        return arrangement.by_default(target.places, shape)  # type: ignore[arg-type]
     found = np.empty(len(known), dtype=object)
     found[:] = [known[name] for name in names]
     return found.reshape(tuple(shape))
@@ -227,9 +215,3 @@ def _gpus(target: Target) -> list[Place]:
 
 def _no_target(name: Any, expected: str) -> KerasDistError:
     return argument_error("target", name, expected, fix=f"for example {_EXAMPLES}", error=ConfigError)
-
-
-def _wrong_size(target: Target, shape: Sequence[int]) -> MeshError:
-    summary = f"a mesh for {target.name!r} must have all of its {target.device_count:,} devices"
-    fix = "another target, or a mesh of another shape: a program runs on all devices of its target"
-    return MeshError(summary, given=f"a mesh of shape {tuple(shape)}", fix=fix)

@@ -80,7 +80,7 @@ class Verdict:
         if self.fits:
             return f"fits (about {render_bytes(self.most_nbytes)} of {limit}; propagated)"
         least, most = render_bytes(self.least_nbytes), render_bytes(self.most_nbytes)
-        return f"may fit (between {least}, exact, and {most}, propagated, of {limit}): only compiling tells"
+        return f"may fit (between {least}, exact, and {most}, propagated, of {limit}); compile to decide"
 
     @property
     def _time(self) -> str:

@@ -175,7 +175,7 @@ def test_the_one_is_named_that_others_blame(tmp_path):
     """
     code, _, _, deaths = Launcher(tmp_path, f"if True:{program}", "--processes", 2).outcome()
     assert code == 0
-    told = "has died or hangs: silent for 7 s, says process 1"
+    told = "has died or hangs: silent for 7 s, according to process 1"
     assert [(death["process"], death["how"]) for death in deaths] == [(0, told)]
 
 
@@ -330,7 +330,9 @@ def test_launchers_of_two_nodes_start_their_processes_again(tmp_path):
     launchers = launch_nodes(tmp_path, NODES, "--processes", 2)
     (code, _, _, deaths), (other, _, _, _) = [launcher.outcome() for launcher in launchers]
     assert (code, other) == (0, 0)
-    assert [(death["process"], death["how"]) for death in deaths] == [(3, "has failed: no disk, says process 0")]
+    assert [(death["process"], death["how"]) for death in deaths] == [
+        (3, "has failed: no disk, according to process 0")
+    ]
     starts = [(tmp_path / f"starts {index}").read_text().splitlines() for index in range(4)]
     assert [len(lines) for lines in starts] == [2] * 4
     assert len({line.split()[0] for lines in starts for line in lines}) == 1  # the address

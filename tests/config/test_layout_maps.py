@@ -7,7 +7,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import dtensor, errors
-from keras_dist.config.layout_maps import read_layout_map, rules_of
+from keras_dist.config.migration import read_layout_map, rules_of
 
 RULES = {"d1/kernel": (None, "model"), "d2/.*": (("data", "model"),)}
 

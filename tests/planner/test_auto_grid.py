@@ -30,7 +30,7 @@ def layouts(step, most):
     for count in range(most + 1):
         for chosen in itertools.combinations(names, count):
             rules = {"batch": "data", **dict.fromkeys(chosen, AXIS)}
-            rules = kd.planner.LogicalRules(rules).layout_map(factory, batch, mesh)
+            rules = kd.planner.LogicalRules(rules).distribution(factory, batch, mesh).layout_map
             yield chosen, kd.ModelParallel(rules, "data")
             if soak.LARGE:
                 yield (*chosen, "weights fully"), kd.FullySharded(mesh, "data", rules)

@@ -95,9 +95,9 @@ def test_a_batch_without_axes_is_whole():
 def test_rules_of_repeated_blocks_are_one():
     batch = models.TOKENS, models.TOKENS
     rules = LogicalRules({"mlp": "model"})
-    found = rules.layout_map(
+    found = rules.distribution(
         lambda rngs: models.Decoder(False, rngs), batch, kd.DeviceMesh(SIZES), "sgd", models.CROSSENTROPY
-    )
+    ).layout_map
     assert {rule: layout.axes for rule, layout in found.snapshot()} == {
         r"blocks/\d+/down/kernel": ("model", None),
         r"blocks/\d+/up/bias": ("model",),

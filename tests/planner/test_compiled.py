@@ -18,6 +18,7 @@ import keras_dist as kd
 from keras_dist.planner import compile_for, compiled, devices, figures, propagate, target, trace_step
 from keras_dist.planner.compiled import gpu_target_config
 from keras_dist.planner.hardware import CHIPS
+from keras_dist.planner.targets import places_in_mesh
 from tests.forks import Python
 
 WIDTH, HIDDEN, ROWS = 16, 64, 8
@@ -196,7 +197,7 @@ def test_each_gpu_has_a_description(name):
 
 
 def test_devices_stand_in_the_order_of_the_mesh_or_by_default_along_the_wires(monkeypatch):
-    by_default = [place.id for place in target("v5e:4x4*2").arranged((16, 2)).flat]
+    by_default = [place.id for place in places_in_mesh(target("v5e:4x4*2"), (16, 2)).flat]
     assert asked(monkeypatch, "v5e:4x4*2")[0]["devices"] == by_default
     assert asked(monkeypatch, "v5e:4x4*2")[0]["slices"] == [0] * 16 + [1] * 16
     assert asked(monkeypatch, "v5e:4x4*2", devices=["cpu:0"])[0]["devices"] == by_default

@@ -12,7 +12,7 @@ import keras_dist as kd
 from keras_dist._unstable import shardy
 from keras_dist.errors import LayoutError
 from keras_dist.planner import trace_step
-from keras_dist.planner.origins import activations
+from keras_dist.planner.explanation import activations
 
 WIDTH, HIDDEN, BLOCKS, ROWS, LENGTH = 16, 64, 3, 32, 5
 X = jax.ShapeDtypeStruct((ROWS, LENGTH, WIDTH), np.float32)

@@ -80,7 +80,7 @@ def test_a_mesh_of_a_target_needs_no_devices():
 
 
 def test_inner_axes_go_along_wires_and_outer_ones_over_slices():
-    places = target("v5e:4x4*2").arranged((8, 4))
+    places = places_in_mesh(target("v5e:4x4*2"), (8, 4))
     for line in places:
         coords = np.array([place.coords for place in line])
         assert (np.ptp(coords, axis=0) > 0).sum() == 1, "four neighbours in one dim of the net"
@@ -94,12 +94,10 @@ def test_all_devices_are_in_a_mesh_in_the_order_of_their_names_or_else_by_defaul
     placed = places_in_mesh(machine, (2, 4), backwards)
     assert [place.name for place in placed.flat] == backwards
     others = places_in_mesh(machine, (2, 4), [f"cpu:{index}" for index in range(8)])
-    assert [place.id for place in others.flat] == [place.id for place in machine.arranged((2, 4)).flat]
+    assert [place.id for place in others.flat] == [place.id for place in places_in_mesh(machine, (2, 4)).flat]
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: devices("v5e:4x4", (2, 4)), lambda: places_in_mesh(target("cpu:8"), (3,), None)]
-)
+@pytest.mark.parametrize("call", [lambda: devices("v5e:4x4", (2, 4)), lambda: places_in_mesh(target("cpu:8"), (3,))])
 def test_a_mesh_of_another_size_is_refused(call):
     with pytest.raises(kd.errors.MeshError, match="must have all of its "):
         call()

@@ -1,4 +1,4 @@
-"""`keras-dist migrate`: from a layout map of Keras or DTensor to rules of a config."""
+"""`keras-dist train`, `devices`, `doctor` and `migrate`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,49 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from keras_dist.cli.arguments import AsJson, Mesh, Settings, load, show_toml, to_stderr
+from keras_dist.cli.arguments import AsJson, Config, Fake, Mesh, Settings, load, show, show_toml, to_stderr
+
+
+def train(config: Config, mesh: Mesh = None, settings: Settings = None, fake: Fake = None) -> int:
+    """Train the run of a config."""
+    run = load(config, mesh, settings)
+    from keras_dist import assembly
+    from keras_dist.distribution.devices import use_cpu_devices
+
+    if fake is not None:
+        use_cpu_devices(fake)
+    assembly.train(run)
+    return 0
+
+
+def devices(fake: Fake = None, json: AsJson = False) -> int:
+    """List devices, their meshes, and settings for fake devices."""
+    from keras_dist.distribution.device_report import report_devices
+    from keras_dist.distribution.devices import use_cpu_devices
+
+    if fake is not None:
+        use_cpu_devices(fake)
+    show(report_devices(), json)
+    return 0
+
+
+def doctor(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="a directory of checkpoints, or the folder of one")],
+    mesh: Annotated[
+        str | None, typer.Option(metavar="data=2,model=4", help="also show the layouts after restoring on this mesh")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Examine a directory of checkpoints.
+
+    The exit code is 0 if there are states and none is damaged, 1 if one is damaged, 2 without states. Damaged states
+    that were moved aside are listed only. No device is started, nothing is changed.
+    """
+    from keras_dist.checkpoint import examine
+
+    found = examine(path, mesh)
+    show(found, json)
+    return 2 if not found.states else 0 if found.is_good else 1
 
 
 def migrate(
@@ -27,8 +69,7 @@ def migrate(
         ),
     ] = None,
     config: Annotated[
-        pathlib.Path | None,
-        typer.Option(metavar="RUN.TOML", help="a config with the model that the rules are for"),
+        pathlib.Path | None, typer.Option(metavar="RUN.TOML", help="a config with the model that the rules are for")
     ] = None,
     mesh: Mesh = None,
     settings: Settings = None,
