@@ -377,8 +377,7 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
         parts = [*problems, *[held] * is_folder]
         fix = "the path of a folder that save, save_weights or a CheckpointManager has written"
         fix = "load it again when the save has ended" if is_being_written(folder) else fix
-    summary = f"{str(folder)!r} is {what}"
-    return CheckpointError(summary, given="; ".join(parts), fix=fix, problems=tuple(problems))
+    return CheckpointError(f"{str(folder)!r} is {what}", given="; ".join(parts), fix=fix, problems=tuple(problems))
 
 
 def is_array(noted: Any) -> bool:

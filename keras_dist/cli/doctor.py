@@ -11,13 +11,6 @@ from keras_dist.cli.arguments import AsJson, show
 
 def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="a directory of checkpoints, or the folder of one")],
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="data=2,model=4",
-            help="also tell what restoring on this mesh would do, under the axes that were saved",
-        ),
-    ] = None,
     json: AsJson = False,
 ) -> int:
     """Examine a directory of checkpoints.
@@ -27,6 +20,6 @@ def doctor(
     """
     from keras_dist.checkpoint import examine
 
-    found = examine(path, mesh)
+    found = examine(path)
     show(found, json)
     return 2 if not found.states else 0 if found.is_good else 1

@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist as kd
 from keras_dist import dtensor
-from keras_dist.checkpoint.manager import not_written
+from keras_dist.checkpoint.background import not_written
 from keras_dist.errors import KerasDistError, ModelError, WriteDeniedError, WriteError, WriteFolderError
 from keras_dist.saving.drafts import writing_to
 
