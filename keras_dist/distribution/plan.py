@@ -14,7 +14,6 @@ import numpy as np
 from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import state_of

@@ -24,7 +24,6 @@ from keras_dist._unstable import jax_runtime
 from keras_dist._unstable.coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist.distribution.jobs import heartbeat, job_warnings, same_rows
 from keras_dist.distribution.jobs.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.jobs.job_arguments import (
