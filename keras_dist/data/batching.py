@@ -248,7 +248,7 @@ class _Taken:
                 self.is_over = True
                 if self.count == 0:
                     fix = "a new generator each time, an __iter__ that begins anew, or fewer steps or epochs"
-                    raise DataError("there is no batch left", given=self._title, fix=fix)
+                    raise DataError("the data have no batch left", given=self._title, fix=fix)
                 return
             self.count += 1
             yield batch

@@ -78,7 +78,7 @@ def follower_axes(
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
-    - one dim missing (adafactor's `v_row` and `v_col`, which the path `slot` tells apart): the axes of the other dims;
+    - one dim missing (adafactor's `v_row` and `v_col`, distinguished by the path `slot`): the axes of the other dims;
     - dims in front (lbfgs's history): unsharded, then the parameter's axes.
     """
     rank, parameter_rank = len(shape), len(parameter_shape)

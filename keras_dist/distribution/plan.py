@@ -124,7 +124,7 @@ class LayoutPlan:
         """Return the row of the array known as `path`.
 
         Raises:
-            UnknownPathError: there is no such array. It is also a `KeyError`.
+            UnknownPathError: the plan lacks the array. It is also a `KeyError`.
         """
         try:
             return self._rows_by_path[path]
@@ -140,7 +140,7 @@ class LayoutPlan:
             path: path of the array.
 
         Raises:
-            UnknownPathError: there is no such array.
+            UnknownPathError: the plan lacks the array.
 
         Example:
             >>> import keras_dist as kd, numpy as np
