@@ -139,7 +139,8 @@ class CallbackList(Callback):
     def facts(self) -> Fingerprint:
         """Return the settings of callbacks that must be equal in all processes of a job."""
         found: dict[str, object] = {}
-        for number, callback in enumerate(one for one in self.callbacks if _is_in_every_process(one)):
+        shared = [callback for callback in self.callbacks if getattr(callback, "in_every_process", False)]
+        for number, callback in enumerate(shared):
             name = f"callback {number}"
             found[name] = type(callback).__qualname__
             found |= facts_of_config(name, {k: v for k, v in vars(callback).items() if _is_setting(k, v)})
@@ -210,10 +211,6 @@ def _check_hooks(callback: Callback) -> None:
             summary = f"{hook} of callback {type(callback).__name__} cannot be called with {', '.join(names)}"
             given = f"{shorten(getattr(callback, hook))}"
             raise ModelError(summary, given=given, fix=f"change its parameters: def {hook}({parameters})")
-
-
-def _is_in_every_process(callback: Callback) -> bool:
-    return getattr(callback, "in_every_process", False)
 
 
 def _is_setting(name: str, value: object) -> bool:

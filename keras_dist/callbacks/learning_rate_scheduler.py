@@ -9,9 +9,9 @@ import numpy as np
 
 from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs
-from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
 from keras_dist.distribution.jobs.job import print_message
-from keras_dist.errors import ModelError, shorten, with_type
+from keras_dist.errors import ArgumentTypeError, ModelError, shorten, with_type
+from keras_dist.optimizers import MultiOptimizer
 
 
 class LearningRateScheduler(Callback):
@@ -84,3 +84,33 @@ class LearningRateScheduler(Callback):
             fix = "return the learning rate of this epoch"
             raise ModelError("LearningRateScheduler: the output of `schedule` must be a number", given=given, fix=fix)
         return float(rate)
+
+
+def check_settable(model: Any, callback: str) -> None:
+    """Raise if the learning rate of an optimizer of the model cannot be set."""
+    for _, optimizer in labelled(model):
+        try:
+            optimizer.learning_rate = optimizer.learning_rate
+        except ModelError as error:
+            summary = f"{callback} cannot set the learning rate: {error.summary}"
+            fix = f"{error.fix}; or leave out {callback}"
+            raise ArgumentTypeError(summary, given=error.given, expected=error.expected, fix=fix) from error
+
+
+def labelled(model: Any) -> list[tuple[str, Any]]:
+    """Return the optimizers of the model with their suffixes in messages and logs; a single one has an empty suffix."""
+    found: dict[str, Any] = {}
+    for name, optimizer in model.optimizers.items():
+        parts = optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else [optimizer]
+        for part in parts:
+            label = part.name if isinstance(optimizer, MultiOptimizer) else name
+            same = sum(one == label or one.startswith(f"{label}_") for one in found)
+            found[f"{label}_{same}" if same else label] = part
+    return [*found.items()] if len(found) > 1 else [("", one) for one in found.values()]
+
+
+def log_rates(model: Any, logs: EpochLogs | None) -> None:
+    """Add the learning rates to the logs of an epoch."""
+    if logs is not None:
+        for label, optimizer in labelled(model):
+            logs[f"learning_rate_{label}" if label else "learning_rate"] = float(optimizer.learning_rate)

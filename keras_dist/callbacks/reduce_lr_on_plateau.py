@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist._support.arguments import check_int, check_number
 from keras_dist.callbacks.callback import EpochLogs, Logs
-from keras_dist.callbacks.learning_rates import check_settable, labelled, log_rates
+from keras_dist.callbacks.learning_rate_scheduler import check_settable, labelled, log_rates
 from keras_dist.callbacks.monitor_callback import MonitorCallback
 from keras_dist.distribution.jobs.job import print_message
 from keras_dist.errors import ModelError

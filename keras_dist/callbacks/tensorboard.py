@@ -16,7 +16,7 @@ from keras_dist._support.arguments import argument_error, check_int, check_path
 from keras_dist._support.extras import import_extra
 from keras_dist._support.types import ArrayLike
 from keras_dist.callbacks.callback import Callback, Logs, Mode
-from keras_dist.callbacks.learning_rates import log_rates
+from keras_dist.callbacks.learning_rate_scheduler import log_rates
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.errors import ModelError, shorten
 from keras_dist.saving.drafts import writing_to
@@ -112,24 +112,20 @@ class TensorBoard(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write logs and weights."""
+        train = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
+        if self.write_steps_per_second:
+            seconds = time.monotonic() - self._epoch_began
+            train["steps_per_second"] = (self._steps - self._steps_before_epoch) / seconds
+        with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
+            log_rates(self.model, train)
+        validation = {name.removeprefix("val_"): value for name, value in (logs or {}).items() if name not in train}
         if is_chief():
-            self._write_epoch(epoch, logs)
+            self._write(_TRAIN, "epoch_{}", train, epoch)
+            self._write(_VALIDATION, "epoch_{}", validation, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             self._write_weights(epoch)
         for writer in self._writers.values():
             writer.flush()
-
-    def _write_epoch(self, epoch: int, logs: Logs | None) -> None:
-        values = dict(logs or {})
-        seconds = time.monotonic() - self._epoch_began
-        train = {name: value for name, value in values.items() if not name.startswith("val_")}
-        with contextlib.suppress(ModelError):  # the rate of a plain optax optimizer is not known
-            log_rates(self.model, train)
-        if self.write_steps_per_second:
-            train["steps_per_second"] = (self._steps - self._steps_before_epoch) / seconds
-        validation = {name.removeprefix("val_"): value for name, value in values.items() if name not in train}
-        self._write(_TRAIN, "epoch_{}", train, epoch)
-        self._write(_VALIDATION, "epoch_{}", validation, epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Start the profile at its first step."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from keras_dist._support.arguments import check_axis_sizes, check_path
+from keras_dist._support.arguments import check_path
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named
 from keras_dist.checkpoint import manifest
@@ -22,11 +22,8 @@ from keras_dist.checkpoint.base import FINGERPRINTS, bases_from_json, has_arrays
 from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.render import render_diagnosis
 from keras_dist.checkpoint.snapshot import FORMAT, KINDS, RECORD, is_array, is_count
-from keras_dist.config import parse_mesh_shape
 from keras_dist.distribution.layout import Axis
-from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.distribution.render import render_shape
-from keras_dist.errors import CheckpointError, MeshError, shorten
+from keras_dist.errors import CheckpointError, shorten
 from keras_dist.saving.buckets import absolute, files_below, folder_path, refreshed
 from keras_dist.saving.drafts import is_draft
 from keras_dist.saving.locks import Holder, holder_of
@@ -113,45 +110,6 @@ class SavedState:
             kept_away[rule or "no rule"] += array.nbytes - array.nbytes_per_device
         return {rule: nbytes for rule, nbytes in kept_away.most_common() if nbytes}
 
-    def restored_on(self, mesh: Mapping[str, int]) -> Restoring:
-        """Return the sizes of its arrays on another mesh with the same axes. Arrays without a plan are ignored.
-
-        Args:
-            mesh: sizes of the axes by name.
-        """
-        mesh = check_axis_sizes("mesh", mesh, MeshError)
-        arrays = [array for array in self.arrays if array.axes is not None]
-        found = [_resolve_restored(array, mesh) for array in arrays]
-        return Restoring(
-            mesh,
-            len(arrays),
-            sum(array.nbytes for array in arrays),
-            sum(array.nbytes_per_device for array in arrays),
-            sum(nbytes for nbytes, _ in found),
-            tuple(problem for _, problems in found for problem in problems),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Restoring:
-    """The sizes of the arrays of a checkpoint on a mesh, with the axes that it was saved with.
-
-    Attributes:
-        mesh: sizes of the axes.
-        arrays: number of arrays.
-        nbytes: size of all arrays [bytes].
-        nbytes_per_device_saved: size on each device of the mesh it was saved on [bytes].
-        nbytes_per_device: size on each device of this mesh [bytes]; dims with a problem are unsharded.
-        problems: dims that are not divisible, and axes that the mesh lacks.
-    """
-
-    mesh: Mapping[str, int]
-    arrays: int
-    nbytes: int
-    nbytes_per_device_saved: int
-    nbytes_per_device: int
-    problems: tuple[str, ...]
-
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
@@ -163,7 +121,6 @@ class Diagnosis:
         drafts: folders of saves that are still running or were killed; they are never read.
         aside: damaged folders that were moved aside.
         writer: holder of the lock, or None.
-        restoring: by state with a plan, its sizes on the mesh that was passed to `examine`.
         bases: arrays that states share. Their problems are also problems of these states.
     """
 
@@ -172,7 +129,6 @@ class Diagnosis:
     drafts: tuple[str, ...]
     aside: tuple[str, ...]
     writer: Holder | None
-    restoring: Mapping[str, Restoring] = dataclasses.field(default_factory=dict)
     bases: tuple[SavedState, ...] = ()
 
     def __str__(self) -> str:
@@ -193,16 +149,14 @@ class Diagnosis:
         return bool(self.states) and all(state.is_good for state in self.states)
 
 
-def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None = None) -> Diagnosis:
+def examine(path: str | os.PathLike[str]) -> Diagnosis:
     """Compare the files of checkpoints with their manifests. No array is read, no device is used.
 
     Args:
         path: a directory of checkpoints, or the folder of one. It is not changed.
-        mesh: sizes of axes, also as `"data=2,model=4"`, for `restoring`.
 
     Raises:
         CheckpointError: the directory does not exist.
-        MeshError: `mesh` is invalid, or a size is -1.
 
     Example:
         >>> import tempfile
@@ -215,7 +169,6 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
         >>> [(state.name, state.is_good) for state in found.states]
         [('step_00000000', True)]
     """
-    sizes = None if mesh is None else _sizes(mesh)
     path = refreshed(folder_path(check_path("path", path, "states", CheckpointError)))
     if not path.is_dir():
         summary = f"examine: {str(path)!r} is {'a file' if path.exists() else 'not there'}"
@@ -240,19 +193,8 @@ def examine(path: str | os.PathLike[str], mesh: str | Mapping[str, int] | None =
         tuple(one.name for one in around if is_draft(one)),
         tuple(one.name for one in around if _ASIDE.fullmatch(one.name) and not is_draft(one)),
         holder_of(directory),
-        {} if sizes is None else {state.name: state.restored_on(sizes) for state in states if state.mesh},
         tuple(bases.values()),
     )
-
-
-def _sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of mesh axes; all must be given, since no device is counted."""
-    sizes = parse_mesh_shape(mesh) if isinstance(mesh, str) else mesh
-    sizes = dict(sizes) if isinstance(sizes, Mapping) else check_axis_sizes("mesh", sizes, MeshError)
-    if wrong := [name for name, size in sizes.items() if not is_count(size) or not size]:
-        summary = f"examine: axis {wrong[0]!r} of `mesh` must have a size of at least 1: no device is counted"
-        raise MeshError(summary, given=f"mesh={shorten(mesh)}", fix="write the size of the axis")
-    return sizes
 
 
 def _is_state(folder: pathlib.Path) -> bool:
@@ -365,26 +307,3 @@ def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | N
 
 def _axis(axis: Any) -> Axis:
     return tuple(map(_text, axis)) if isinstance(axis, list) else None if axis is None else _text(axis)
-
-
-def _resolve_restored(array: SavedArray, mesh: Mapping[str, int]) -> tuple[int, list[str]]:
-    """Return the size of one array on each device of a mesh, and the problems of its axes."""
-    problems: list[str] = []
-    shards = 1
-    for dim, (size, axis) in enumerate(zip(array.shape, array.axes or (), strict=True)):
-        names = axis_tuple(axis)
-        lacking = [name for name in names if name not in mesh]
-        parts = math.prod(mesh[name] for name in names if name in mesh)
-        if lacking:
-            problems.append(
-                f"{array.name} {render_shape(array.shape)}: the mesh has no axis {', '.join(map(repr, lacking))}, "
-                f"along which dim {dim} was sharded"
-            )
-        elif size % parts:
-            problems.append(
-                f"{array.name} {render_shape(array.shape)}: dim {dim} = {size} is not divisible by "
-                f"{'+'.join(names)} = {parts}"
-            )
-        else:
-            shards *= parts
-    return array.nbytes // shards, problems

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # so that its exit hook is registered before ours, which runs first
 import contextlib
 import dataclasses
 import os
 import pathlib
-import threading
 import warnings
-from collections.abc import Callable
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
 from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path
 from keras_dist.checkpoint import manifest
+from keras_dist.checkpoint.background import BackgroundSave, not_written
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
 from keras_dist.checkpoint.base import NAME as BASE_NAME
 from keras_dist.checkpoint.folder import discard, settled
 from keras_dist.checkpoint.snapshot import STEP, Snapshot, Stored, bases_in, bases_needed, states_in
-from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket
@@ -134,7 +131,7 @@ class CheckpointManager:
         self._share_frozen = check_flag("share_frozen", share_frozen, CheckpointError)
         self._bases: Bases = {}
         self._noted: dict[str, str] = {}
-        self._writer: _Writer | None = None
+        self._writer: BackgroundSave | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
         self._lock: Lock | None = None
@@ -195,7 +192,7 @@ class CheckpointManager:
 
             self._job.each(begin)
             path = self._path(taken[0].step)
-            self._writer = _Writer(
+            self._writer = BackgroundSave(
                 self._with_bases(taken[0]), path, self._fsync, lambda: self._job_behind.first(self._prune)
             )
         if not self._asynchronous:
@@ -446,72 +443,3 @@ class CheckpointManager:
         return [
             step for step in self.steps if step not in self._damaged and (self._path(step) / manifest.NAME).is_file()
         ]
-
-
-_waited_for_by_nobody: set[_Writer] = set()
-
-
-def _wait_at_the_end() -> None:
-    """Wait for saves of managers that were not closed, and warn of failed ones."""
-    for writer in tuple(_waited_for_by_nobody):
-        writer.wait()
-        try:
-            writer.check()
-        except CheckpointError as error:
-            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
-
-
-# `atexit` is too late: the thread pools of orbax are closed then
-threading._register_atexit(_wait_at_the_end)  # type: ignore[attr-defined]
-
-
-class _Writer:
-    """One save, which ends in a separate thread."""
-
-    def __init__(self, snapshot: Snapshot, path: pathlib.Path, fsync: bool, then: Callable[[], None]) -> None:
-        self._path = path
-        self._error: BaseException | None = None
-        steps = heartbeat.current().notes.steps
-        try:
-            finish = snapshot.begin(path, fsync)
-        except OSError as error:
-            raise not_written(path, error) from error
-
-        def run() -> None:
-            try:
-                finish()
-                heartbeat.current().note_save(str(path), steps)
-                then()
-            except BaseException as error:  # `check` raises it in the training thread
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name=f"save {path.name}")
-        self._thread.start()
-        _waited_for_by_nobody.add(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is written."""
-        return not self._thread.is_alive()
-
-    def call_when_over(self, then: Callable[[], None]) -> None:
-        """Call this, in another thread, when nothing more is written."""
-        thread = self._thread
-        threading.Thread(target=lambda: (thread.join(), then()), name=f"then {thread.name}", daemon=True).start()
-
-    def wait(self) -> None:
-        """Wait until nothing more is written."""
-        self._thread.join()
-
-    def check(self) -> None:
-        """Raise the error of the save, if it failed."""
-        _waited_for_by_nobody.discard(self)
-        if self._error is not None:
-            raise not_written(self._path, self._error) from self._error
-
-
-def not_written(path: pathlib.Path, error: BaseException) -> CheckpointError:
-    """Return the error for a state, or a base, that could not be written."""
-    given = f"{type(error).__name__}: {getattr(error, 'summary', error)}"
-    fix = getattr(error, "fix", "") or "choose another directory; the states before this one are untouched"
-    return CheckpointError(f"{str(path)!r} was not written", given=given, fix=fix)

@@ -11,7 +11,7 @@ from keras_dist.checkpoint.snapshot import KINDS
 from keras_dist.distribution.render import render_bytes
 
 if TYPE_CHECKING:
-    from keras_dist.checkpoint.doctor import Diagnosis, Restoring, SavedArray, SavedState
+    from keras_dist.checkpoint.doctor import Diagnosis, SavedArray, SavedState
 
 _LISTED = 20
 _RULES_LISTED = 3
@@ -30,18 +30,7 @@ def render_diagnosis(found: Diagnosis) -> str:
         lines.append(f"lock: {found.writer.text}{ends[found.writer.is_alive]}")
     lines += _grouped("versions of", {state.name: _versions(state) for state in found.states})
     lines += _grouped("plan of", {state.name: _plan(state) for state in found.states})
-    lines += [render_restoring(name, restored) for name, restored in found.restoring.items()]
     return render(*lines)
-
-
-def render_restoring(name: str, found: Restoring) -> str:
-    """Render the totals and problems of one state on another mesh."""
-    before, after = render_bytes(found.nbytes_per_device_saved), render_bytes(found.nbytes_per_device)
-    total = (
-        f"{name} on mesh {_mesh(found.mesh)}: {found.arrays} arrays, {render_bytes(found.nbytes)}; "
-        f"{after} on each device, {before} where it was saved"
-    )
-    return "\n".join([total, *_listed("  ", found.problems)])
 
 
 def _table(found: Diagnosis) -> Table:

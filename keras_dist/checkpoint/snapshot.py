@@ -174,8 +174,8 @@ class Stored:
         retried(lambda: self._open_at(place, is_checked, is_base))
 
     def _open_at(self, folder: pathlib.Path, is_checked: bool, is_base: bool) -> None:
-        folder = present(folder)
-        self.folder, self._identity = folder, identity_of(folder)
+        self.folder = folder = present(folder)
+        self._identity = identity_of(folder)
         with self._noticing():
             self._open(folder, is_checked, is_base)
 
@@ -202,7 +202,9 @@ class Stored:
             given = f"format {self.record.get('format')!r}, not {FORMAT}"
             fix = "read it with the version of keras_dist that wrote it, or a later one"
             raise CheckpointError(f"{str(folder)!r} has a format that is not known", given=given, fix=fix)
-        if not _is_record(self.record):
+        noted = self.record.get("arrays")
+        has_arrays_noted = isinstance(noted, dict) and all(map(is_array, noted.values()))
+        if not is_count(self.record.get("step")) or not has_arrays_noted:
             raise self.unreadable(RECORD, "a document without a step and arrays")
         self.bases: Bases = {} if is_base or not self.has(BASES) else self._found_bases()
         self._opened = {name: self._opened_base(name, is_checked) for name in self.bases}
@@ -375,13 +377,7 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
         parts = [*problems, *[held] * is_folder]
         fix = "the path of a folder that save, save_weights or a CheckpointManager has written"
         fix = "load it again when the save has ended" if is_being_written(folder) else fix
-    summary = f"{str(folder)!r} is {what}"
-    return CheckpointError(summary, given="; ".join(parts), fix=fix, problems=tuple(problems))
-
-
-def _is_record(record: Mapping[str, Any]) -> bool:
-    arrays = record.get("arrays")
-    return is_count(record.get("step")) and isinstance(arrays, dict) and all(map(is_array, arrays.values()))
+    return CheckpointError(f"{str(folder)!r} is {what}", given="; ".join(parts), fix=fix, problems=tuple(problems))
 
 
 def is_array(noted: Any) -> bool:

@@ -36,9 +36,6 @@ def devices(fake: Fake = None, json: AsJson = False) -> int:
 
 def doctor(
     path: Annotated[str, typer.Argument(metavar="PATH", help="a directory of checkpoints, or the folder of one")],
-    mesh: Annotated[
-        str | None, typer.Option(metavar="data=2,model=4", help="also show the layouts after restoring on this mesh")
-    ] = None,
     json: AsJson = False,
 ) -> int:
     """Examine a directory of checkpoints.
@@ -48,7 +45,7 @@ def doctor(
     """
     from keras_dist.checkpoint import examine
 
-    found = examine(path, mesh)
+    found = examine(path)
     show(found, json)
     return 2 if not found.states else 0 if found.is_good else 1
 

@@ -13,7 +13,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import BatchKeys, unpack
 from keras_dist.data.conversion import Arrays, is_array
 from keras_dist.data.lookup import LookupSource, list_as_array
-from keras_dist.data.source import DataSource, RowSource, registered
+from keras_dist.data.source import RowSource, registered
 from keras_dist.data.streams import StreamSource
 from keras_dist.errors import DataError, cause, shorten, with_type
 
@@ -119,13 +119,12 @@ def is_data_set(x: PyTree) -> bool:
 
 
 def _kind_of(x: PyTree) -> Callable[..., Any] | None:
-    return next((kind for kind in registered if _recognises(kind, x)), None)
-
-
-def _recognises(kind: type[DataSource], x: PyTree) -> bool:
-    try:
-        return bool(kind.recognises(x))
-    except Exception as error:
-        summary = f"{kind.__name__}.recognises(x) must return True or False for any x"
-        fix = f"let {kind.__name__}.recognises look at the type of x first"
-        raise DataError(summary, given=f"x={with_type(x)}: {cause(error)}", fix=fix) from error
+    for kind in registered:
+        try:
+            if kind.recognises(x):
+                return kind
+        except Exception as error:
+            summary = f"{kind.__name__}.recognises(x) must return True or False for any x"
+            fix = f"let {kind.__name__}.recognises check the type of x first"
+            raise DataError(summary, given=f"x={with_type(x)}: {cause(error)}", fix=fix) from error
+    return None

@@ -17,6 +17,7 @@ from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
 from keras_dist.distribution.jobs.process_rows import HostSlice
+from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]
@@ -171,7 +172,9 @@ class Streaming:
             begun = next(batches, None) if batches is not None and source.is_once else None
             if begun is None and batches is not None and source.is_once:
                 if self.steps is None:
-                    _warn_of_epochs(epoch - numbers.start, len(numbers), self.source.title)
+                    ends = f"training ends after {epoch - numbers.start} of {len(numbers)} epochs"
+                    fix = "an object with __iter__ in place of an iterator, or steps_per_epoch=..."
+                    _warn(ends, source.title, "batches that can be iterated in every epoch", fix)
                 else:
                     _warn_of_end(self.steps, 0, self.source.title, "an iterator with more batches, or fewer epochs")
                 return
@@ -245,7 +248,7 @@ class _Taken:
                 self.is_over = True
                 if self.count == 0:
                     fix = "a new generator each time, an __iter__ that begins anew, or fewer steps or epochs"
-                    raise DataError("there is no batch left", given=self._title, fix=fix)
+                    raise DataError("the data have no batch left", given=self._title, fix=fix)
                 return
             self.count += 1
             yield batch
@@ -264,23 +267,12 @@ def pass_key(shuffle_key: tuple[int, ...] | None, epoch: int) -> tuple[int, ...]
 
 
 def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
-    warnings.warn(
-        f"Your input ran out of data: an epoch of {steps} steps ends after {left}\n"
-        f"  given:    {given}\n"
-        f"  expected: a multiple of {steps} batches\n"
-        f"  fix:      {fix}",
-        stacklevel=3,
-    )
+    _warn(f"an epoch of {steps} steps ends after {left}", given, f"a multiple of {steps} batches", fix)
 
 
-def _warn_of_epochs(count: int, epochs: int, given: str) -> None:
-    warnings.warn(
-        f"Your input ran out of data: training ends after {count} of {epochs} epochs\n"
-        f"  given:    {given}\n"
-        "  expected: batches that can be iterated in every epoch\n"
-        "  fix:      an object with __iter__ in place of an iterator, or steps_per_epoch=...",
-        stacklevel=3,
-    )
+def _warn(ends: str, given: str, expected: str, fix: str) -> None:
+    text = f"Your input ran out of data: {ends}\n  given:    {given}\n  expected: {expected}\n  fix:      {fix}"
+    warnings.warn(text, stacklevel=frames_inside())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -45,13 +45,8 @@ class Cursor:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         is_dict = isinstance(state, Mapping) and set(state) == set(names)
-        if not is_dict or not all(_fits(*item) for item in state.items()):
+        counts = [] if not is_dict else [state["epoch"], state["batch"], state["rows"]]
+        if not counts or not all(is_int(count, 0) for count in [*counts, state["seed"] or 0]):
             fix = f"pass the result of `get_state()`: a dict of {', '.join(names)}, integers of at least 0"
             raise DataError("`state` must be the position of a run over data", given=shorten(state), fix=fix)
         return cls(**state)
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name == "source" or (name == "seed" and value is None):
-        return True
-    return is_int(value, 0)

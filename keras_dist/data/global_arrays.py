@@ -48,7 +48,11 @@ def global_batch(arrays: PyTree, layouts: PyTree, global_rows: int, *, copy: boo
         _sharding(layout, leaf, name)
         for layout, leaf, name in zip(_broadcast(layouts, arrays), leaves, names, strict=True)
     ]
-    _check_all_rows(leaves, shardings, names, global_rows)
+    owned = [process_rows(sharding, global_rows) for sharding in shardings]
+    wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
+    if wrong:
+        handed = {names[place]: len(leaves[place]) for place in wrong}
+        raise wrong_rows(handed, owned[wrong[0]], global_rows, jax.process_index())
     placed = [
         jax.make_array_from_process_local_data(
             sharding, np.array(leaf) if copy else np.asarray(leaf), (global_rows, *leaf.shape[1:])
@@ -73,16 +77,6 @@ def global_portion(array: np.ndarray, sharding: jax.sharding.Sharding, portion: 
 
     shape = (*array.shape[:dim], portion.padded, *array.shape[dim + 1 :])
     return jax.make_array_from_callback(shape, sharding, part)
-
-
-def _check_all_rows(
-    leaves: list[jax.Array | np.ndarray], shardings: list[jax.sharding.Sharding], names: list[str], global_rows: int
-) -> None:
-    owned = [process_rows(sharding, global_rows) for sharding in shardings]
-    wrong = [place for place, leaf in enumerate(leaves) if not len(leaf) == len(owned[place]) > 0]
-    if wrong:
-        handed = {names[place]: len(leaves[place]) for place in wrong}
-        raise wrong_rows(handed, owned[wrong[0]], global_rows, jax.process_index())
 
 
 def _checked(leaf: PyTree, name: str) -> jax.Array | np.ndarray:

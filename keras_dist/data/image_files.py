@@ -218,5 +218,4 @@ _KERNELS: dict[str, Any] = {
 
 def _no_image(given: str) -> DataError:
     summary = "an image must have the shape (height, width, channels), with 1, 3 or 4 channels"
-    fix = "take one image of a batch: x[0]"
-    return DataError(summary, given=given, fix=fix)
+    return DataError(summary, given=given, fix="take one image of a batch: x[0]")

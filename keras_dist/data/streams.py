@@ -92,7 +92,7 @@ class StreamSource(DataSource):
         """`(x, y, sample_weight)` of the first batch, which is read when this is first used.
 
         Raises:
-            DataError: there is no batch, or the first one is invalid.
+            DataError: the data have no batch, or the first one is invalid.
         """
         with noting(self._place(0)):
             return self._arrays(self.first())
@@ -350,7 +350,7 @@ def _length(iterable: Any) -> float | None:
 
 
 def _empty(title: str, fix: str = "check the path or filter that made it") -> DataError:
-    return DataError("there is no batch", given=title, fix=fix)
+    return DataError("the data have no batch", given=title, fix=fix)
 
 
 def _skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:

@@ -16,7 +16,6 @@ from keras_dist.distribution.jobs import job
 from keras_dist.errors import LayoutWarning
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 
 
 def group_of(device: Device) -> int:
@@ -93,7 +92,8 @@ def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
         fits = not each % math.prod(devices.shape[dim:])
         if name in inner and (fits or name == inner[-1]) and np.ptp(groups, axis=dim).any():
             kind = _kind_of_group(devices.flat[0])
-            remedies = _order(kind) if fits else _shapes(sizes, name, each, kind)
+            order = f"To keep it inside one {kind}, leave out `devices`, or list them {kind} by {kind}."
+            remedies = order if fits else _shapes(sizes, name, each, kind)
             _warn_once(
                 f"axis {name!r} of {_mesh(sizes)} crosses from {kind} to {kind}, each of {each} devices: what it moves "
                 f"goes over the slow network between them. {remedies}"
@@ -101,24 +101,16 @@ def warn_of_crossing(devices: np.ndarray, axis_names: Sequence[str]) -> None:
             return
 
 
-def _order(kind: str) -> str:
-    return f"To keep it inside one {kind}, leave out `devices`, or list them {kind} by {kind}."
-
-
 def _shapes(sizes: dict[str, int], axis: str, each: int, kind: str) -> str:
     total = math.prod(sizes.values())
     outermost = next(name for name, size in sizes.items() if size > 1)
     smaller = {**sizes, outermost: total // each, axis: each}
-    if math.prod(smaller.values()) == total:
-        remedies = [f"To keep it inside one {kind}: {_mesh(smaller)}."]
-    else:
-        remedies = [f"To keep it inside one {kind}, give it a size that divides {each}."]
-    may_cross = [name for name, size in sizes.items() if not each % (total // size)]  # the others fit inside a group
-    remedies += [f"To let {name!r} alone cross: {_mesh({name: sizes[name], **sizes})}." for name in may_cross[:1]]
+    fits = math.prod(smaller.values()) == total
+    way = f": {_mesh(smaller)}" if fits else f", give it a size that divides {each}"
     spans = dict(zip(sizes, _outermost(list(sizes.values()), total // each), strict=True))
     within = {name: size // spans[name] for name, size in sizes.items()}
-    remedies.append(f'If it is meant: {_mesh(within)[:-1]}, dcn_shape="{_sizes(spans)}").')
-    return " ".join(remedies)
+    meant = f'If it is meant: {_mesh(within)[:-1]}, dcn_shape="{_sizes(spans)}").'
+    return f"To keep it inside one {kind}{way}. {meant}"
 
 
 def _mesh(sizes: dict[str, int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import jax
 
 from keras_dist._support import backend_environment

@@ -103,7 +103,7 @@ class TensorLayout:
         return copy
 
     def shard_largest_dim(self, shape: Sequence[int], axes: str | tuple[str, ...]) -> TensorLayout | None:
-        """Shard the largest divisible unsharded dim over the unused `axes`; None if there is no such dim or axis."""
+        """Shard the largest divisible unsharded dim over the unused `axes`; None if none exists."""
         mesh = self._device_mesh
         if mesh is None or len(shape) != len(self._axes) or not set(axis_tuple(axes)) <= set(mesh.axis_names):
             return None

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -136,12 +136,14 @@ def check_rules(
     paths |= {name: spec.path for spec in planned for name in spec.names if name not in paths}
     paths |= {name: name for name in tensors or ()}
     used = {rule for name in paths for rule in layout_map.matching_rules(name)}
+    has_input_module = any(name.startswith("input/") for name in paths)
     dead = [
         rule
         for rule in layout_map
         if rule not in used
         and chosen(rule)
-        and (tensors is not None or not names_tensor(rule) or _names_module(rule, paths))
+        # a rule for "input/..." may be meant for a module of this name
+        and (tensors is not None or not names_tensor(rule) or (rule.startswith("input/") and has_input_module))
     ]
     return [_dead_rule(rule, layout_map, paths, index < LIMIT_EXPLAINED) for index, rule in enumerate(dead)]
 
@@ -149,10 +151,6 @@ def check_rules(
 def names_tensor(rule: str) -> bool:
     """Return whether `rule` is for an activation (`d2/output`) or an input (`input/image`)."""
     return re.search(r"\boutput\W*$|^\W*input\b", rule) is not None
-
-
-def _names_module(rule: str, names: Iterable[str]) -> bool:
-    return rule.startswith("input/") and any(name.startswith("input/") for name in names)
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist._support.arguments import argument_error, check_exclusive, is_int, is_keras_object
 from keras_dist._support.types import Device, PyTree
 from keras_dist._unstable import jax_runtime

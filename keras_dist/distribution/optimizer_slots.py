@@ -78,7 +78,7 @@ def follower_axes(
 
     - the parameter's own shape: the parameter's axes;
     - some dims reduced to 1: the axes of the dims that kept their size;
-    - one dim missing (adafactor's `v_row` and `v_col`, which the path `slot` tells apart): the axes of the other dims;
+    - one dim missing (adafactor's `v_row` and `v_col`, distinguished by the path `slot`): the axes of the other dims;
     - dims in front (lbfgs's history): unsharded, then the parameter's axes.
     """
     rank, parameter_rank = len(shape), len(parameter_shape)
@@ -95,15 +95,12 @@ def follower_axes(
             if parameter_shape[:dim] + parameter_shape[dim + 1 :] == shape
         }
         if len(set(survivors.values())) > 1:
-            survivors = {dim: survivors[dim] for dim in _factored_away(parameter_shape, slot) if dim in survivors}
+            # optax averages the largest dim in `v_row`, the second largest in `v_col`
+            second, largest = map(int, np.argsort(parameter_shape)[-2:])
+            averaged = [dim for name, dim in (("v_row", largest), ("v_col", second)) if name in slot.split("/")]
+            survivors = {dim: survivors[dim] for dim in averaged if dim in survivors}
         if survivors:
             return next(iter(survivors.values()))
     if rank > parameter_rank > 0 and shape[rank - parameter_rank :] == parameter_shape:
         return (None,) * (rank - parameter_rank) + axes
     return None
-
-
-def _factored_away(parameter_shape: tuple[int, ...], slot: str) -> list[int]:
-    """Return the dim that optax averages in `v_row` (the largest) or `v_col` (the second largest)."""
-    second, largest = np.argsort(parameter_shape)[-2:]
-    return [int(dim) for name, dim in (("v_row", largest), ("v_col", second)) if name in slot.split("/")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import functools
 from collections.abc import Callable
 from typing import Any, cast

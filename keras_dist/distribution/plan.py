@@ -14,7 +14,6 @@ import numpy as np
 from keras_dist._support import html_tables
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree, PyTreeDef
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.flax_internals import state_of
@@ -125,7 +124,7 @@ class LayoutPlan:
         """Return the row of the array known as `path`.
 
         Raises:
-            UnknownPathError: there is no such array. It is also a `KeyError`.
+            UnknownPathError: the plan lacks the array. It is also a `KeyError`.
         """
         try:
             return self._rows_by_path[path]
@@ -141,7 +140,7 @@ class LayoutPlan:
             path: path of the array.
 
         Raises:
-            UnknownPathError: there is no such array.
+            UnknownPathError: the plan lacks the array.
 
         Example:
             >>> import keras_dist as kd, numpy as np

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import collections
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -68,8 +67,8 @@ class CompiledInit:
         takes = (*map(str, closed.in_avals), bits)
         for members in alike:
             index, first = next(iter(members.items()))
-            runs.append([([i], (_numbers(member),)) for i, member in members.items()])
-            want([index], first.__call__, (_numbers(first),), is_kept and (takes, first.form, shardings[index]))
+            runs.append([([i], (np.array(member.numbers, np.uint32),)) for i, member in members.items()])
+            want([index], first.__call__, runs[-1][0][1], is_kept and (takes, first.form, shardings[index]))
         for positions in _groups([self._nbytes[i] for i in others]):
             group = [others[position] for position in positions]
             runs.append([(group, ())])
@@ -77,25 +76,22 @@ class CompiledInit:
             forms = tuple((part.form, part.folded, sharding) for part, sharding in parts if part is not None)
             want(group, _select(closed, group), (), is_kept and len(forms) == len(group) and (takes, forms))
         self.programs = _compiled(wanted, plan.mesh)
-        creations = zip(self.programs, runs, strict=True)
-        self._creations = [_Creation(program, *run) for program, its in creations for run in its]
+        # a program, the indices of its results, and the numbers that precede its arguments
+        self._creations = [(one, *run) for one, group in zip(self.programs, runs, strict=True) for run in group]
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Return the initial values, each array with its layout of the plan."""
-        with heartbeat.current().waiting():
-            return self._created(jax.tree.leaves(list(args)))
-
-    def _created(self, flat_args: list[Any]) -> PyTree:
         leaves: list[jax.Array | None] = [None] * self._treedef.num_leaves
-        created = 0
-        for creation in self._creations:
-            values = jax.block_until_ready(creation.program(*creation.numbers, *flat_args))
-            for index, value in zip(creation.indices, values, strict=True):
-                leaves[index] = value
-                created += self._nbytes[index]
-            if created >= _SMALL_BYTES:
-                backend_environment.release_freed_memory()
-                created = 0
+        flat_args, created = jax.tree.leaves(list(args)), 0
+        with heartbeat.current().waiting():
+            for program, indices, numbers in self._creations:
+                values = jax.block_until_ready(program(*numbers, *flat_args))
+                for index, value in zip(indices, values, strict=True):
+                    leaves[index] = value
+                    created += self._nbytes[index]
+                if created >= _SMALL_BYTES:
+                    backend_environment.release_freed_memory()
+                    created = 0
         return self._treedef.unflatten(leaves)
 
 
@@ -111,7 +107,8 @@ def _compiled(
         found = {known_as: _kept[known_as] for known_as, _ in wanted if known_as and known_as in _kept}
     missing = [(known_as, lower) for known_as, lower in wanted if known_as not in found]
     programs = agreed_programs("compute initial values", mesh, (lower() for _, lower in missing))
-    fresh = iter(jaxprs.compile_together(programs, _compiler_options(mesh)))
+    is_cpu = all(device.platform == "cpu" for device in mesh.backend_mesh.devices.flat)
+    fresh = iter(jaxprs.compile_together(programs, _CPU_OPTIONS if is_cpu else None))
     compiled = [(known_as, found[known_as] if known_as in found else next(fresh)) for known_as, _ in wanted]
     with _lock:
         for known_as, program in compiled:
@@ -121,14 +118,6 @@ def _compiled(
         while len(_kept) > _KEPT_PROGRAMS:
             _kept.popitem(last=False)
     return tuple(program for _, program in compiled)
-
-
-class _Creation(NamedTuple):
-    """One run of a program: the indices of its results, and the numbers that precede its arguments."""
-
-    program: jax.stages.Compiled
-    indices: list[int]
-    numbers: tuple[np.ndarray, ...] = ()
 
 
 def _alike(
@@ -150,10 +139,6 @@ def _least(members: dict[int, Slice]) -> int:
     return 2 if next(iter(members.values())).numbers else _MANY_CONSTANTS
 
 
-def _numbers(part: Slice) -> np.ndarray:
-    return np.array(part.numbers, np.uint32)
-
-
 def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax.Array]]:
     """Return the function that computes only the outputs in `group` of a traced initializer."""
     arguments = {id(var) for var in closed.jaxpr.invars}
@@ -166,11 +151,6 @@ def _select(closed: ClosedJaxpr, group: Sequence[int]) -> Callable[..., list[jax
         return [jax.numpy.copy(v) if shared else v for v, shared in zip(values, forwarded, strict=True)]
 
     return init_group
-
-
-def _compiler_options(mesh: DeviceMesh) -> dict[str, int] | None:
-    is_cpu = all(device.platform == "cpu" for device in mesh.backend_mesh.devices.flat)
-    return _CPU_OPTIONS if is_cpu else None
 
 
 def _groups(bytes_per_device: Sequence[int]) -> list[list[int]]:

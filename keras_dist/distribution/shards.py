@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 import numpy as np
 
 from keras_dist._support import html_tables

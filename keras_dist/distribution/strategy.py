@@ -372,9 +372,9 @@ def check_distribution(argument: str, value: Any) -> Distribution:
 _OF_RULES = "make keras_dist.ModelParallel(layout_map=layout_map, batch_dim_name=...) of the LayoutMap"
 _OF_MESH = "make keras_dist.DataParallel(device_mesh) of the DeviceMesh"
 _MADE_OF = {
-    "ModelParallel": f"{_OF_RULES}, which may be that of Keras",
+    "ModelParallel": f"{_OF_RULES}, also of Keras",
     "LayoutMap": _OF_RULES,
-    "DataParallel": f"{_OF_MESH}, which may be that of Keras",
+    "DataParallel": f"{_OF_MESH}, also of Keras",
     "DeviceMesh": f"{_OF_MESH}, or keras_dist.FullySharded(device_mesh)",
 }
 """Fixes for classes, also of Keras, from which distributions are made."""

@@ -26,7 +26,6 @@ from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.model_layout_hints import ModelLayoutHint
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist.errors import LayoutError, with_type
 
 Role = Literal["parameter", "statistic", "state", "rng", "counter", "slot", "gradient", "batch"]

@@ -76,7 +76,7 @@ def test_the_module_and_the_script_are_the_same_program():
 def test_shells_complete_commands_and_options():
     ask = {"_KERAS_DIST_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
     assert python("-m", "keras_dist", **ask, COMP_WORDS="keras-dist d").stdout.split() == ["devices", "doctor", "demo"]
-    words = ask | {"COMP_WORDS": "keras-dist doctor --m", "COMP_CWORD": "2"}
+    words = ask | {"COMP_WORDS": "keras-dist plan --m", "COMP_CWORD": "2"}
     assert python("-m", "keras_dist", **words).stdout.split() == ["--mesh"]
     named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # whatever shell started the tests
     assert "_KERAS_DIST_COMPLETE" in python("-m", "keras_dist", "--show-completion", "bash", **named).stdout

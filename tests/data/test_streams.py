@@ -155,14 +155,14 @@ class TestStreams:
         "x", [iter([]), TFDataset((X[:0], Y[:0]), 8), Batches((X[:0], Y[:0]), 8)], ids=lambda x: type(x).__name__
     )
     def test_there_is_at_least_one_batch(self, x):
-        with pytest.raises(DataError, match="there is no batch") as caught:
+        with pytest.raises(DataError, match="the data have no batch") as caught:
             _ = source_of(x).x
         assert type(x).__name__ in caught.value.given
 
     def test_a_generator_is_used_once(self):
         generator = (batch for batch in cut((X, Y), 8))
         reads(source_of(generator))
-        with pytest.raises(DataError, match="there is no batch") as caught:
+        with pytest.raises(DataError, match="the data have no batch") as caught:
             _ = source_of(generator).x
         assert "a generator can be used once" in caught.value.fix
 

@@ -245,8 +245,9 @@ def test_few_runs_are_in_flight_and_others_of_the_job_know_of_each(count, monkey
     module = importlib.import_module("keras_dist.dtensor.function")
     finished, noted = [], []
     monkeypatch.setattr(module.job, "are_shared", lambda devices: True)
-    monkeypatch.setattr(module.heartbeat, "note_step", lambda: finished.append(None))
-    monkeypatch.setattr(module.heartbeat, "note_shared_steps", lambda *step: noted.append(step))
+    monitor = module.heartbeat.current()
+    monkeypatch.setattr(monitor, "note_step", lambda: finished.append(None))
+    monkeypatch.setattr(monitor, "note_shared_steps", lambda *step: noted.append(step))
 
     def add(x):
         count.assign_add(jnp.sum(x))  # and returns nothing

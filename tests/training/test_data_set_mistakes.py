@@ -86,7 +86,7 @@ class TestMistakes:
         data = iter(cut((X, Y), 8))
         model.fit(data, verbose=0)
         for method in (model.fit, model.evaluate, model.predict):
-            with pytest.raises(DataError, match="there is no batch"):
+            with pytest.raises(DataError, match="the data have no batch"):
                 method(data, verbose=0)
 
     def test_an_epoch_without_a_batch(self, model):
@@ -99,7 +99,7 @@ class TestMistakes:
             def __iter__(self) -> Any:
                 return self._iterator
 
-        with pytest.raises(DataError, match="there is no batch left") as caught:
+        with pytest.raises(DataError, match="the data have no batch left") as caught:
             model.fit(Same(), epochs=2, verbose=0)
         assert "Same" in caught.value.given
 
@@ -112,7 +112,7 @@ class TestMistakes:
         assert len(list(batches)) == len(cut((X, Y), 8))
         validation = iter(cut((X, Y), 8))
         model.fit(X, Y, epochs=2, validation_data=validation, validation_freq=2, verbose=0)
-        with pytest.raises(DataError, match="there is no batch"):
+        with pytest.raises(DataError, match="the data have no batch"):
             model.fit(X, Y, validation_data=validation, validation_steps=1, verbose=0)
 
     def test_training_ends_with_a_generator_as_in_keras(self, model):

@@ -13,7 +13,6 @@ from keras_dist._unstable import jax_runtime
 from keras_dist.errors import ClusterError, one_of, shorten
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# JAX's own types are unknown in part
 
 _IMPLEMENTATIONS = ("auto", "gloo", "mpi", "nccl")
 _MPI_VARIABLE = "MPITRAMPOLINE_LIB"

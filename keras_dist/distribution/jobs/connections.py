@@ -11,7 +11,6 @@ from keras_dist._support.types import Device
 from keras_dist.distribution.jobs import heartbeat, job
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 
 
 def connect(devices: Iterable[Device]) -> None:

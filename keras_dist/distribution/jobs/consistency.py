@@ -28,7 +28,6 @@ from keras_dist.saving.serialization import serialize_keras_object
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownLambdaType=false
-# JAX's own types are unknown in part
 
 if TYPE_CHECKING:
     from keras_dist.distribution.plan import LayoutPlan

@@ -1,7 +1,7 @@
 """Heartbeats of the processes of a job: when one exits, hangs or fails, the others exit within seconds.
 
-Each process writes a heartbeat into JAX's key-value store once a second, and reads those of the others. Anyone who
-reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
+Each process writes a heartbeat into JAX's key-value store once a second, and reads the heartbeats of the others. Anyone
+who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import jax
 from jax.experimental import multihost_utils
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# JAX's own types are unknown in part
 from keras_dist._support.types import Device
 from keras_dist._unstable import jax_runtime
 

@@ -24,7 +24,6 @@ from keras_dist._unstable import jax_runtime
 from keras_dist._unstable.coordination_service import CoordinationService
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist.distribution.jobs import heartbeat, job_warnings, same_rows
 from keras_dist.distribution.jobs.communication import CommunicationOptions, apply_communication_options
 from keras_dist.distribution.jobs.job_arguments import (
@@ -82,7 +81,7 @@ def initialize(
         num_processes: number of processes in the job; variable `KERAS_DISTRIBUTION_NUM_PROCESSES`.
         process_id: index of this process, from 0; variable `KERAS_DISTRIBUTION_PROCESS_ID`.
         required: whether a missing job is an error. With False, for scripts that also run alone, the process trains
-            alone if there are no arguments, no variables and no job that JAX detects.
+            alone if it finds neither arguments nor variables, and JAX detects no job.
         initialization_timeout_s: limit for all processes to join, and later for all to connect for their first
             collective [s]; None for 60; variable `KERAS_DISTRIBUTION_INITIALIZATION_TIMEOUT_S`.
         heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s]; must be longer than
@@ -101,7 +100,7 @@ def initialize(
         communication_options: collective communication between processes, the same in all of them.
 
     Raises:
-        ClusterError: there is no job; this process has joined one, or has started a JAX backend; the values are
+        ClusterError: no job is found; this process has joined one, or has started a JAX backend; the values are
             malformed or contradict each other or another process; `communication_options` are not available; the
             coordinator cannot listen on its address or does not answer; or a process does not join in time.
 

@@ -13,7 +13,6 @@ import numpy as np
 from keras_dist._support.arguments import is_int
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# JAX's own types are unknown in part
 from keras_dist._support.types import Device
 from keras_dist.distribution.jobs import job
 from keras_dist.distribution.layout import TensorLayout

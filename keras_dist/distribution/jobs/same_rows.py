@@ -14,7 +14,6 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ClusterError
 
 # pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
-# google_crc32c has no types
 
 CheckData = Literal["sample", "full", False]
 
