@@ -138,10 +138,7 @@ def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
 
 
 def selu(x: ArrayLike) -> jax.Array:
-    """`elu` with the scales that keep mean 0 and variance 1 from layer to layer, beside `LecunNormal` kernels.
-
-    Source: `keras.activations.selu`; https://arxiv.org/abs/1706.02515.
-    """
+    """`elu`, scaled to keep mean 0 and variance 1 after `LecunNormal` kernels: https://arxiv.org/abs/1706.02515."""
     return jax.nn.selu(jnp.asarray(x))
 
 
