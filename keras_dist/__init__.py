@@ -1,6 +1,6 @@
-"""keras_dist: Keras 3's distribution API for training Flax models on more than one device.
+"""Keras 3's API on JAX, for training on several devices.
 
-Names are loaded when they are first used: `import keras_dist` imports no JAX and starts no device.
+Names are loaded at their first use: `import keras_dist` imports no JAX and starts no device.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ __version__ = "0.1.0"
 # XLA reads the size of its thread pool when the first device is touched, so it must be right before that
 backend_environment.size_thread_pool(backend_environment.fake_device_count())
 
-# what works on models stands above `saving`, which has these names of Keras
+# names of Keras in packages below the modules that define them
 missing_names.tell_place("keras_dist.mixed_precision", ("LossScaleOptimizer",), "keras_dist.optimizers")
 _OF_MODELS = ("load_model", "load_weights", "save_model", "save_weights")
 missing_names.tell_place("keras_dist.saving", _OF_MODELS, "keras_dist.models.loading")
 
-_PACKAGES = (
+_PACKAGES = [
     "activations",
     "applications",
     "assembly",
@@ -130,56 +130,36 @@ _PACKAGES = (
     "tree",
     "utils",
     "visualization",
-)
-_PACKAGE_OF = {
-    "AutoParallel": "planner",
-    "DTypePolicy": "mixed_precision",
-    "DataParallel": "distribution",
-    "DeviceMesh": "distribution",
-    "Distribution": "distribution",
-    "FloatDTypePolicy": "dtype_policies",
-    "FullySharded": "distribution",
-    "History": "callbacks",
-    "LayoutMap": "distribution",
-    "LayoutPlan": "distribution",
-    "Initializer": "initializers",
-    "Input": "layers",
-    "InputSpec": "layers",
-    "KerasTensor": "layers",
-    "Layer": "layers",
-    "LogicalRules": "planner",
-    "Loss": "losses",
-    "Metric": "metrics",
-    "Model": "models",
-    "ModelParallel": "distribution",
-    "Optimizer": "optimizers",
-    "Regularizer": "regularizers",
-    "RematScope": "backend",
-    "Sequential": "models",
-    "TensorLayout": "distribution",
-    "Variable": "layers",
-    "check_equivalence": "training",
-    "device": "backend",
-    "distribute_tensor": "distribution",
-    "distribution_from_config": "assembly",
-    "get_device_count": "distribution",
-    "initialize": "distribution",
-    "list_devices": "distribution",
-    "name_scope": "backend",
-    "plan": "planner",
-    "remat": "backend",
-    "set_distribution": "distribution",
-    "set_random_seed": "random",
-    "version": "backend",
-    "use_compilation_cache": "compilation_cache",
-    "use_cpu_devices": "distribution",
+]
+_NAMES_IN = {
+    "assembly": "distribution_from_config",
+    "backend": "RematScope device name_scope remat version",
+    "callbacks": "History",
+    "compilation_cache": "use_compilation_cache",
+    "distribution": (
+        "DataParallel DeviceMesh Distribution FullySharded LayoutMap LayoutPlan ModelParallel TensorLayout "
+        "distribute_tensor get_device_count initialize list_devices set_distribution use_cpu_devices"
+    ),
+    "dtype_policies": "FloatDTypePolicy",
+    "initializers": "Initializer",
+    "layers": "Input InputSpec KerasTensor Layer Variable",
+    "losses": "Loss",
+    "metrics": "Metric",
+    "mixed_precision": "DTypePolicy",
+    "models": "Model Sequential",
+    "optimizers": "Optimizer",
+    "planner": "AutoParallel LogicalRules plan",
+    "random": "set_random_seed",
+    "regularizers": "Regularizer",
+    "training": "check_equivalence",
 }
+_PACKAGE_OF = {name: package for package, names in _NAMES_IN.items() for name in names.split()}
 
 __all__ = [*_PACKAGES, *_PACKAGE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _imported(package: str) -> ModuleType:
-    """The package. What it imports stays, and looking for garbage among it would take a seventh of the time."""
+    """Import a package without garbage collection, which would take a seventh of the time and free nothing."""
     is_collecting = gc.isenabled()
     gc.disable()
     try:

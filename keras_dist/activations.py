@@ -1,4 +1,4 @@
-"""Activations: Keras's names and defaults on `jax.nn`, as functions of one array.
+"""Activations on `jax.nn`, as functions of one array.
 
 Source: names, arguments and defaults as in `keras.activations`.
 """
@@ -23,14 +23,7 @@ from keras_dist.saving.serialization import serialize_keras_object
 def relu(
     x: ArrayLike, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0
 ) -> jax.Array:
-    """`x` above `threshold`, at most `max_value`; `negative_slope * (x - threshold)` below.
-
-    Args:
-        x: an array.
-        negative_slope: a number.
-        max_value: a number, or None for no limit.
-        threshold: a number.
-    """
+    """`x` above `threshold`, limited to `max_value` unless that is None; `negative_slope * (x - threshold)` below."""
     x = jnp.asarray(x)
     if max_value is None and threshold == 0:
         return jax.nn.leaky_relu(x, negative_slope) if negative_slope else jax.nn.relu(x)
@@ -57,7 +50,7 @@ def threshold(x: ArrayLike, threshold: float, default_value: float) -> jax.Array
 
 
 def linear(x: Any) -> Any:
-    """`x`, as it is."""
+    """`x`."""
     return x
 
 
@@ -72,18 +65,12 @@ def hard_sigmoid(x: ArrayLike) -> jax.Array:
 
 
 def sparse_sigmoid(x: ArrayLike) -> jax.Array:
-    """`min(max((x + 1) / 2, 0), 1)`.
-
-    Source: `keras.activations.sparse_sigmoid`; https://arxiv.org/abs/1901.02324.
-    """
+    """`min(max((x + 1) / 2, 0), 1)`: https://arxiv.org/abs/1901.02324."""
     return jax.nn.sparse_sigmoid(jnp.asarray(x))
 
 
 def hard_silu(x: ArrayLike) -> jax.Array:
-    """`x * hard_sigmoid(x)`.
-
-    Source: `keras.activations.hard_silu`; https://arxiv.org/abs/1905.02244.
-    """
+    """`x * hard_sigmoid(x)`: https://arxiv.org/abs/1905.02244."""
     return jax.nn.hard_silu(jnp.asarray(x))
 
 
@@ -93,13 +80,13 @@ def sparse_plus(x: ArrayLike) -> jax.Array:
 
 
 def soft_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """`x`, moved by `threshold` towards 0 and at most up to it."""
+    """`x - threshold` above `threshold`, `x + threshold` below `-threshold`, else 0."""
     x = jnp.asarray(x)
     return jnp.where(x > threshold, x - threshold, jnp.where(x < -threshold, x + threshold, 0))
 
 
 def hard_shrink(x: ArrayLike, threshold: float = 0.5) -> jax.Array:
-    """`x` where it is farther from 0 than `threshold`, else 0."""
+    """`x` where `abs(x) > threshold`, else 0."""
     x = jnp.asarray(x)
     return jnp.where(jnp.abs(x) > threshold, x, 0.0)
 
@@ -141,112 +128,65 @@ def softsign(x: ArrayLike) -> jax.Array:
 
 
 def squareplus(x: ArrayLike, b: float = 4) -> jax.Array:
-    """`(x + sqrt(x**2 + b)) / 2`.
-
-    Source: `keras.activations.squareplus`; https://arxiv.org/abs/2112.11687.
-    """
+    """`(x + sqrt(x**2 + b)) / 2`: https://arxiv.org/abs/2112.11687."""
     return jax.nn.squareplus(jnp.asarray(x), b)
 
 
 def elu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """`x` above 0, `alpha * (exp(x) - 1)` below.
-
-    Source: `keras.activations.elu`; https://arxiv.org/abs/1511.07289.
-    """
+    """`x` above 0, `alpha * (exp(x) - 1)` below: https://arxiv.org/abs/1511.07289."""
     return jax.nn.elu(jnp.asarray(x), alpha)
 
 
 def selu(x: ArrayLike) -> jax.Array:
-    """`elu` with the scales that keep mean 0 and variance 1 from layer to layer, beside `LecunNormal` kernels.
-
-    Source: `keras.activations.selu`; https://arxiv.org/abs/1706.02515.
-    """
+    """`elu`, scaled to keep mean 0 and variance 1 after `LecunNormal` kernels: https://arxiv.org/abs/1706.02515."""
     return jax.nn.selu(jnp.asarray(x))
 
 
 def celu(x: ArrayLike, alpha: float = 1.0) -> jax.Array:
-    """`x` above 0, `alpha * (exp(x / alpha) - 1)` below.
-
-    Source: `keras.activations.celu`; https://arxiv.org/abs/1704.07483.
-    """
+    """`x` above 0, `alpha * (exp(x / alpha) - 1)` below: https://arxiv.org/abs/1704.07483."""
     return jax.nn.celu(jnp.asarray(x), alpha)
 
 
 def silu(x: ArrayLike) -> jax.Array:
-    """`x * sigmoid(x)`, also called swish.
-
-    Source: `keras.activations.silu`; https://arxiv.org/abs/1710.05941.
-    """
+    """`x * sigmoid(x)`, also called swish: https://arxiv.org/abs/1710.05941."""
     return jax.nn.silu(jnp.asarray(x))
 
 
 def gelu(x: ArrayLike, approximate: bool = False) -> jax.Array:
-    """`x * P(X <= x)` for a normally distributed X.
-
-    Args:
-        x: an array.
-        approximate: whether by tanh instead of erf.
-
-    Source: `keras.activations.gelu`; https://arxiv.org/abs/1606.08415.
-    """
+    """`x * P(X <= x)` for a normally distributed X, by erf or approximately by tanh: https://arxiv.org/abs/1606.08415."""
     return jax.nn.gelu(jnp.asarray(x), approximate)
 
 
 def mish(x: ArrayLike) -> jax.Array:
-    """`x * tanh(softplus(x))`.
-
-    Source: `keras.activations.mish`; https://arxiv.org/abs/1908.08681.
-    """
+    """`x * tanh(softplus(x))`: https://arxiv.org/abs/1908.08681."""
     return jax.nn.mish(jnp.asarray(x))
 
 
 def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
-    """`exp(x) / sum(exp(x))`, a probability for each class.
-
-    Args:
-        x: an array.
-        axis: of the classes.
-    """
+    """`exp(x) / sum(exp(x), axis)`, probabilities of classes along `axis`."""
     return jax.nn.softmax(jnp.asarray(x), axis)
 
 
 def log_softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
-    """`log(softmax(x))`.
-
-    Args:
-        x: an array.
-        axis: of the classes.
-    """
+    """`log(softmax(x, axis))`."""
     return jax.nn.log_softmax(jnp.asarray(x), axis)
 
 
 def sparsemax(x: ArrayLike, axis: int = -1) -> jax.Array:
-    """The probabilities nearest to `x`: many are exactly 0.
+    """Probabilities along `axis` nearest to `x`, many of which are 0: https://arxiv.org/abs/1602.02068.
 
-    Args:
-        x: an array.
-        axis: of the classes.
-
-    Differs from Keras: the values add up to 1, as in the paper. Those of Keras 3.15 do only where one class is left.
-
-    Source: `keras.activations.sparsemax`; https://arxiv.org/abs/1602.02068.
+    Differs from Keras: values sum to 1, as in the paper; in Keras 3.15 only if a single class remains.
     """
     x = jnp.asarray(x)
-    dtype = jnp.result_type(x, 0.0)  # the projection gives float32 for shorter floats, and floors integers
+    dtype = jnp.result_type(x, 0.0)  # the projection returns float32 for shorter floats, and floors integers
     return jnp.apply_along_axis(projections.projection_simplex, axis, x.astype(dtype)).astype(dtype)
 
 
 def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
-    """`a * sigmoid(b)` for the two halves `a` and `b` of `x`.
-
-    Args:
-        x: an array.
-        axis: that is halved.
+    """`a * sigmoid(b)` for the halves `a` and `b` of `x` along `axis`: https://arxiv.org/abs/1612.08083.
 
     Raises:
         ModelError: the dim is odd.
-
-    Source: `keras.activations.glu`; https://arxiv.org/abs/1612.08083.
     """
     x = jnp.asarray(x)
     if x.shape[axis] % 2:
@@ -255,7 +195,7 @@ def glu(x: ArrayLike, axis: int = -1) -> jax.Array:
     return jax.nn.glu(x, axis)
 
 
-# Keras knows the functions under these names, too
+# further names of Keras
 hard_swish = hard_silu
 swish = silu
 
@@ -271,15 +211,12 @@ _ACTIVATIONS = ObjectRegistry(
 
 
 def get(identifier: Any) -> Callable[[Any], Any]:
-    """Return the activation that `identifier` means: a callable of one array.
-
-    Args:
-        identifier: a name, a config, a callable of one array, or None for `linear`.
+    """Return the activation of a name, config or callable of one array; `linear` for None.
 
     Raises:
         UnknownNameError: no activation has this name.
-        ModelError: it cannot be called with one array.
-        ConfigError: a config cannot be read.
+        ModelError: `identifier` cannot be called with one array.
+        ConfigError: a config is invalid.
 
     Example:
         >>> from keras_dist import activations
@@ -290,7 +227,7 @@ def get(identifier: Any) -> Callable[[Any], Any]:
 
 
 def serialize(activation: Any) -> Any:
-    """Return the name of an activation of this module; the config of any other.
+    """Return the name of an activation of this module, or the config of another one.
 
     Example:
         >>> from keras_dist import activations
@@ -302,7 +239,7 @@ def serialize(activation: Any) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the activation of a config or name; `custom_objects` are known by name besides."""
+    """Return the activation of a config or name; `custom_objects` maps further names to objects."""
     return linear if config is None else _ACTIVATIONS.deserialize(config, custom_objects)
 
 

@@ -1,4 +1,7 @@
-"""What Keras users look for under `backend`, and what `keras` has beside it: scopes, `remat`, `version`. JAX alone."""
+"""Names of `keras.backend`, and `name_scope`, `device`, `remat` and `version` of `keras`, for JAX.
+
+Source: names, arguments and defaults as in `keras.backend`.
+"""
 
 from __future__ import annotations
 
@@ -44,22 +47,17 @@ __all__ = [
 _OF_PYTHON: dict[Any, str] = {bool: "bool", int: "int32", "int": "int32", float: "float32", "float": "float32"}
 _OF_PYTHON |= {complex: "complex64", str: "string", "string": "string"}
 _WEAK: dict[Any, Any] = {int: 0, float: 0.0}
-"""What numbers of Python are in sums: they adapt to arrays."""
+"""Numbers of Python, which adapt to the dtypes of arrays."""
 _KERAS = "3.15.1"
 
 _uids: collections.Counter[str] = collections.Counter()
 
 
 def clear_session(free_memory: bool = True) -> None:
-    """Forget the counts of `get_uid`, and collect garbage.
+    """Reset the counts of `get_uid` and, with `free_memory`, collect garbage.
 
-    There is nothing else to clear: names are numbered within each model, and a model that nobody holds is freed. The
-    distribution and the dtype policy stay as they are.
-
-    Args:
-        free_memory: whether to collect garbage.
-
-    Source: `keras.backend.clear_session`.
+    Names are numbered within each model, and unreferenced models are freed, so that nothing else needs to be cleared.
+    The distribution and the dtype policy do not change.
     """
     _uids.clear()
     if free_memory:
@@ -67,29 +65,24 @@ def clear_session(free_memory: bool = True) -> None:
 
 
 def get_uid(prefix: str = "") -> int:
-    """Return how often this was called with `prefix`, from 1.
-
-    Source: `keras.backend.get_uid`.
-    """
+    """Return the number of calls with `prefix`, from 1."""
     _uids[prefix] += 1
     return _uids[prefix]
 
 
 def standardize_dtype(dtype: DTypeLike | None) -> str:
-    """Return the name of an element type; of None that of `floatx()`.
+    """Return the name of a dtype.
 
     Args:
-        dtype: a name, a type of Python, numpy or JAX, or None.
+        dtype: a name, a type of Python, numpy or JAX, or None for `floatx()`.
 
     Raises:
-        ModelError: there is no such type.
+        ModelError: the dtype is unknown.
 
     Example:
         >>> from keras_dist import backend
         >>> backend.standardize_dtype(float), backend.standardize_dtype("bfloat16")
         ('float32', 'bfloat16')
-
-    Source: `keras.backend.standardize_dtype`.
     """
     if dtype is None:
         return floatx()
@@ -103,41 +96,33 @@ def standardize_dtype(dtype: DTypeLike | None) -> str:
 
 
 def is_float_dtype(dtype: DTypeLike | None) -> bool:
-    """Return whether numbers of this type are floating ones.
-
-    Source: `keras.backend.is_float_dtype`.
-    """
+    """Return whether `dtype` is a floating point type."""
     return standardize_dtype(dtype).startswith(("float", "bfloat"))
 
 
 def is_int_dtype(dtype: DTypeLike | None) -> bool:
-    """Return whether numbers of this type are integers.
-
-    Source: `keras.backend.is_int_dtype`.
-    """
+    """Return whether `dtype` is an integer type."""
     return standardize_dtype(dtype).startswith(("int", "uint"))
 
 
 def result_type(*dtypes: DTypeLike | None) -> str:
-    """Return the name of the element type of a result of arrays of these types, by JAX's rules.
+    """Return the name of the dtype to which these dtypes promote, by JAX's rules.
 
     Args:
         *dtypes: names or types; None for `floatx()`, and `int` and `float` for numbers of Python.
 
     Raises:
-        ModelError: one is no type, or they are of 8 bits and have none in common.
+        ModelError: a dtype is unknown, or types of 8 bits do not promote.
 
     Example:
         >>> from keras_dist import backend
         >>> backend.result_type("bfloat16", int), backend.result_type("int32", "float16")
         ('bfloat16', 'float16')
-
-    Source: `keras.backend.result_type`.
     """
     weak = [_WEAK.get(dtype) for dtype in dtypes]
     given = [standardize_dtype(dtype) if value is None else value for dtype, value in zip(dtypes, weak, strict=True)]
     if any(str(dtype).startswith("float8") for dtype in given):
-        expected = "types of at least 16 bits: those of 8 must be cast"
+        expected = "types of at least 16 bits; types of 8 bits must be cast"
         raise argument_error("dtypes", dtypes, expected, example="bfloat16")
     return jnp.result_type(*given).name if given else floatx()
 
@@ -145,18 +130,16 @@ def result_type(*dtypes: DTypeLike | None) -> str:
 def name_scope(
     name: str, caller: object = None, deduplicate: bool = True, override_parent: str | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Name the operations inside in compiled programs and profiles, and the variables that belong to no layer.
+    """Name operations in compiled programs and profiles, and variables outside of layers.
 
-    Paths of weights of layers are made of attributes.
+    Paths of weights of layers consist of attributes.
 
     Args:
-        name: without "/".
-        caller: unused.
-        deduplicate: unused.
-        override_parent: unused.
+        name: a string without "/".
+        caller, deduplicate, override_parent: unused.
 
     Raises:
-        ModelError: `name` is no such string.
+        ModelError: `name` is not such a string.
 
     Source: `keras.name_scope`.
     """
@@ -173,13 +156,13 @@ def _named_scope(name: str) -> Iterator[None]:
 
 
 def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
-    """Create arrays on a device, and compute there, outside of models: these live on the mesh they were made under.
+    """Create arrays and compute on a device outside of models, which use their mesh.
 
     Args:
-        device_name: such as `"cpu:0"`, as `list_devices` gives them; or a device of JAX.
+        device_name: a name, such as `"cpu:0"`, as in `list_devices`; or a device of JAX.
 
     Raises:
-        MeshError: there is no such device.
+        MeshError: the device does not exist.
 
     Source: `keras.device`.
     """
@@ -190,12 +173,12 @@ def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `f`, whose intermediate results are computed again in the backward pass instead of being kept.
+    """Return `f` with intermediate results recomputed in the backward pass instead of stored.
 
-    `remat=` of `compile` does that for layers without a change of the model.
+    `remat=` of `compile` does this for the layers of a model.
 
     Args:
-        f: a function of arrays, or a layer, which is then called in the `call` of another.
+        f: a function of arrays, or a layer that is called in the `call` of another one.
 
     Raises:
         ModelError: `f` cannot be called.
@@ -220,10 +203,7 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def version() -> str:
-    """Return the version of Keras whose names and numbers these are; `keras_dist.__version__` is that of this package.
-
-    Source: `keras.version`.
-    """
+    """Return the version of Keras that keras_dist follows; `keras_dist.__version__` is the version of this package."""
     return _KERAS
 
 

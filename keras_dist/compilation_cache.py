@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, with settings under which a second start compiles nothing."""
+"""JAX's persistent compilation cache, with settings for a second start without compilation."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from jax.experimental.compilation_cache import compilation_cache
 from keras_dist.errors import WriteError
 
 _URL = re.compile(r"[a-zA-Z][\w+.-]+:/")
-"""`gs://...`, and what `pathlib` makes of it; no drive of Windows."""
+"""`gs://...`, also as a `pathlib` path; not a drive of Windows."""
 
 
 def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """Keep compiled programs in a folder, where the next process finds them instead of compiling.
+    """Keep compiled programs in a folder, from which later processes load them instead of compiling.
 
-    Turns on JAX's persistent compilation cache for all programs of this process that are compiled from now on, however
-    small they are and however fast they compile. A program is found again where the model, the shapes, the devices and
-    the versions are the same. Seeds are arguments of programs, but for seeds of single initializers, and for that of
-    `Model.from_nnx` where `call` draws from `rngs`.
+    Turns on JAX's persistent compilation cache for all programs that this process compiles later, also for small and
+    fast ones. A program is reused if the model, the shapes, the devices and the versions are the same. A new seed needs
+    no new program, except the seed of an initializer, and of `Model.from_nnx` if `call` draws from `rngs`.
 
-    Programs in the folder are run without further checks: only people you trust may write to it.
+    Programs in the folder run without further checks, so that only people you trust may write to it.
 
     Args:
-        path: the folder, made if need be. By default `keras_dist/programs` in the user's folder for caches, for the
-            user alone: `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
+        path: the folder, created if missing. By default `keras_dist/programs` in the user's cache folder, with access
+            for the user only: `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on
+            Windows.
 
     Returns:
         The folder.
 
     Raises:
-        WriteError: `path` is no path, or no folder that can be written to.
+        WriteError: `path` is not a writable folder.
 
     Example:
         >>> import keras_dist as kd
@@ -60,12 +60,12 @@ def use_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # JAX looks for its settings once, before the first program
+    compilation_cache.reset_cache()  # JAX reads its settings once, before the first program
     return folder
 
 
 def _default() -> pathlib.Path:
-    """`keras_dist/programs` in the user's folder for caches."""
+    """Return `keras_dist/programs` in the user's cache folder."""
     if sys.platform == "win32":
         caches = os.environ.get("LOCALAPPDATA") or pathlib.Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":

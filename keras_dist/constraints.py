@@ -22,7 +22,7 @@ from keras_dist.saving.serialization import serialize_keras_object
 
 
 class Constraint(Configurable):
-    """Base of all constraints: a subclass defines `__call__(w)`, which returns the constrained weight.
+    """Base of all constraints; a subclass defines `__call__(w)`, which returns the constrained weight.
 
     Example:
         >>> import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Constraint(Configurable):
     """
 
     def __call__(self, w: ArrayLike) -> Any:
-        """Return the constrained weight, of the shape and dtype of `w`; here `w` itself."""
+        """Return the constrained weight, by default `w`."""
         return w
 
 
@@ -51,9 +51,9 @@ class MaxNorm(Constraint):
     """Scales weights to norms of at most `max_value`.
 
     Args:
-        max_value: the largest norm.
-        axis: the dims over which norms are taken: 0 for a kernel (inputs, outputs), so that the weights of each output
-            have one; [0, 1, 2] for the kernel of a 2D convolution.
+        max_value: upper limit of norms.
+        axis: the dims over which norms are taken: 0 for a kernel (inputs, outputs), so that each output has a norm;
+            [0, 1, 2] for the kernel of a 2D convolution.
 
     Raises:
         ModelError: `max_value` is less than 0.
@@ -90,13 +90,13 @@ class MinMaxNorm(Constraint):
     """Scales weights towards norms between `min_value` and `max_value`.
 
     Args:
-        min_value: the least norm.
-        max_value: the largest norm.
-        rate: the part of the way that each step goes; 1 for all of it.
+        min_value: lower limit of norms.
+        max_value: upper limit of norms.
+        rate: fraction of the correction that each step applies.
         axis: as in `MaxNorm`.
 
     Raises:
-        ModelError: not `0 <= min_value <= max_value`.
+        ModelError: the limits are not `0 <= min_value <= max_value`.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ def _check_bounds(min_value: float, max_value: float) -> None:
         raise ModelError("`min_value` and `max_value` must be 0 <= min_value <= max_value", given=given, fix=fix)
 
 
-# Keras knows the classes under these names, too
+# further names of Keras
 max_norm = MaxNorm
 min_max_norm = MinMaxNorm
 non_neg = NonNeg
@@ -146,15 +146,12 @@ _CONSTRAINTS = ObjectRegistry(
 
 
 def get(identifier: Any) -> Callable[[Any], Any] | None:
-    """Return the constraint that `identifier` means, a callable `w -> w`; None for None.
-
-    Args:
-        identifier: a name, a config, a `Constraint` or its class, a function of one array, or None.
+    """Return the constraint of a name, config, class or function of one array; None for None.
 
     Raises:
         UnknownNameError: no constraint has this name.
-        ModelError: it cannot be called with one array.
-        ConfigError: a config cannot be read.
+        ModelError: `identifier` cannot be called with one array.
+        ConfigError: a config is invalid.
 
     Example:
         >>> from keras_dist import constraints
@@ -170,7 +167,7 @@ def serialize(constraint: Any) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the constraint of a config or name; `custom_objects` are known by name besides."""
+    """Return the constraint of a config or name; `custom_objects` maps further names to objects."""
     return _CONSTRAINTS.deserialize(config, custom_objects)
 
 

@@ -1,4 +1,7 @@
-"""What Keras users look for under `dtype_policies`; re-exports only."""
+"""Dtype policies under the names that Keras users look for.
+
+Source: names, arguments and defaults as in `keras.dtype_policies`.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -7,32 +10,23 @@ from keras_dist._support.missing_names import missing_from
 from keras_dist.mixed_precision import DTypePolicy, get
 from keras_dist.saving import serialize_keras_object
 
-FloatDTypePolicy = DTypePolicy  # there is no other kind here
+FloatDTypePolicy = DTypePolicy  # all policies are of one kind
 
 __all__ = ["DTypePolicy", "FloatDTypePolicy", "deserialize", "get", "serialize"]
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> DTypePolicy:
-    """Return the policy of a config.
-
-    Args:
-        config: what `serialize` gave, or the name of a policy.
-        custom_objects: unused: policies have no code of their own.
+    """Return the policy of a name or a config of `serialize`; `custom_objects` is unused.
 
     Raises:
-        ModelError: it means none.
-
-    Source: `keras.dtype_policies.deserialize`.
+        ModelError: the policy is unknown.
     """
     del custom_objects
     return get(config)
 
 
 def serialize(dtype_policy: DTypePolicy) -> dict[str, Any]:
-    """Return the config of a policy, which `deserialize` takes.
-
-    Source: `keras.dtype_policies.serialize`.
-    """
+    """Return the config of a policy."""
     return serialize_keras_object(dtype_policy)
 
 

@@ -28,26 +28,22 @@ __all__ = [
 ]
 
 _MIXED = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
-"""What the mixed policies compute in; their weights are float32."""
+"""Dtypes of arithmetic in mixed policies; their weights are float32."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class DTypePolicy:
-    """The element types a layer computes in and keeps its weights in.
+    """The dtypes of the arithmetic and of the weights of a layer.
 
     Args:
-        name: `"mixed_bfloat16"` or `"mixed_float16"`, which compute in half precision on float32 weights; or the name
-            of an element type for both. None for the current policy.
-        keep: a regular expression for the whole paths of parameters of `flax.nnx` modules that stay float32, such as
-            norms and routers, in `Model.from_nnx`; in an `NNXLayer` for paths inside of its module. Layers are kept by
-            `dtype="float32"`. For mixed policies.
-
-    Attributes:
-        name: of the policy.
-        keep: as given.
+        name: `"mixed_bfloat16"` or `"mixed_float16"`, for half precision arithmetic on float32 weights; or a dtype for
+            both. None for the current policy.
+        keep: for mixed policies and modules of `flax.nnx`, a regular expression for the whole paths of parameters that
+            stay float32, such as norms and routers. In an `NNXLayer` paths
+            begin at its module. Layers stay float32 by `dtype="float32"`.
 
     Raises:
-        ModelError: there is no such policy, or `keep` is not a regular expression.
+        ModelError: the policy is unknown, or `keep` is not a regular expression.
 
     Example:
         >>> from keras_dist import mixed_precision
@@ -55,9 +51,7 @@ class DTypePolicy:
         >>> policy.compute_dtype, policy.variable_dtype
         ('bfloat16', 'float32')
 
-    Differs from Keras: `keep`.
-
-    Source: `keras.DTypePolicy`.
+    Source: `keras.DTypePolicy`, which has no `keep`.
     """
 
     name: str
@@ -75,26 +69,26 @@ class DTypePolicy:
 
     @property
     def compute_dtype(self) -> str:
-        """The element type of arithmetic and of the outputs of layers."""
+        """The dtype of arithmetic and of the outputs of layers."""
         return _MIXED.get(self.name, self.name)
 
     @property
     def variable_dtype(self) -> str:
-        """The element type of weights, gradients and the optimizer's slots."""
+        """The dtype of weights, gradients and optimizer slots."""
         return "float32" if self.name in _MIXED else self.name
 
     def get_config(self) -> dict[str, Any]:
-        """Return the name, and `keep` where it is given."""
+        """Return the name, and `keep` if given."""
         return {"name": self.name} if self.keep is None else {"name": self.name, "keep": self.keep}
 
     @property
     def identifier(self) -> str | dict[str, Any]:
-        """The name, or the config where that says more; `get` takes both."""
+        """The name, or the config if `keep` is given; `get` takes both."""
         return self.name if self.keep is None else self.get_config()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DTypePolicy:
-        """Make a policy of what `get_config` returned."""
+        """Return the policy of a config."""
         return cls(**config)
 
     def __repr__(self) -> str:
@@ -102,7 +96,7 @@ class DTypePolicy:
 
 
 def dtype_policy() -> DTypePolicy:
-    """Return the policy of layers that are made without `dtype`: float32 until another is set.
+    """Return the policy of layers without `dtype`, by default float32.
 
     Source: `keras.config.dtype_policy`.
     """
@@ -110,13 +104,10 @@ def dtype_policy() -> DTypePolicy:
 
 
 def set_dtype_policy(policy: Any) -> None:
-    """Set the policy of layers that are made from now on in this process. Existing layers keep theirs.
-
-    Args:
-        policy: a `DTypePolicy`, or its name.
+    """Set the policy, or its name, for layers that are created later in this process.
 
     Raises:
-        ModelError: there is no such policy.
+        ModelError: the policy is unknown.
 
     Source: `keras.config.set_dtype_policy`.
     """
@@ -128,7 +119,7 @@ def set_dtype_policy(policy: Any) -> None:
 
 @contextlib.contextmanager
 def under_policy(policy: Any) -> Generator[None]:
-    """Layers that are made without a dtype inside follow this policy; None for the current one."""
+    """Set the policy inside; None for the current one."""
     before = dtype_policy()
     try:
         set_dtype_policy(before if policy is None else policy)
@@ -138,7 +129,7 @@ def under_policy(policy: Any) -> Generator[None]:
 
 
 def floatx() -> str:
-    """Return the element type of the weights of layers that are made without `dtype`: that of the current policy.
+    """Return the dtype of the weights of layers without `dtype`, by the current policy.
 
     Source: `keras.config.floatx`.
     """
@@ -146,15 +137,15 @@ def floatx() -> str:
 
 
 def set_floatx(value: str) -> None:
-    """Set the policy to this element type, unless it keeps weights in it already, as mixed ones do in float32.
-
-    Differs from Keras: functions of `random` and initializers that are called without `dtype` go on to give float32.
+    """Set the policy to this dtype, unless the policy already keeps weights in it, as mixed policies do in float32.
 
     Args:
         value: `"bfloat16"`, `"float16"`, `"float32"` or `"float64"`; the last needs `jax_enable_x64` of JAX.
 
     Raises:
-        ModelError: it is none of these.
+        ModelError: `value` is another dtype.
+
+    Differs from Keras: `random` functions and initializers without `dtype` still return float32.
 
     Source: `keras.config.set_floatx`.
     """
@@ -163,13 +154,10 @@ def set_floatx(value: str) -> None:
 
 
 def get(identifier: Any) -> DTypePolicy:
-    """Return the policy that `identifier` means.
-
-    Args:
-        identifier: a policy, its name or config, an element type, or None for the current policy.
+    """Return the policy of a name, config or dtype, or the current policy for None.
 
     Raises:
-        ModelError: it means none.
+        ModelError: the policy is unknown.
 
     Source: `keras.dtype_policies.get`.
     """
@@ -217,10 +205,10 @@ global_policy = dtype_policy
 set_global_policy = set_dtype_policy
 
 _current = DTypePolicy("float32")
-"""The policy of layers that are made without `dtype`."""
+"""The policy of layers without `dtype`."""
 
 
-__all__ += ["LossScaleOptimizer"]  # which `optimizers`, a higher layer, defines
+__all__ += ["LossScaleOptimizer"]  # defined in `optimizers`, a higher layer
 
 if TYPE_CHECKING:
     from keras_dist.optimizers import LossScaleOptimizer as LossScaleOptimizer

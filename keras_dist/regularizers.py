@@ -20,11 +20,11 @@ from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.object_registry import ObjectRegistry, callable_with_one_array
 from keras_dist.saving.serialization import serialize_keras_object
 
-_EPSILON = 1e-7  # rows shorter than this are not stretched to length 1
+_EPSILON = 1e-7  # shorter rows are not scaled to length 1
 
 
 class Regularizer(Configurable):
-    """Base of all regularizers: a subclass defines `__call__(x)`, which returns a penalty, a scalar.
+    """Base of all regularizers; a subclass defines `__call__(x)`, which returns a scalar penalty.
 
     Example:
         >>> import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Regularizer(Configurable):
     """
 
     def __call__(self, x: ArrayLike) -> jax.Array | float:
-        """Return the penalty on `x`; here 0."""
+        """Return the penalty on `x`, by default 0."""
         return 0.0
 
 
@@ -50,11 +50,10 @@ class L1L2(Regularizer):
     """`l1 * sum(abs(x)) + l2 * sum(x**2)`.
 
     Args:
-        l1: 0 or more; None is 0.
-        l2: 0 or more; None is 0.
+        l1, l2: finite numbers of at least 0; None is 0.
 
     Raises:
-        ModelError: a factor is not a number, infinite, or less than 0.
+        ModelError: a factor is invalid.
     """
 
     def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
@@ -71,10 +70,10 @@ class L1(Regularizer):
     """`l1 * sum(abs(x))`.
 
     Args:
-        l1: 0 or more; None is 0.01.
+        l1: a finite number of at least 0; None is 0.01.
 
     Raises:
-        ModelError: `l1` is not a number, infinite, or less than 0.
+        ModelError: `l1` is invalid.
     """
 
     def __init__(self, l1: float | None = 0.01) -> None:
@@ -89,10 +88,10 @@ class L2(Regularizer):
     """`l2 * sum(x**2)`.
 
     Args:
-        l2: 0 or more; None is 0.01.
+        l2: a finite number of at least 0; None is 0.01.
 
     Raises:
-        ModelError: `l2` is not a number, infinite, or less than 0.
+        ModelError: `l2` is invalid.
     """
 
     def __init__(self, l2: float | None = 0.01) -> None:
@@ -115,14 +114,14 @@ class OrthogonalRegularizer(Regularizer):
     """`factor * mean(abs(u @ v))` over all pairs of normalized rows (or columns) of a matrix.
 
     Args:
-        factor: 0 or more.
+        factor: a finite number of at least 0.
         mode: `"rows"` or `"columns"`.
 
     Raises:
-        ModelError: `factor` is not a number, infinite, or less than 0.
+        ModelError: `factor` is invalid.
         UnknownNameError: no mode has this name.
 
-    Differs from Keras: one row alone has no penalty; Keras divides 0 by 0.
+    Differs from Keras: a single row has no penalty; Keras divides 0 by 0.
     """
 
     def __init__(self, factor: float = 0.01, mode: str = "rows") -> None:
@@ -130,10 +129,7 @@ class OrthogonalRegularizer(Regularizer):
         self.mode = check_option("mode", mode, ("rows", "columns"), error=UnknownNameError)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """Return the penalty, a scalar of the dtype of `x`.
-
-        Args:
-            x: a matrix (rows, columns).
+        """Return the penalty, a scalar of the dtype of the matrix `x`.
 
         Raises:
             ModelError: `x` is not a matrix.
@@ -151,7 +147,7 @@ class OrthogonalRegularizer(Regularizer):
         return self.factor * jnp.sum(products) / max(size * (size - 1), 1)
 
 
-# Keras knows the classes under these names, too
+# further names of Keras
 l1 = L1
 l1_l2 = L1L2
 l2 = L2
@@ -169,15 +165,12 @@ _REGULARIZERS = ObjectRegistry(
 
 
 def get(identifier: Any) -> Callable[[Any], Any] | None:
-    """Return the regularizer that `identifier` means, a callable `x -> scalar`; None for None.
-
-    Args:
-        identifier: a name, a config, a `Regularizer` or its class, a function of one array, or None.
+    """Return the regularizer of a name, config, class or function of one array; None for None.
 
     Raises:
         UnknownNameError: no regularizer has this name.
-        ModelError: it cannot be called with one array.
-        ConfigError: a config cannot be read.
+        ModelError: `identifier` cannot be called with one array.
+        ConfigError: a config is invalid.
 
     Example:
         >>> from keras_dist import regularizers
@@ -193,7 +186,7 @@ def serialize(regularizer: Any) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the regularizer of a config or name; `custom_objects` are known by name besides."""
+    """Return the regularizer of a config or name; `custom_objects` maps further names to objects."""
     return _REGULARIZERS.deserialize(config, custom_objects)
 
 

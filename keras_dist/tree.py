@@ -1,4 +1,4 @@
-"""`keras.tree`: nested lists, tuples, dicts and deques. Anything else is a leaf, None and variables included.
+"""Nested lists, tuples, dicts and deques. Anything else is a leaf, also None and variables.
 
 Source: names, arguments and defaults as in `keras.tree`.
 """
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class MAP_TO_NONE:
-    """What a function given to `traverse` returns, or an object of it, for None in place of a part."""
+    """Returned by a function of `traverse`, as class or object, to replace a part by None."""
 
 
 def is_nested(structure: PyTree) -> bool:
@@ -40,7 +40,7 @@ def is_nested(structure: PyTree) -> bool:
 
 
 def flatten(structure: PyTree) -> list[Any]:
-    """Return the leaves as a list; those of dicts in the order of their keys, keys of different types by type.
+    """Return the leaves as a list, in the order of keys in dicts, with keys of different types by type.
 
     Example:
         >>> from keras_dist import tree
@@ -51,15 +51,15 @@ def flatten(structure: PyTree) -> list[Any]:
 
 
 def flatten_with_path(structure: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return the leaves as pairs of a path, which is a tuple of indices and keys, and a leaf."""
+    """Return pairs of a path, which is a tuple of indices and keys, and a leaf."""
     return [*_leaves_below((), structure)]
 
 
 def pack_sequence_as(structure: PyTree, flat_sequence: Iterable[Any]) -> PyTree:
-    """Return a structure as `structure` with the leaves of `flat_sequence`.
+    """Return `structure` with the leaves of `flat_sequence`.
 
     Raises:
-        ModelError: there are more or fewer leaves.
+        ModelError: the numbers of leaves differ.
     """
     leaves, count = list(flat_sequence), len(flatten(structure))
     if len(leaves) != count:
@@ -69,15 +69,15 @@ def pack_sequence_as(structure: PyTree, flat_sequence: Iterable[Any]) -> PyTree:
 
 
 def map_structure(func: Callable[..., Any], *structures: PyTree, none_is_leaf: bool = True) -> PyTree:
-    """Return a structure with `func` of the leaves that have the same place.
+    """Apply `func` to the leaves at the same position in several structures.
 
     Args:
         func: takes a leaf of each structure.
-        *structures: at least one; all alike.
-        none_is_leaf: whether `func` is called on None, too; otherwise it stays.
+        *structures: at least one, all of the same structure.
+        none_is_leaf: whether `func` is called on None; otherwise None stays.
 
     Raises:
-        ModelError: there is none, or they are not alike.
+        ModelError: the structures differ, or there is none.
 
     Example:
         >>> from keras_dist import tree
@@ -95,27 +95,22 @@ def map_structure(func: Callable[..., Any], *structures: PyTree, none_is_leaf: b
 
 
 def map_structure_up_to(shallow_structure: PyTree, func: Callable[..., Any], *structures: PyTree) -> PyTree:
-    """Return a structure as `shallow_structure`, with `func` of what the others have in the places of its leaves.
+    """Apply `func` to the parts of several structures at the leaves of a shallow one.
 
     Args:
-        shallow_structure: its leaves are not used.
+        shallow_structure: the structure of the result; its leaves are unused.
         func: takes a part of each structure.
-        *structures: at least one; each like `shallow_structure`, or deeper.
+        *structures: at least one, of the structure of `shallow_structure` or deeper.
 
     Raises:
-        ModelError: there is none, or one is of another form.
+        ModelError: the structures differ, or there is none.
     """
     _first_of(structures)
     return _mapped(lambda _, *parts: func(*parts), shallow_structure, *structures)
 
 
 def map_shape_structure(func: Callable[[Any], Any], structure: PyTree) -> PyTree:
-    """Return a structure with `func` of each shape: a list or tuple of integers and None counts as a leaf.
-
-    Args:
-        func: takes a shape.
-        structure: of shapes.
-    """
+    """Apply `func` to each shape in a structure; lists and tuples of integers and None are leaves."""
 
     def is_shape(value: Any) -> bool:
         dims = isinstance(value, list | tuple) and all(size is None or isinstance(size, int) for size in value)
@@ -125,12 +120,12 @@ def map_shape_structure(func: Callable[[Any], Any], structure: PyTree) -> PyTree
 
 
 def traverse(func: Callable[[Any], Any], structure: PyTree, top_down: bool = True) -> PyTree:
-    """Return the structure with what `func` returns for each part, the whole and the leaves included.
+    """Replace each part of a structure, including the whole and the leaves, by the result of `func`.
 
     Args:
-        func: takes a part; None keeps it, and goes on with the parts in it, and `MAP_TO_NONE` puts None there.
+        func: takes a part; None keeps the part and visits its parts, `MAP_TO_NONE` replaces it by None.
         structure: nested lists, tuples and dicts.
-        top_down: whether the whole comes before its parts.
+        top_down: whether to visit the whole before its parts.
     """
     if top_down:
         found = func(structure)
@@ -146,15 +141,10 @@ def lists_to_tuples(structure: PyTree) -> PyTree:
 
 
 def assert_same_structure(a: PyTree, b: PyTree, check_types: bool | None = None) -> None:
-    """Raise unless two structures have leaves in the same places.
-
-    Args:
-        a: a structure.
-        b: a structure.
-        check_types: unused, as in Keras.
+    """Check that two structures are the same, except for their leaves; `check_types` is unused, as in Keras.
 
     Raises:
-        ModelError: they are not alike.
+        ModelError: the structures differ.
     """
     del check_types
     if not _are_alike(a, b):
@@ -162,10 +152,10 @@ def assert_same_structure(a: PyTree, b: PyTree, check_types: bool | None = None)
 
 
 def assert_same_paths(a: PyTree, b: PyTree) -> None:
-    """Raise unless the leaves of two structures have the same paths, be it in lists or in tuples.
+    """Check that the leaves of two structures have the same paths, in lists or in tuples.
 
     Raises:
-        ModelError: they have not.
+        ModelError: the paths differ.
     """
     of_a, of_b = ({path for path, _ in flatten_with_path(structure)} for structure in (a, b))
     if of_a != of_b:
@@ -173,7 +163,7 @@ def assert_same_paths(a: PyTree, b: PyTree) -> None:
 
 
 def _steps(part: PyTree) -> list[Any] | None:
-    """The indices or keys of what is in a structure, in the order of `flatten`; None for a leaf."""
+    """Return the indices or keys of a structure, in the order of `flatten`, or None for a leaf."""
     if isinstance(part, dict):
         return [*part] if isinstance(part, OrderedDict) else _sorted(part)
     return [*range(len(part))] if isinstance(part, list | tuple | deque) else None
@@ -187,7 +177,7 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 
 def _made_like(structure: PyTree, parts: list[Any]) -> PyTree:
-    """A structure of the same kind, of other parts, which come in the order of `flatten`."""
+    """Return a structure of the same kind with these parts, in the order of `flatten`."""
     if isinstance(structure, dict):
         found = dict(zip(_steps(structure) or (), parts, strict=True))
         items = [(key, found[key]) for key in structure]
@@ -204,7 +194,6 @@ def _made_like(structure: PyTree, parts: list[Any]) -> PyTree:
 def _mapped(
     func: Callable[..., Any], structure: PyTree, *others: PyTree, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> PyTree:
-    """The structure with `func` of its leaves and what the others have in their places."""
     steps = None if is_leaf(structure) else _steps(structure)
     if steps is None:
         return func(structure, *others)
@@ -223,7 +212,7 @@ def _are_alike(a: PyTree, b: PyTree) -> bool:
 
 
 def _leaves_below(path: tuple[Any, ...], part: PyTree) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the leaves in the order of `flatten`; names of named tuples are no steps of paths."""
+    """Yield paths and leaves in the order of `flatten`; named tuples have indices."""
     steps = _steps(part)
     if steps is None:
         yield path, part

@@ -1,6 +1,6 @@
-"""Checks of arguments: each returns the value it checked, or raises an error that names the argument and what it takes.
+"""Checks of arguments, which return the value, or raise an error that names the argument and what it accepts.
 
-Numbers of numpy, and arrays of no dims, count as the numbers they are; a bool is no number.
+Scalars of numpy and arrays without dims are numbers; bools are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 def is_keras_object(value: object, name: str) -> bool:
-    """Return whether `value` is of the class `name` of Keras, which need not be imported."""
+    """Return whether `value` is an object of Keras's class `name`, which need not be imported."""
     return any(cls.__name__ == name and cls.__module__.startswith("keras.") for cls in type(value).__mro__)
 
 
@@ -53,15 +53,15 @@ def argument_error(
 
     Args:
         argument: the name of the argument.
-        value: what was given.
-        expected: what would have been accepted, as "a positive integer".
-        wrong: what is wrong with it where "must be" does not fit, as "does not broadcast".
+        value: the given value.
+        expected: description of accepted values, such as "a positive integer".
+        wrong: predicate instead of "must be", such as "does not broadcast".
         layer: the name of the layer whose argument it is.
-        example: a value that would have been accepted, for the way out.
-        fix: the way out in words.
+        example: an accepted value, for the fix.
+        fix: the fix in words.
         error: the class of the error.
     """
-    kind = type_name(value)  # which tells of classes of Keras
+    kind = type_name(value)  # which recognises classes of Keras
     if not fix:
         fix = f"correct `{argument}`, or leave it out" if example is None else f"for example {argument}={example!r}"
     return error(
@@ -97,20 +97,20 @@ def check_kind(
     fix: str = "",
     error: type[KerasDistError] = ModelError,
 ) -> None:
-    """Check that `value` is of one of these classes."""
+    """Check that `value` is an instance of these classes."""
     if not isinstance(value, kinds):
         raise argument_error(argument, value, expected, fix=fix, error=error)
 
 
 def check_flag(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> bool:
-    """Return `value` as a bool, if it is one; 0 and 1 are."""
+    """Return `value` as a bool, if it is a bool, 0 or 1."""
     if value is True or value is False or isinstance(value, np.bool_) or is_int(value, 0, 1):
         return bool(cast("int", value))
     raise argument_error(argument, value, "True or False", error=error)
 
 
 def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = ModelError) -> dict[str, int]:
-    """Return `value` as a dict, if it has the sizes of the axes of a mesh by their names."""
+    """Return `value` as a dict, if it maps names of mesh axes to sizes."""
     sizes = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {0: 0}
     if all(isinstance(name, str) and is_int(size, 1) for name, size in sizes.items()):
         return {cast("str", name): operator.index(cast("int", size)) for name, size in sizes.items()}
@@ -119,7 +119,7 @@ def check_axis_sizes(argument: str, value: Any, error: type[KerasDistError] = Mo
 
 
 def check_is_mesh(mesh: object) -> None:
-    """Check that an argument `mesh`, as code that was written for DTensor gives it, is a mesh or None."""
+    """Check that the argument `mesh` of code written for DTensor is a mesh or None."""
     if mesh is not None and not hasattr(mesh, "axis_names"):
         raise argument_error("mesh", mesh, "a DeviceMesh, or None")
 
@@ -158,18 +158,9 @@ def check_int(
     example: object = None,
     error: type[KerasDistError] = ModelError,
 ) -> int:
-    """Return `value` as an int, if `low <= value <= high`.
+    """Return `value` as an int, if `low <= value <= high`; see `argument_error` for other arguments.
 
-    Args:
-        argument: the name of the argument.
-        value: what was given.
-        low: the least integer; None for any.
-        high: the largest integer; None for any.
-        wrong: what the error says of the value, for example "is not a number of rows".
-        alternative: what the caller accepts beside an integer, as the error says it, for example "None".
-        layer: the name of the layer whose argument it is.
-        example: an accepted value, as the error shows it; by default the least positive one.
-        error: the class of the error.
+    `alternative` describes what the caller accepts besides integers, such as "None".
     """
     if is_int(value, -math.inf if low is None else low, math.inf if high is None else high):
         return operator.index(value)
@@ -181,7 +172,7 @@ def check_int(
 
 
 def _kind_of_error(value: object, error: type[KerasDistError] = ModelError) -> type[KerasDistError]:
-    """The class of the error for what should be an integer: where it is none, a `TypeError`, too."""
+    """Return the class of the error for an integer argument: also a `TypeError` if `value` is not an integer."""
     return ArgumentTypeError if error is ModelError and not is_int(value) else error
 
 
@@ -198,10 +189,7 @@ def check_number(
     example: object = None,
     error: type[KerasDistError] = ModelError,
 ) -> float:
-    """Return `value` as a float, if it is finite, `low <= value <= high` and `above < value < below`.
-
-    The other arguments are those of `check_int`.
-    """
+    """Return `value` as a float, if it is finite, `low <= value <= high` and `above < value < below`."""
     fits = (low is None or low <= value, high is None or value <= high) if is_number(value) else (False,)
     if all(fits) and (above is None or above < value) and (below is None or value < below):
         return float(value)
@@ -224,7 +212,7 @@ def check_optional(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Checked | None:
-    """Return `check(argument, value, ...)`; None for None."""
+    """Return `check(argument, value, ...)`, or None for None."""
     return None if value is None else check(argument, value, *args, **kwargs)
 
 
@@ -236,7 +224,7 @@ def check_fraction(argument: str, value: Any, layer: str = "") -> float:
 def check_option(
     argument: str, value: Any, options: Sequence[Any], layer: str = "", error: type[KerasDistError] = ModelError
 ) -> Any:
-    """Return the option that equals `value`; strings in any case."""
+    """Return the option that equals `value`, with strings in any case."""
     lowered = value.lower() if isinstance(value, str) else value
     if value is None or np.isscalar(value):
         for option in options:
@@ -248,7 +236,7 @@ def check_option(
 
 
 def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., Any]:
-    """Return `value`, if it can be called with these parameters: names that are separated by commas."""
+    """Return `value`, if it can be called with parameters such as "x, y"."""
     if callable(value) and takes(value, *parameters.split(", ")):
         return value
     fix = f"change its parameters: def {argument}({parameters})"
@@ -256,7 +244,7 @@ def check_callable(argument: str, value: Any, parameters: str) -> Callable[..., 
 
 
 def check_path(argument: str, value: object, example: str, error: type[KerasDistError] = ModelError) -> str:
-    """Return `value`, a string or a path, as a string."""
+    """Return a string or path as a string."""
     try:
         path = os.fspath(cast("str", value))
     except TypeError:
@@ -267,7 +255,7 @@ def check_path(argument: str, value: object, example: str, error: type[KerasDist
 
 
 def check_size(argument: str, value: object, layer: str = "") -> int:
-    """Return `value` as an int, if it can be the size of a dim that is not empty."""
+    """Return `value` as an int, if it can be the size of a dim."""
     if is_int(value, 1, LARGEST_SIZE):
         return operator.index(value)
     expected, error = f"an integer of at least 1 and at most {LARGEST_SIZE}", _kind_of_error(value)
@@ -275,7 +263,7 @@ def check_size(argument: str, value: object, layer: str = "") -> int:
 
 
 def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: int = 1) -> tuple[int, ...]:
-    """Return `value` as `rank` ints of at least `least`; one integer stands for all of them."""
+    """Return `value`, one integer or several, as `rank` ints of at least `least`."""
     sizes = _items(value) or (value,) * rank
     if len(sizes) == rank and all(is_int(size, least, LARGEST_SIZE) for size in sizes):
         return tuple(map(operator.index, sizes))
@@ -286,7 +274,7 @@ def check_sizes(argument: str, value: Any, rank: int, layer: str = "", least: in
 
 
 def check_shape(argument: str, value: Any) -> tuple[int, ...]:
-    """Return `value` as a tuple of ints, if none is negative."""
+    """Return `value` as a tuple of non-negative ints."""
     dims = _items(value)
     if dims is not None and all(is_int(dim, 0) for dim in dims):
         return tuple(map(operator.index, dims))
@@ -299,7 +287,7 @@ def check_axis(argument: str, value: object, layer: str = "") -> int:
 
 
 def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
-    """Return `value`, an integer or several different ones, as a tuple."""
+    """Return an integer, or several different integers, as a tuple."""
     axes = (value,) if is_int(value) else _items(value)
     if axes and all(map(is_int, axes)) and len(set(axes)) == len(axes):
         return tuple(map(operator.index, axes))
@@ -311,7 +299,7 @@ def check_axes(argument: str, value: Any, layer: str = "") -> tuple[int, ...]:
 def check_axes_exist(
     argument: str, axes: Sequence[int], shape: Sequence[int | None], layer: str = ""
 ) -> tuple[int, ...]:
-    """Return `axes` counted from the front, in ascending order, if `shape` has them, and none is named twice."""
+    """Return non-negative `axes` in ascending order, if `shape` has them, and all are different."""
     rank = len(shape)
     found = sorted(axis % rank for axis in axes if -rank <= axis < rank)
     if len(set(found)) < len(axes):
@@ -322,7 +310,7 @@ def check_axes_exist(
 
 
 def check_numbers(argument: str, value: Any, layer: str) -> Any:
-    """Return `value`, a number or an array of numbers, as a float or tuples of floats."""
+    """Return a number or an array of numbers as a float or tuples of floats."""
     try:
         return _as_tuples(np.asarray(value, "float64").tolist())
     except (TypeError, ValueError):
@@ -331,7 +319,7 @@ def check_numbers(argument: str, value: Any, layer: str) -> Any:
 
 
 def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], layer: str) -> None:
-    """Check that an array of `shape` can be broadcast to an input of shape `to`."""
+    """Check that an array of `shape` broadcasts to an input of shape `to`."""
     if len(shape) > len(to) or any(a not in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)):
         summary = f"`{argument}` of layer {layer!r} does not broadcast to the shape of its input"
         given = f"{argument} of shape {tuple(shape)} for an input of shape {tuple(to)}"
@@ -339,7 +327,7 @@ def check_broadcasts(argument: str, shape: Sequence[int], to: Sequence[int], lay
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:
-    """The items of a list, a tuple or an array; None of anything else."""
+    """Return the items of a list, a tuple or an array, or None for other values."""
     has_items = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
     return tuple(cast("Sequence[Any]", value)) if has_items else None
 

@@ -1,5 +1,5 @@
 # pyright: basic
-"""`Operators`: what stands for an array counts as that array in arithmetic, comparisons, jax and numpy."""
+"""`Operators`: objects that represent an array in arithmetic, comparisons, jax and numpy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from keras_dist.errors import LayoutError, ModelError, shorten
 
 
 def value_of(operand: Any) -> Any:
-    """Return the array that `operand` stands for; anything else as it is."""
+    """Return the array that `operand` represents; return anything else unchanged."""
     return operand.value if isinstance(operand, Operators) else operand
 
 
 def values_in(tree: PyTree) -> PyTree:
-    """Return the tree with the arrays of its variables; JAX itself would read DVariables without the current scope."""
+    """Replace variables by their arrays; JAX itself would read them without the current scope."""
     return jax.tree.map(value_of, tree, is_leaf=lambda leaf: isinstance(leaf, Operators))
 
 
 def native(value: Any) -> Any:
-    """Return an array of numpy in the byte order of this machine, which JAX needs; anything else as it is."""
+    """Convert a numpy array to native byte order, which JAX needs; return anything else unchanged."""
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         return value.astype(value.dtype.newbyteorder("="))
     return value
@@ -57,20 +57,20 @@ def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Operators:
-    """Base of objects that stand for an array. Subclasses have `path`, `shape`, `dtype`, `_read`, `_checked`, `_write`.
+    """Base of objects that represent an array. Subclasses have `path`, `shape`, `dtype`, `_read`, `_checked`, `_write`.
 
     Source: `keras.Variable`.
     """
 
     __slots__ = ()
-    __array_priority__ = 100  # as of jax's arrays: `numpy_array * self` is ours to compute
+    __array_priority__ = 100  # as for jax's arrays: `numpy_array * self` calls `__rmul__`
 
     path: Any
     shape: Any
     dtype: Any
 
     def _read(self) -> Any:
-        """The current array."""
+        """Return the current array."""
         raise NotImplementedError
 
     def _checked(self, value: Any) -> Any:
@@ -78,11 +78,11 @@ class Operators:
         raise NotImplementedError
 
     def _write(self, value: Any) -> Any:
-        """Put a checked array in the place of the current one, and return what `value` gives from now on."""
+        """Replace the current array by a checked one, and return the new `value`."""
         raise NotImplementedError
 
     _lock: Any = threading.RLock()
-    """Held from reading `_array` until what uses it is dispatched, or a new one stored; one for all without a model."""
+    """Held from reading `_array` until its user is dispatched, or a new array stored; shared without a model."""
 
     @property
     def is_traced(self) -> bool:
@@ -94,15 +94,15 @@ class Operators:
         raise NotImplementedError
 
     def _array(self) -> Any:
-        """Return the current array, which nobody else has, so that a compiled function may write into its memory."""
+        """Return the current array without other owners, so that a compiled function may reuse its memory."""
         raise NotImplementedError
 
     def _store(self, array: Any) -> None:
-        """Replace the current array by one with the same sharding that nobody else has."""
+        """Replace the current array by one with the same sharding and no other owner."""
         raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
-        """Set the value, and return the new one.
+        """Set and return the value.
 
         Raises:
             ModelError: the shape differs, or the dtype cannot represent the value.
@@ -112,11 +112,7 @@ class Operators:
 
     @property
     def value(self) -> Any:
-        """The current array; while a function of variables is traced, the one that it has there.
-
-        Raises:
-            ModelError: it is set.
-        """
+        """The current array; in a traced function of variables, the value in the trace. Set it by `assign`."""
         scope = current_scope()
         return self._read() if scope is None else scope.get(self, self._read)
 
@@ -136,7 +132,7 @@ class Operators:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def numpy(self) -> np.ndarray:
-        """Return the current value as an array of numpy."""
+        """Return the value as a numpy array."""
         return np.asarray(self.value)
 
     def assign_add(self, value: Any) -> Any:
@@ -171,7 +167,7 @@ class Operators:
     def __ne__(self, other: Any) -> Any:
         return operator.ne(self.value, value_of(other))
 
-    __hash__ = None  # type: ignore[assignment]  # as of arrays, since `==` compares elements
+    __hash__ = None  # type: ignore[assignment]  # as for arrays, since `==` compares elements
 
     __bool__, __int__, __float__, __index__ = _unary(bool), _unary(int), _unary(float), _unary(operator.index)
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)

@@ -1,8 +1,8 @@
-"""Environment variables that must be right before a JAX backend starts. Imports no JAX.
+"""Environment variables that must be set before a JAX backend starts. Imports no JAX.
 
-XLA runs each fake CPU device on a thread of a pool sized by the number of cores. A collective holds one thread for
-each device until all have arrived, so a pool smaller than the devices in flight never completes it and the process
-is aborted. `PJRT_NPROC` sizes the pool; it is read once, when the backend starts.
+XLA runs each fake CPU device on a thread of a pool, whose default size is the number of cores. A collective holds one
+thread for each device until all have arrived, so that a smaller pool deadlocks, and XLA aborts the process.
+`PJRT_NPROC` sets the size of the pool; it is read once, when the backend starts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _XLA_DEVICE_COUNT = re.compile(r"""--xla_force_host_platform_device_count=["']?(
 _THREADS_PER_DEVICE = 2
 
 OF_DEVICES = frozenset(("JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS", "PJRT_NPROC", "NPROC", "XLA_FLAGS"))
-"""Variables that say which devices a process has, and how XLA compiles for them."""
+"""Variables that select the devices of a process, and how XLA compiles for them."""
 
 
 def fake_device_count() -> int:
-    """Return the number of fake CPU devices that the environment asks for, or 0."""
+    """Return the number of fake CPU devices that the environment requests, or 0."""
     flags = _XLA_DEVICE_COUNT.findall(_xla_flags())
     if flags:
         return int(flags[-1])
@@ -48,7 +48,7 @@ def forget_fake_device_count() -> None:
 
 
 def size_thread_pool(device_count: int) -> None:
-    """Give XLA enough threads for `device_count` fake CPU devices; a larger setting is left alone."""
+    """Give XLA enough threads for `device_count` fake CPU devices, unless more are set."""
     needed = _THREADS_PER_DEVICE * device_count
     current = os.environ.get("PJRT_NPROC", "")
     if device_count > 1 and not (current.isdigit() and int(current) >= needed):
@@ -56,10 +56,9 @@ def size_thread_pool(device_count: int) -> None:
 
 
 def release_freed_memory() -> None:
-    """Give freed memory back to the operating system, where the C library can do so (glibc).
+    """Return freed memory to the operating system (glibc only).
 
-    XLA's CPU client allocates with `malloc`, which keeps freed blocks of up to 32 MiB. Temporaries that were freed
-    around arrays that live on would otherwise stay part of the process for as long as those arrays.
+    XLA's CPU client allocates by `malloc`, which keeps freed blocks of up to 32 MiB between live arrays.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

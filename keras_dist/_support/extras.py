@@ -1,4 +1,4 @@
-"""Packages that only an extra of keras_dist installs, imported when they are first used."""
+"""Packages of extras, imported at their first use."""
 
 from __future__ import annotations
 
@@ -17,17 +17,11 @@ PACKAGES = {
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
 }
-"""Packages of each extra in `pyproject.toml`. Errors name them: an index may have another `keras_dist`."""
+"""Packages of each extra in `pyproject.toml`, for errors: an index may have another `keras_dist`."""
 
 
 def import_extra(module: str, extra: str, needed_for: str) -> Any:
-    """Import a module that an extra of keras_dist brings.
-
-    Args:
-        module: its whole name.
-        extra: the extra that installs it.
-        needed_for: what needs it, for the error.
-    """
+    """Import a module that `extra` installs; the error says that `needed_for` needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Tables as HTML, for notebooks and pages.
 
-All colours are made of that of the text around them, so that they can be read in every theme of a notebook.
+All colours derive from the text colour, so that tables are readable in every theme of a notebook.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STYLE = """
 
 
 def escaped(text: object) -> str:
-    """Return a text as HTML that shows it as it is, in elements and in quoted attributes."""
+    """Escape a text for HTML elements and quoted attributes."""
     return html.escape(str(text))
 
 
@@ -47,14 +47,7 @@ def table(
     numbers: Collection[str] = (),
     totals: Iterable[Sequence[object]] = (),
 ) -> str:
-    """Return a table.
-
-    Args:
-        headers: of the columns.
-        rows: a text for each cell.
-        numbers: those of `headers` whose columns are set flush right.
-        totals: the last rows.
-    """
+    """Return a table with `totals` as its last rows; columns whose header is in `numbers` are right-aligned."""
     classes = [' class="kd-number"' if header in numbers else "" for header in headers]
 
     def line(cells: Sequence[object], tag: str = "td") -> str:
@@ -75,5 +68,5 @@ def paragraph(text: str) -> str:
 
 
 def fragment(*parts: str) -> str:
-    """Return parts of HTML as what a notebook shows for an object: with their style, and scrolling where it is long."""
+    """Join parts of HTML, with style and scrolling, for display in a notebook."""
     return f'<div class="kd"><style>{STYLE}</style><div class="kd-scroll">{"".join(parts)}</div></div>'

@@ -1,4 +1,4 @@
-"""Checks of integer arrays: 64 bits must fit into the 32 of JAX, and indices must exist."""
+"""Checks of integer arrays: values must fit into 32 bits, and indices must be in range."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -22,12 +22,12 @@ _counted: contextvars.ContextVar[Any] = contextvars.ContextVar("counted", defaul
 
 
 def check_fits(array: Any, name: str, rows: Any = None) -> None:
-    """Check that the integers of an array fit into those of JAX, which have 32 bits by default.
+    """Check that the integers of an array fit into JAX's dtype, by default 32 bits.
 
     Args:
-        array: of numpy, or what has a `dtype`, a `size`, and `outside(limits)`, which does what `_runtime` does.
-        name: how errors call it.
-        rows: the numbers of its rows, as errors tell them; None for those from 0.
+        array: a numpy array, or an object with `dtype`, `size` and `outside(limits)`, as `_first_outside`.
+        name: name of the array in errors.
+        rows: numbers of its rows in errors; by default from 0.
     """
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
         return
@@ -36,7 +36,7 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         return
     limits = np.iinfo(kept)
     is_numpys = isinstance(array, np.ndarray)
-    found = _runtime(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
+    found = _first_outside(cast("np.ndarray[Any, Any]", array), limits) if is_numpys else array.outside(limits)
     if found is not None:
         row, value = found
         raise DataError(
@@ -46,8 +46,8 @@ def check_fits(array: Any, name: str, rows: Any = None) -> None:
         )
 
 
-def _runtime(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
-    """Return the row and the value of the first integer that is out of range, or None."""
+def _first_outside(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
+    """Return the row and the value of the first integer out of range, or None."""
     if limits.min <= array.min() and array.max() <= limits.max:
         return None
     place = int(np.argmax((array < limits.min) | (array > limits.max)))
@@ -55,13 +55,9 @@ def _runtime(array: np.ndarray, limits: np.iinfo) -> tuple[int, int] | None:
 
 
 def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
-    """Check that indices are from 0 to `stop - 1`: where their values are known, and in steps that are `checked`.
+    """Check that indices are from 0 to `stop - 1`, if their values are known or the step is `checked`.
 
-    Args:
-        indices: integers, or numbers that are cut to integers.
-        stop: how many there are to choose from.
-        what: is wrong if one is not, as `layer 'tokens': an integer is no row of the table`.
-        fix: the way out.
+    `what` is the summary of the error, such as "layer 'tokens': index out of range". Floats are truncated.
     """
     if not isinstance(indices, jax.Array):
         indices = np.asarray(indices)
@@ -85,7 +81,7 @@ def check_indices(indices: Any, stop: int, what: str, fix: str) -> None:
 
 @contextlib.contextmanager
 def counting(counts: Any) -> Generator[None]:
-    """Leave out of checks inside the indices where these weights are 0 or False; None for checks of all."""
+    """Check only indices whose weights are not 0 or False inside; None for all."""
     token = _counted.set(counts)
     try:
         yield
@@ -94,12 +90,12 @@ def counting(counts: Any) -> Generator[None]:
 
 
 def _those_that_count(indices: Any) -> Any:
-    """Return the indices, with 0 for those that do not count."""
+    """Return the indices, with 0 where they do not count."""
     counts = _counted.get()
     if counts is None:
         return indices
     if not jax.tree_util.all_leaves([counts]):
-        return jnp.zeros((), indices.dtype)  # of several outputs: whose they are is not known here
+        return jnp.zeros((), indices.dtype)  # weights of several outputs, which cannot be assigned here
     counts = jnp.asarray(counts) != 0
     if counts.ndim == indices.ndim + 1 and counts.shape[-1] == 1:
         counts = counts[..., 0]
@@ -109,7 +105,7 @@ def _those_that_count(indices: Any) -> Any:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, for `jax.jit`, that checks indices: it returns an error for `raise_found` and its results."""
+    """Return a function, for `jax.jit`, that checks indices and returns an error, for `raise_found`, and its result."""
 
     def check(*args: Any) -> Any:
         token = _is_checked.set(True)
@@ -122,11 +118,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def raise_found(error: Any) -> None:
-    """Raise the error of a `checked` function, after waiting for it.
-
-    Raises:
-        DataError: an index was out of range.
-    """
+    """Wait for the error of a `checked` function, and raise a DataError if an index was out of range."""
     found = failed_check(error)
     if found is not None:
         raise _error(found.split("\n"))

@@ -153,7 +153,7 @@ class Lendable(Operators, nnx.Variable):
 
     def _slot(self, name: str, default: Any) -> Any:
         try:
-            return object.__getattribute__(self, name)  # getattr would look for it in the array
+            return object.__getattribute__(self, name)  # getattr would look in the array
         except AttributeError:
             return default
 
@@ -193,7 +193,7 @@ class Lendable(Operators, nnx.Variable):
     def join(self, keeper: Keeper) -> None:
         """Add a training state that contains the variable, or note that it has moved to another mesh."""
         object.__setattr__(self, "_keepers", tuple(map(weakref.ref, dict.fromkeys((*self.keepers, keeper)))))
-        object.__setattr__(self, "_borrower", self.borrower)  # a slot that is set is read faster
+        object.__setattr__(self, "_borrower", self.borrower)  # a set slot is read faster
         object.__setattr__(self, "_mesh", keeper.mesh)
 
     def leave(self, keeper: Keeper) -> None:
@@ -202,12 +202,12 @@ class Lendable(Operators, nnx.Variable):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lendable:
         """Return a variable that is in no model, with a copy of the value."""
-        if id(self) not in memo:  # without this method Flax answers with the copy of the array
+        if id(self) not in memo:  # otherwise Flax returns a copy of the array
             value = jnp.array(self.current(), copy=True)
             memo[id(self)] = type(self).from_metadata(value, dict(self.get_metadata()))
         return memo[id(self)]
 
-    # As `Operators` asks for it
+    # Required by `Operators`
 
     @property
     def _lock(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -240,10 +240,10 @@ class Lendable(Operators, nnx.Variable):
             self.borrower.take(self, array)
 
     def numpy(self) -> np.ndarray:
-        """Return the value on the host. Of a model in a job of several processes all must call it."""
+        """Return the value on the host; in a job all processes must call this method of a model's variable."""
         keeper = self._keeper()
         if keeper is None or current_scope() is not None or jax_internals.is_traced(self.peek()):
             return super().numpy()
-        with keeper.lock:  # a borrower waits for it
+        with keeper.lock:  # borrowers wait for this lock
             array = self.peek()
             return np.array(array) if isinstance(array, np.ndarray) else keeper.host_copy(array)

@@ -37,7 +37,7 @@ OF_KERAS = {
     "visualization.*": "matplotlib",
     "wrappers.*": "nothing, keras_dist does not wrap models for scikit-learn",
 }
-"""What to use instead of names and packages of Keras; the first matching pattern of `fnmatch` counts."""
+"""Replacements of names and packages of Keras, by name or `fnmatch` pattern; the first match counts."""
 
 OF_TENSORFLOW = {
     **dict.fromkeys(("cast", "convert_to_tensor", "reduce_mean", "reduce_sum", "split"), "`jax.numpy`"),
@@ -55,10 +55,10 @@ OF_TENSORFLOW = {
     ),
     "experimental": "`keras_dist.dtensor` for `tf.experimental.dtensor`",
     "dtensor.GradientTape": "`dtensor.value_and_grad`: JAX differentiates functions, and records nothing",
-    "dtensor.LayoutMap": "`dtensor.keras.LayoutMap`, or `kd.LayoutMap`, whose rules are those of Keras 3",
+    "dtensor.LayoutMap": "`dtensor.keras.LayoutMap`, or `kd.LayoutMap`, with the rules of Keras 3",
     "dtensor.MATCH": "the entries of `dtensor.fetch_layout(tensor).sharding_specs` where they are to stay",
     "dtensor.create_tpu_mesh": "`dtensor.create_distributed_mesh`, which arranges TPUs as they are connected",
-    "dtensor.device_name": "`dtensor.default_mesh(mesh)`: there is no device that stands for a mesh",
+    "dtensor.device_name": "`dtensor.default_mesh(mesh)`: no device represents a mesh",
     "dtensor.enable_save_as_bf16": "`dtensor.name_based_save` of `variable.astype('bfloat16')`",
     "dtensor.heartbeat_enabled": "`kd.initialize(heartbeat_timeout_s=...)`: processes always watch each other",
     **dict.fromkeys(
@@ -81,7 +81,7 @@ OF_TENSORFLOW = {
     "random.set_seed": "`kd.utils.set_random_seed`",
     "train": "`kd.checkpoint`",
 }
-"""What to use instead of names of TensorFlow, above all of DTensor programs."""
+"""Replacements of names of TensorFlow, mainly of DTensor programs."""
 
 _above: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""What a process of a job notes for the launcher, in a file that outlives it. Imports no JAX."""
+"""Notes of a process of a job for the launcher, in a file. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -9,45 +9,33 @@ import os
 import pathlib
 
 NOTES_VARIABLE = "KERAS_DIST_NOTES_FILE"
-"""Names the file; set by the launcher."""
+"""Variable with the path of the file; set by the launcher."""
 
 _LIMIT_BYTES = 2**16
 
 
 @dataclasses.dataclass
 class ProcessNotes:
-    """How far a process has come, and why it ends.
+    """Progress of a process, and the reason of its end."""
 
-    Attributes:
-        joined: whether it has joined its job.
-        steps: training steps that it has begun.
-        step_at: when the last of them began, in seconds since the epoch of Unix.
-        first_step_at: when its first step was done.
-        saved: what the job goes on from when it is started again.
-        saved_steps: how many of `steps` are saved.
-        failure: the exception that it ends with.
-        blamed: the process because of which it ends; its own index where it hangs itself.
-        reason: what that process did.
-    """
-
-    joined: bool = False
-    steps: int = 0
-    step_at: float | None = None
-    first_step_at: float | None = None
-    saved: str | None = None
-    saved_steps: int = 0
-    failure: str | None = None
-    blamed: int | None = None
-    reason: str | None = None
+    joined: bool = False  # the process has joined its job
+    steps: int = 0  # training steps that have begun
+    step_at: float | None = None  # start of the last step [s since the Unix epoch]
+    first_step_at: float | None = None  # end of the first step
+    saved: str | None = None  # checkpoint from which the job resumes
+    saved_steps: int = 0  # number of `steps` in it
+    failure: str | None = None  # exception that ends the process
+    blamed: int | None = None  # index of the process that failed; its own index if it hangs
+    reason: str | None = None  # action of that process
 
     def write(self, file: int) -> None:
-        """Write the notes over those in the file. They are there even if the process is killed right after."""
+        """Write the notes to the file; they stay even if the process is killed right after."""
         with contextlib.suppress(OSError):  # a full disk: training is worth more
             os.pwrite(file, json.dumps(vars(self)).encode() + b"\n", 0)
 
     @classmethod
     def read(cls, path: pathlib.Path) -> ProcessNotes:
-        """The notes in the file; empty ones if there are none, or are being written."""
+        """Return the notes in the file, or empty ones if they are missing or incomplete."""
         try:
             with path.open("rb") as file:
                 return cls(**json.loads(file.read(_LIMIT_BYTES).partition(b"\n")[0]))

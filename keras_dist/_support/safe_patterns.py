@@ -1,7 +1,7 @@
-"""Regular expressions with a time limit: rules may come from others, in a config file, and some never end.
+"""Regular expressions with a time limit, for rules from config files of others.
 
-Python's `re` cannot be stopped: it tries exponentially many ways to match `(a+)+b`. The package `regex` gives rules the
-same meaning, and takes a limit.
+Python's `re` tries exponentially many ways to match `(a+)+b`, and cannot be interrupted. The package `regex` has the
+same rules, and a time limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT_SECONDS = 1.0
 
 
 _BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d*\})|\[(?=\[:)", re.DOTALL)
-"""Braces that are no repetition, and `[[:`: to `re` they are characters, to `regex` fuzzy matches and classes."""
+"""Literal braces and `[[:` of `re`, which are fuzzy matches and classes to `regex`."""
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -32,11 +32,7 @@ def _as_regex(rule: str) -> str:
 
 
 class Pattern:
-    """A regular expression, as `re.compile` takes it.
-
-    Raises:
-        re.error: it is none.
-    """
+    """A regular expression of `re`, or `re.error`; matches raise a RuleTimeoutError after `LIMIT_SECONDS`."""
 
     def __init__(self, rule: str) -> None:
         try:
@@ -47,19 +43,15 @@ class Pattern:
         self._rule = rule
 
     def fullmatch(self, text: str) -> Any:
-        """Match the whole text; return the match or None.
-
-        Raises:
-            RuleTimeoutError: it takes longer than `LIMIT_SECONDS`.
-        """
+        """Match the whole text; return the match or None."""
         return self._limited(self._compiled.fullmatch, text)
 
     def match(self, text: str) -> Any:
-        """Match the beginning of the text; return the match or None. Raises as `fullmatch`."""
+        """Match the beginning of the text; return the match or None."""
         return self._limited(self._compiled.match, text)
 
     def search(self, text: str) -> Any:
-        """Return the first match in the text, or None. Raises as `fullmatch`."""
+        """Return the first match in the text, or None."""
         return self._limited(self._compiled.search, text)
 
     def _limited(self, method: Any, text: str) -> Any:
@@ -72,28 +64,23 @@ class Pattern:
 
 
 pattern = functools.lru_cache(16384)(Pattern)
-"""Return the pattern of a rule, which is made once."""
+"""Return the cached pattern of a rule."""
 
 
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]\\|()]")
 _ALONE = re.compile(r"\\[0-9gN]|\(\?(?!:|=|!|<=|<!)")
-"""Rules whose meaning other rules in front would change: they have flags, or refer to groups."""
+"""Rules with flags or references to groups, whose meaning would change after other rules."""
 GROUP_SIZE = 64
-"""Number of rules that are tried at once. 5,000 x 5,000 took 70 s one by one, and takes 1 to 16 s in groups."""
+"""Number of rules that are tried at once: 5,000 x 5,000 take 70 s one by one, and 1 to 16 s in groups."""
 
 
 def is_literal(rule: str) -> bool:
-    """Return whether `rule` has no special characters, so that it matches no other text than itself."""
+    """Return whether `rule` matches only itself, because it has no special characters."""
     return _SPECIAL.search(rule) is None
 
 
 class Patterns:
-    """Many regular expressions, few of which match a text: groups of them are tried at once.
-
-    Args:
-        rules: each a regular expression, as `Pattern` takes it.
-        method: how they are matched: `"fullmatch"`, `"match"` or `"search"`.
-    """
+    """Many regular expressions, tried in groups by `"fullmatch"`, `"match"` or `"search"`."""
 
     def __init__(self, rules: Iterable[str], method: str = "fullmatch") -> None:
         self._method = method
@@ -103,11 +90,7 @@ class Patterns:
         self._groups += [tuple(together[at : at + GROUP_SIZE]) for at in range(0, len(together), GROUP_SIZE)]
 
     def matching(self, text: str) -> list[str]:
-        """Return the rules that match the text, in their order.
-
-        Raises:
-            RuleTimeoutError: a rule takes longer than `LIMIT_SECONDS`.
-        """
+        """Return the rules that match the text, in their order."""
         found = [rule for group in self._groups if self._may_match(group, text) for rule in group]
         return sorted(
             (rule for rule in found if getattr(pattern(rule), self._method)(text)), key=self._places.__getitem__
@@ -118,7 +101,7 @@ class Patterns:
             return True
         try:
             return getattr(_joined(group), self._method)(text, timeout=LIMIT_SECONDS) is not None
-        except TimeoutError:  # the limit holds for one rule
+        except TimeoutError:  # the limit is meant for one rule
             return True
 
 

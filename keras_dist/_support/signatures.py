@@ -1,4 +1,4 @@
-"""Signatures of users' callables: whether they take the arguments they are called with."""
+"""Signatures of users' callables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def takes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
-    """Whether `function` can be called with arguments like these; True where Python cannot tell (some builtins)."""
+    """Whether `function` can be called with such arguments; True if unknown, as for some builtins."""
     if inspect.isclass(function):  # metaclasses such as Flax's hide the parameters of __init__
         function, args = function.__init__, (None, *args)
     try:
@@ -28,7 +28,7 @@ def takes_keyword(cls: type, name: str) -> bool:
 
 
 def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the arguments, by name, that `function` takes."""
+    """Return the arguments, by name, that `function` takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return dict(arguments)
@@ -36,10 +36,7 @@ def keywords_taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def in_keras_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as one of `(y_true, y_pred)`; if its parameters are named as in optax, they are exchanged.
-
-    `optax.softmax_cross_entropy(logits, labels)` takes predictions first.
-    """
+    """Return `function` of `(y_true, y_pred)`; swap parameters named as in optax, `(logits, labels)`."""
     try:
         names = list(inspect.signature(function).parameters)[:2]
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
 # pyright: basic
-"""`StatelessScope`: the values that variables have while a function of them is traced."""
+"""`StatelessScope`: values of variables while a function of them is traced."""
 
 from __future__ import annotations
 
@@ -18,15 +18,11 @@ _current: contextvars.ContextVar[StatelessScope | None] = contextvars.ContextVar
 
 
 class StatelessScope:
-    """Inside, variables have the values that they were given or assigned there; outside, nothing of it is known.
-
-    Args:
-        variables: objects with `value` and `assign`.
-        values: what they begin with, in the same order.
+    """Inside, variables have given or assigned values, which have no effect outside.
 
     Attributes:
-        found: the other variables that were read or assigned, in that order.
-        assigned: the variables that were assigned, in that order.
+        found: further variables that were read or assigned, in that order.
+        assigned: variables that were assigned, in that order.
     """
 
     def __init__(self, variables: Iterable[Any] = (), values: Iterable[Any] = ()) -> None:
@@ -37,21 +33,17 @@ class StatelessScope:
         self.assigned: list[Any] = []
 
     def get(self, variable: Any, own: Callable[[], Any]) -> Any:
-        """Return the value of a variable; `own` gives the one that it has outside of all scopes."""
+        """Return the value of a variable; `own` returns the value outside of all scopes."""
         if id(variable) not in self._values:
             if self._outer is None and variable.is_traced:
-                return own()  # a copy that JAX has made of a variable, with the array of a trace
-            with jax.ensure_compile_time_eval():  # copies are made outside of the trace
+                return own()  # JAX's copy of a variable, with a traced array
+            with jax.ensure_compile_time_eval():  # copies are created outside of the trace
                 self._values[id(variable)] = own() if self._outer is None else self._outer.get(variable, own)
             self.found.append(variable)
         return self._values[id(variable)]
 
     def put(self, variable: Any, value: Any) -> Any:
-        """Let a variable have this value, and return it.
-
-        Raises:
-            ModelError: the value is one of a loop or branch inside of the function, which nothing outside may see.
-        """
+        """Set and return the value of a variable; values of an inner loop or branch are an error."""
         if is_traced(value) and current_trace() != self._trace:
             raise trace_error(variable.path)
         if id(variable) not in self._values:
@@ -62,7 +54,7 @@ class StatelessScope:
         return value
 
     def values(self, variables: Iterable[Any]) -> list[Any]:
-        """Return the values of variables that it knows."""
+        """Return the values of variables of this scope."""
         return [self._values[id(variable)] for variable in variables]
 
     def __enter__(self) -> Self:
@@ -76,13 +68,13 @@ class StatelessScope:
 
 
 def current_scope() -> StatelessScope | None:
-    """Return the innermost scope; None outside of all."""
+    """Return the innermost scope, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def without_scope() -> Iterator[None]:
-    """Inside, variables have their own values."""
+    """Leave all scopes inside."""
     token = _current.set(None)
     try:
         yield
@@ -91,22 +83,22 @@ def without_scope() -> Iterator[None]:
 
 
 def trace_error(path: str) -> ModelError:
-    """Return the error of a variable that a loop, a branch or another function of JAX assigns."""
+    """Return the error for a variable that an inner function of JAX assigns."""
     return ModelError(
-        f"variable {path!r} is assigned inside of a function that JAX traces on its own",
+        f"variable {path!r} is assigned inside of a function that JAX traces separately",
         given="an assignment inside of the function of a jax.lax.scan, cond, jax.jit, vmap, grad or checkpoint",
         fix="let the function return the new value, and assign that outside, or in keras_dist.dtensor.value_and_grad",
     )
 
 
 def current_names() -> tuple[str, ...]:
-    """Return the names of the scopes of names around, the outermost first."""
+    """Return the current name scopes, outermost first."""
     return _names.get()
 
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """Give paths of variables that belong to no layer this name in front."""
+    """Prefix the paths of variables outside of layers inside."""
     token = _names.set((*_names.get(), name))
     try:
         yield

@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
 _LEAST_WIDTH = 40  # [characters] of a table
-_TERMINAL_WIDTH = 80  # of a terminal that does not tell its own
+_TERMINAL_WIDTH = 80  # of a terminal of unknown width
 _NOTEBOOK_WIDTH = 120  # notebooks wrap longer lines
-_COMFORT = 40  # to which columns are wrapped before one outside of `priority` is left out
+_COMFORT = 40  # width to which columns are wrapped before columns outside of `priority` are omitted
 _LONGEST_PIECES = 24, 16  # of the first column and of others; longer ones are cut where a column is narrow
 _SHORT = 10  # cells up to this width are never wrapped
 
@@ -22,11 +22,7 @@ _PART = re.compile(r"[^_.-]*[_.-]+[*+?]?|[^_.-]+")  # of a piece that is wider t
 
 
 def available_width() -> int | None:
-    """Return the characters of a line of stdout; None where lines may have any length.
-
-    The environment variable `COLUMNS` decides. Without it, a terminal has its width, a notebook 120 characters, and a
-    pipe or a file has lines of any length.
-    """
+    """Return `COLUMNS`, or the width of the terminal, 120 in a notebook, and None for pipes and files."""
     columns = os.environ.get("COLUMNS", "")
     if re.fullmatch(r"0*[1-9][0-9]{0,8}", columns):
         return int(columns)
@@ -45,35 +41,25 @@ def available_width() -> int | None:
 class Table:
     """Rows of cells under headers.
 
-    In a width that is too small, columns outside of `priority` are left out first, from the last one on. Then cells are
-    wrapped after slashes, spaces and commas. Columns of `priority` are left out only where cells would be wrapped to
-    less than a word, again from the last one on. A line below the table names what was left out; totals are then
-    sentences, with all numbers.
-
-    Attributes:
-        title: above the table; may be empty.
-        headers: of the columns; none are shown where all are empty.
-        numbers: headers of columns that are set flush right, and never wrapped.
-        priority: headers of the columns to keep, most important first; by default all.
-        rows: a text for each column.
-        totals: the last rows, below a line.
-        has_lines: whether there is a line between rows.
+    In a small width columns outside of `priority` are omitted first, from the last one on. Then cells are wrapped after
+    slashes, spaces and commas. Columns of `priority` are omitted only if cells would be narrower than a word. A line
+    below the table names omitted columns; totals are then sentences with all numbers.
     """
 
-    title: str
-    headers: Sequence[str]
-    numbers: Collection[str] = ()
-    priority: Sequence[str] = ()
+    title: str  # may be empty
+    headers: Sequence[str]  # not shown if all are empty
+    numbers: Collection[str] = ()  # headers of right-aligned columns, which are never wrapped
+    priority: Sequence[str] = ()  # headers of columns to keep, most important first; by default all
     rows: list[Sequence[str]] = dataclasses.field(default_factory=list[Sequence[str]])
-    totals: list[Sequence[str]] = dataclasses.field(default_factory=list[Sequence[str]])
-    has_lines: bool = False
+    totals: list[Sequence[str]] = dataclasses.field(default_factory=list[Sequence[str]])  # last rows, below a line
+    has_lines: bool = False  # between rows
 
     def fits(self, width: int | None) -> bool:
-        """Whether all columns are shown in this width."""
+        """Whether all columns fit into this width."""
         return len(self._widths(width)) == len(self.headers)
 
     def lines(self, width: int | None, setting: str) -> list[str]:
-        """Return the lines of the table in this width, which `setting` changes."""
+        """Return the lines of the table in this width, which the user changes by `setting`."""
         bar, dash, cross = _box()
         widths = self._widths(width)
         line = f"{dash}{cross}{dash}".join(dash * each for each in widths.values())
@@ -105,12 +91,12 @@ class Table:
         return found
 
     def _sentence(self, cells: Sequence[str], width: int | None) -> list[str]:
-        """The lines of a total as text."""
+        """Return the lines of a total as a sentence."""
         named = zip(self.headers[1:], cells[1:], strict=True)
         return _prose(f"{cells[0]}: {', '.join(f'{header} {cell}' for header, cell in named if cell)}", width)
 
     def _columns(self) -> list[tuple[int, int]]:
-        """For each column the narrowest width that can be read, and the width of its longest cell."""
+        """Return the smallest readable width of each column, and the width of its longest cell."""
         found: list[tuple[int, int]] = []
         for index, header in enumerate(self.headers):
             texts = [text for row in (*self.rows, *self.totals) for text in _printable(row[index]).split("\n")]
@@ -125,7 +111,7 @@ class Table:
         return found
 
     def _order(self) -> list[int]:
-        """The columns, most important first."""
+        """Return the columns, most important first."""
         known = [*self.priority]
         return sorted(
             range(len(self.headers)),
@@ -136,13 +122,13 @@ class Table:
         return bool(self.priority) and self.headers[index] not in self.priority
 
     def _needed(self) -> int:
-        """The smallest width in which no column is left out."""
+        """Return the smallest width that omits no column."""
         columns = self._columns()
         has_spare = any(map(self._is_spare, range(len(columns))))
         return _joined(_comfortable(column) if has_spare else column[0] for column in columns)
 
     def _widths(self, width: int | None) -> dict[int, int]:
-        """The width of each column that is shown."""
+        """Return the width of each shown column."""
         columns, kept = self._columns(), self._order()
         if width is None:
             return {index: columns[index][1] for index in range(len(columns))}
@@ -153,7 +139,7 @@ class Table:
             kept.pop()
         widths = {index: min(columns[index][0], width) for index in sorted(kept)}
         for _ in range(width - _joined(widths.values())):
-            # the narrowest first, where the most important one counts half: its cells are the longest
+            # widen the narrowest first; the most important column has the longest cells, and counts half
             narrow = {index: each / (1 + (index == kept[0])) for index, each in widths.items()}
             narrow = {index: each for index, each in narrow.items() if widths[index] < columns[index][1]}
             if not narrow:
@@ -177,13 +163,13 @@ def _comfortable(column: tuple[int, int]) -> int:
 
 
 def _joined(widths: Iterable[int]) -> int:
-    """The characters of columns with what is between them."""
+    """Return the width of columns with separators."""
     listed = [*widths]
     return sum(listed) + 3 * (len(listed) - 1)
 
 
 def _prose(text: str, width: int | None) -> list[str]:
-    """The lines of a text, broken at spaces; words are left whole, since they are names, rules and code."""
+    """Wrap a text at spaces only, since words are names, rules and code."""
     lines = _printable(text).split("\n")
     if width is None:
         return lines
@@ -201,7 +187,7 @@ def _prose(text: str, width: int | None) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The lines of a cell; of what does not fit nothing is lost but spaces at their ends."""
+    """Wrap a cell; only trailing spaces are lost."""
     found: list[str] = []
     for line in text.split("\n"):
         if _length(line) <= width:
@@ -219,7 +205,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _cut(piece: str, width: int) -> list[str]:
-    """Parts of a piece of text that is wider than its column."""
+    """Split a piece of text that is wider than its column."""
     step = width if piece.isascii() else max(width // 2, 1)
     return [part[at : at + step] for part in _PART.findall(piece) for at in range(0, len(part), step)]
 
@@ -237,14 +223,14 @@ def _length(text: str) -> int:
 
 
 def _printable(text: str) -> str:
-    """The text without characters that move the cursor of a terminal or change its colours."""
+    """Escape characters that control a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _box() -> str:
-    """Return the box-drawing characters for a stdout of this encoding."""
+    """Return box-drawing characters that stdout can encode."""
     try:
         "│─┼".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeError, LookupError):

@@ -1,4 +1,4 @@
-"""Paths of leaves in pytrees, as users write them: `block/dense/kernel`, `layers/0/kernel`."""
+"""Paths of leaves in pytrees, such as `block/dense/kernel` or `layers/0/kernel`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Parts = tuple[str | int, ...]
 
 MEMBERS = "_members"
-"""An attribute of this name holds what a user knows by names of its own, and is no part of a path."""
+"""Name of an attribute that is not part of paths, because its entries have names."""
 
 
 def parts_of(key_path: Sequence[Any]) -> Parts:
@@ -17,7 +17,7 @@ def parts_of(key_path: Sequence[Any]) -> Parts:
 
 
 def visible(parts: Iterable[Any]) -> Parts:
-    """Return the parts of a path that users see."""
+    """Return the parts of a path that are shown to users."""
     return tuple(part for part in parts if part != MEMBERS)
 
 

@@ -6,15 +6,15 @@ from typing import Any, TypeAlias
 from jax.typing import ArrayLike, DTypeLike
 
 PyTree: TypeAlias = Any
-"""A nested structure of dicts, lists and tuples, or one leaf; which leaves, the argument's docstring says."""
+"""A nested structure of dicts, lists and tuples, or one leaf; docstrings describe the leaves."""
 
 PyTreeDef: TypeAlias = Any
-"""A `jax.tree_util.PyTreeDef`, which type checkers do not know."""
+"""A `jax.tree_util.PyTreeDef`, which type checkers do not resolve."""
 
 Device: TypeAlias = Any
-"""A `jax.Device`, which type checkers do not know."""
+"""A `jax.Device`, which type checkers do not resolve."""
 
 Shape: TypeAlias = Sequence[int | None]
-"""Sizes of dims; None where a size is known only later, as that of the batch."""
+"""Sizes of dims; None for an unknown size, such as the batch."""
 
 __all__ = ["ArrayLike", "DTypeLike", "Device", "PyTree", "PyTreeDef", "Shape"]

@@ -109,7 +109,7 @@ def arguments_kept(lowered: jax.stages.Lowered) -> list[int]:
 
 
 def _constraints_in(jaxpr: Any) -> Iterator[tuple[Any, ...]]:
-    """The mesh axes of each dim of what a jaxpr, and those inside of it, constrain."""
+    """Yield the layouts to which a jaxpr, and jaxprs inside it, constrain arrays: mesh axes of each dim."""
     for equation in jaxpr.eqns:
         sharding = equation.params.get("sharding")
         if equation.primitive.name == "sharding_constraint" and isinstance(sharding, jax.sharding.NamedSharding):

@@ -1,4 +1,4 @@
-"""Initializers: Keras's names and defaults on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`.
+"""Initializers on `jax.nn.initializers`, called as `initializer(shape, dtype, key)`.
 
 Source: names, arguments and defaults as in `keras.initializers`.
 """
@@ -30,7 +30,7 @@ from keras_dist.initializers.random_values import RandomUniform as RandomUniform
 from keras_dist.initializers.random_values import TruncatedNormal as TruncatedNormal
 from keras_dist.initializers.random_values import VarianceScaling as VarianceScaling
 
-# Keras knows the classes under these names, too
+# further names of Keras
 IdentityInitializer = identity = Identity
 OrthogonalInitializer = orthogonal = Orthogonal
 STFTInitializer = stft = STFT

@@ -1,4 +1,4 @@
-"""Initializers of constant values."""
+"""Initializers with constant values."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -21,15 +21,15 @@ class Constant(Initializer):
     """Fills a weight with one number, or with the values of an array.
 
     Args:
-        value: a number, or an array or list of numbers that broadcasts to the shapes it is called with.
+        value: a number, or an array or list of numbers that broadcasts to the shape of the weight.
 
     Raises:
-        ModelError: `value` holds no numbers.
+        ModelError: `value` is not numeric.
     """
 
     def __init__(self, value: Any = 0.0) -> None:
         try:
-            has_numbers = np.asarray(value).dtype.kind in "biufcV"  # V: bfloat16 and its like
+            has_numbers = np.asarray(value).dtype.kind in "biufcV"  # V: bfloat16 and similar types
         except ValueError:  # lists of different lengths
             has_numbers = False
         if not has_numbers:
@@ -37,11 +37,7 @@ class Constant(Initializer):
         self.value: Any = value
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return `value`, broadcast to `shape`.
-
-        Raises:
-            ModelError: it does not broadcast to the shape.
-        """
+        """Return `value`, broadcast to `shape`; raise a ModelError if it does not broadcast."""
         value = jnp.asarray(self.value, dtype or "float32")
         try:
             return jnp.broadcast_to(value, tuple(shape))
@@ -68,21 +64,13 @@ class Ones(Initializer):
 
 
 class Identity(Initializer):
-    """Gives `gain` times the identity matrix.
-
-    Args:
-        gain: a number.
-    """
+    """`gain` times the identity matrix."""
 
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = gain
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return the matrix (rows, columns).
-
-        Raises:
-            ModelError: `shape` is not that of a matrix.
-        """
+        """Return a matrix of `shape` (rows, columns)."""
         if len(shape) != 2:
             given = f"shape {tuple(shape)} of {len(shape)} dims"
             fix = "choose another initializer for this weight"

@@ -1,4 +1,4 @@
-"""`STFT`: kernels of convolutions that compute a short-time Fourier transform."""
+"""`STFT`: kernels of convolutions for short-time Fourier transforms."""
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 
@@ -19,20 +19,20 @@ from keras_dist.initializers.initializer import Initializer
 
 
 class STFT(Initializer):
-    """Gives the real or the imaginary part of a windowed Fourier transform, as the kernel of a convolution.
+    """Real or imaginary part of a windowed Fourier transform, as the kernel (T, 1, F) of a convolution.
 
-    Its shape is (T, 1, F): a window of T samples, and F = n // 2 + 1 frequencies of a transform of n = 2 * (F - 1)
-    samples. Entry (t, 0, f) is the cosine or the sine of `-2 * pi * t * f / n`, times the window at t.
+    The window has T samples. The F frequencies belong to a transform of n = 2 * (F - 1) samples. Entry (t, 0, f) is the
+    cosine or the sine of `-2 * pi * t * f / n`, times the window at t.
 
     Args:
         side: `"real"` or `"imag"`.
-        window: the name of a window of `scipy.signal`, its T values, or None for none.
-        scaling: what the window is divided by: `"density"` for the root of the sum of its squares, `"spectrum"` for the
-            sum of its absolute values, None for nothing.
-        periodic: whether a window that is given by its name is periodic.
+        window: the name of a window of `scipy.signal`, its T values, or None for no window.
+        scaling: divisor of the window: `"density"` for the root of its sum of squares, `"spectrum"` for its sum of
+            absolute values, None for 1.
+        periodic: whether a named window is periodic.
 
     Raises:
-        ModelError: an argument is none of these.
+        ModelError: an argument is invalid.
 
     Example:
         >>> from keras_dist import initializers
@@ -61,11 +61,7 @@ class STFT(Initializer):
         self.periodic = periodic
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return the kernel (T, 1, F).
-
-        Raises:
-            ModelError: `shape` is not such a shape, or the window has not T values.
-        """
+        """Return a kernel of `shape` (T, 1, F)."""
         if len(shape) != 3:
             given = f"shape {tuple(shape)} of {len(shape)} dims"
             fix = "choose another initializer for this weight"
@@ -76,7 +72,7 @@ class STFT(Initializer):
         return jnp.asarray(kernel * self._weights(samples)[:, None, None], dtype or "float32")
 
     def _weights(self, samples: int) -> np.ndarray:
-        """The window, scaled."""
+        """Return the scaled window."""
         if self.window is None:
             return np.ones(samples)
         given: Any = self.window
@@ -90,5 +86,5 @@ class STFT(Initializer):
 
 
 def _window(name: str, samples: int, is_periodic: bool) -> np.ndarray:
-    signal: Any = importlib.import_module("scipy.signal")  # jax brings it; it takes long to load
+    signal: Any = importlib.import_module("scipy.signal")  # a dependency of jax that is slow to load
     return np.asarray(signal.get_window(name, samples, is_periodic))

@@ -1,4 +1,4 @@
-"""Initializers by name, from configs, functions and arrays, and back."""
+"""Conversion of initializers from and to names, configs, functions and arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INITIALIZERS = ObjectRegistry(
 
 
 def get(identifier: Any) -> Any:
-    """Return the initializer that `identifier` means, to be called as `initializer(shape, dtype, key=key)`.
+    """Return an initializer, to be called as `initializer(shape, dtype, key=key)`.
 
     Args:
         identifier: a name, a config, an `Initializer` or its class, a function `f(shape, dtype)` as in Keras or
@@ -42,8 +42,8 @@ def get(identifier: Any) -> Any:
 
     Raises:
         UnknownNameError: no initializer has this name.
-        ModelError: it is none of these, or a function with other parameters.
-        ConfigError: a config cannot be read.
+        ModelError: `identifier` is neither of these.
+        ConfigError: a config is invalid.
 
     Example:
         >>> from keras_dist import initializers
@@ -59,5 +59,5 @@ def serialize(initializer: Initializer) -> Any:
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the initializer of a config or name; `custom_objects` are known by name besides."""
+    """Return the initializer of a config or name; `custom_objects` maps further names to objects."""
     return _INITIALIZERS.deserialize(config, custom_objects)

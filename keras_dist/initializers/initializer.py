@@ -1,4 +1,4 @@
-"""Base classes of initializers, and initializers of functions and arrays of users."""
+"""Base classes of initializers, and initializers of users' functions and arrays."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -22,10 +22,10 @@ _KEYS = ("key", "rng", "rng_key", "prng_key")
 
 
 class Initializer(Configurable):
-    """Base of all initializers: a subclass defines `__call__(shape, dtype, key)`, which returns the values of a weight.
+    """Base of all initializers; a subclass defines `__call__(shape, dtype, key)`, which returns values of a weight.
 
-    Values follow from the arguments alone, so that they can be computed inside a `jax.jit`. `initializers.get` also
-    takes a subclass without `key`, as in Keras.
+    Values depend only on the arguments, so that they can be computed inside `jax.jit`. `initializers.get` also takes a
+    subclass without `key`, as in Keras.
 
     Example:
         >>> import jax.numpy as jnp
@@ -41,12 +41,12 @@ class Initializer(Configurable):
         """Return the values of a weight.
 
         Args:
-            shape: of the weight.
-            dtype: of the weight; None is float32.
-            key: a typed PRNG key, of which the layer gives each weight its own. A seed that the initializer was
-                made with goes before it; without both, `keras_dist.random` gives a key.
+            shape: the shape of the weight.
+            dtype: the dtype of the weight; None is float32.
+            key: a typed PRNG key, different for each weight of a layer. The seed of the initializer takes precedence.
+                Without both, `keras_dist.random` provides a key.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say in __call__(shape, dtype, key) what it gives")
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(shape, dtype, key)")
 
     def clone(self) -> Self:
         """Return a new initializer with the same arguments."""
@@ -54,26 +54,21 @@ class Initializer(Configurable):
 
 
 class RandomInitializer(Initializer):
-    """Base of the initializers that draw random numbers.
+    """Base of initializers that draw random numbers.
 
     Args:
-        seed: None, or an integer, 0 <= seed < 2**32, that goes before every key: the values are the same in each call,
-            and those of Keras. Or a `SeedGenerator`, whose next key each call takes; the weight of a layer has a key of
-            its own, with which its seed is mixed.
+        seed: None for the key of each weight; an integer, 0 <= seed < 2**32, for the same values in each call, as in
+            Keras; or a `SeedGenerator`, whose seed is mixed with the key of a weight.
 
     Raises:
-        ModelError: `seed` is none of these.
+        ModelError: `seed` is neither of these.
     """
 
     def __init__(self, seed: int | SeedGenerator | None = None) -> None:
         self.seed = seed if seed is None or isinstance(seed, SeedGenerator) else check_seed(seed)
 
     def choose_key(self, key: jax.Array | None) -> jax.Array:
-        """Return the key of the seed, else `key`, else the next one of `keras_dist.random`.
-
-        Raises:
-            ModelError: `key` is no PRNG key.
-        """
+        """Return the key of the seed, else `key`, else the next key of `keras_dist.random`."""
         if isinstance(self.seed, int):
             return wrap_key(jnp.array([self.seed, 0], jnp.uint32))
         if key is None:
@@ -82,19 +77,19 @@ class RandomInitializer(Initializer):
             raise argument_error("key", key, "a PRNG key of JAX, or None", fix="for example key=jax.random.key(0)")
         if self.seed is None or self.seed.seed is None:
             return key
-        # the generator itself is no part of the program in which a layer's weights are made
+        # the generator is not part of the program that creates a layer's weights
         return jax.random.fold_in(key, self.seed.seed)
 
 
 class FromFunction(RandomInitializer):
-    """Calls a function that takes other arguments than an initializer.
+    """A function as an initializer.
 
     Args:
-        function: `f(shape, dtype)`, as in Keras, or `f(key, shape, dtype)`, as in `jax.nn.initializers`. The names of
-            its parameters decide, and where they say nothing, their number.
+        function: `f(shape, dtype)`, as in Keras, or `f(key, shape, dtype)`, as in `jax.nn.initializers`, recognised by
+            the names of its parameters, or else by their number.
 
     Raises:
-        ModelError: it has neither form.
+        ModelError: `function` has other parameters.
 
     Example:
         >>> import jax
@@ -121,23 +116,13 @@ class FromFunction(RandomInitializer):
 
 
 class FromArray(Initializer):
-    """Gives the values of an array.
-
-    Args:
-        value: an array of the shape of the weight.
-
-    Source: arrays given to `keras.initializers.get`.
-    """
+    """The values of an array of the shape of the weight."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return the array as `dtype`.
-
-        Raises:
-            ModelError: it has another shape.
-        """
+        """Return the array as `dtype`; raise a ModelError if its shape is not `shape`."""
         if tuple(shape) != self.value.shape:
             summary = f"the array of an initializer must have the shape of the weight, {tuple(shape)}"
             fix = "reshape it; one number for a whole weight is initializers.Constant(number)"
@@ -146,12 +131,12 @@ class FromArray(Initializer):
 
 
 def has_contract(function: Callable[..., Any]) -> bool:
-    """Whether `function` is to be called as `function(shape, dtype, key=key)`."""
+    """Whether the form of `function` is `function(shape, dtype, key=key)`."""
     return "key" in _parameters(function)[1:] and takes(function, (), "float32", key=None)
 
 
 def _wants_key(function: Callable[..., Any]) -> bool:
-    """Whether `function` is `f(key, shape, dtype)`; False when it is `f(shape, dtype)`."""
+    """Whether `function` is `f(key, shape, dtype)` and not `f(shape, dtype)`."""
     names = [*_parameters(function), "", ""]
     first, second = names[:2]
     keras_form = _takes_dtype_by_name(function) or takes(function, (), "float32")
@@ -169,7 +154,7 @@ def _takes_dtype_by_name(function: Callable[..., Any]) -> bool:
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """Return the names of the parameters; none where Python cannot tell."""
+    """Return the names of the parameters, or none if Python does not know them."""
     try:
         return list(inspect.signature(function).parameters)
     except ValueError:

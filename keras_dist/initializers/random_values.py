@@ -25,8 +25,6 @@ _DISTRIBUTIONS: dict[str, Any] = {  # Keras's names, and JAX's
 
 
 class _Normal(RandomInitializer):
-    """Normal values of `jax.nn.initializers`, moved to their mean."""
-
     _values: ClassVar[Callable[..., Any]]
 
     def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
@@ -42,37 +40,25 @@ class _Normal(RandomInitializer):
 
 
 class RandomNormal(_Normal):
-    """Draws normally distributed values.
-
-    Args:
-        mean: of the values.
-        stddev: their standard deviation.
-        seed: None, an integer that goes before every key, or a `SeedGenerator`.
-    """
+    """Normal values with this mean and standard deviation. For `seed` see `VarianceScaling`."""
 
     _values = staticmethod(jax.nn.initializers.normal)
 
 
 class TruncatedNormal(_Normal):
-    """Draws normally distributed values; those more than two standard deviations from the mean are drawn again.
+    """Normal values, redrawn if they are more than two standard deviations from the mean.
 
     Args:
-        mean: of the values.
-        stddev: the standard deviation before values are drawn again; after it, it is 0.88 of that.
-        seed: None, an integer that goes before every key, or a `SeedGenerator`.
+        mean: the mean.
+        stddev: the standard deviation before truncation, which reduces it by a factor of 0.88.
+        seed: as in `VarianceScaling`.
     """
 
     _values = staticmethod(jax.nn.initializers.truncated_normal)
 
 
 class RandomUniform(RandomInitializer):
-    """Draws uniformly distributed values from [minval, maxval).
-
-    Args:
-        minval: the least value.
-        maxval: above all values.
-        seed: None, an integer that goes before every key, or a `SeedGenerator`.
-    """
+    """Uniform values in [minval, maxval). For `seed` see `VarianceScaling`."""
 
     def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | SeedGenerator | None = None) -> None:
         super().__init__(seed)
@@ -85,24 +71,21 @@ class RandomUniform(RandomInitializer):
 
 
 class VarianceScaling(RandomInitializer):
-    """Draws values with mean 0 and variance `scale / n`.
+    """Values with mean 0 and variance `scale / n`, where `n` is fan_in, fan_out or their mean.
 
-    For a weight (..., inputs, outputs), with r the product of the leading dims, `n` is fan_in = r * inputs,
-    fan_out = r * outputs, or their mean.
+    A weight (..., inputs, outputs) has fan_in = r * inputs and fan_out = r * outputs, with r the product of the leading
+    dims.
 
     Args:
         scale: a positive number.
         mode: `"fan_in"`, `"fan_out"` or `"fan_avg"`.
         distribution: `"truncated_normal"` (at two standard deviations), `"untruncated_normal"` or `"uniform"`.
-        seed: None, an integer that goes before every key, or a `SeedGenerator`.
-        input_axes: the dims whose product is fan_in, when they are others; only together with `output_axes`.
-        output_axes: the dims whose product is fan_out.
+        seed: None, an integer that takes precedence over keys, or a `SeedGenerator`.
+        input_axes, output_axes: other dims whose products are fan_in and fan_out.
 
     Raises:
         UnknownNameError: no mode or distribution has this name.
-        ModelError: `scale` is not positive, or axes do not come in a pair.
-
-    Differs from Keras: one of `input_axes` and `output_axes` alone is refused; Keras ignores it.
+        ModelError: `scale` is not positive, or only one of the axes is given, which Keras ignores.
     """
 
     def __init__(
@@ -127,11 +110,7 @@ class VarianceScaling(RandomInitializer):
         self.output_axes = output_axes
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return values of `shape` for the seed or `key`.
-
-        Raises:
-            ModelError: the axes are not distinct dims of `shape`.
-        """
+        """Return values of `shape` for the seed or `key`."""
         dtype = dtype or "float32"
         if 0 in shape:
             return jnp.zeros(shape, dtype)
@@ -141,7 +120,7 @@ class VarianceScaling(RandomInitializer):
         return draw(self.choose_key(key), shape, dtype)
 
     def _fan_axes(self, shape: Sequence[int]) -> tuple[Any, Any, tuple[int, ...]]:
-        """Return the dims of inputs, of outputs, and those that count for neither. All others count for both."""
+        """Return the dims of inputs, of outputs, and of neither; all others count for both."""
         rank = len(shape)
         if self.input_axes is None or self.output_axes is None:
             return (-2, -1, ()) if rank > 1 else ((), (), ())
@@ -169,69 +148,51 @@ class _Preset(VarianceScaling):
 
 
 class GlorotNormal(_Preset):
-    """Draws truncated normal values with variance `2 / (fan_in + fan_out)`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.GlorotNormal`; http://proceedings.mlr.press/v9/glorot10a.html.
-    """
+    """Truncated normal values with variance `2 / (fan_in + fan_out)`, Glorot 2010. Arguments: see `VarianceScaling`."""
 
     _preset = (1.0, "fan_avg", "truncated_normal")
 
 
 class GlorotUniform(_Preset):
-    """Draws uniform values with limit `sqrt(6 / (fan_in + fan_out))`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.GlorotUniform`; http://proceedings.mlr.press/v9/glorot10a.html.
-    """
+    """Uniform values with limit `sqrt(6 / (fan_in + fan_out))`, Glorot 2010. Arguments: see `VarianceScaling`."""
 
     _preset = (1.0, "fan_avg", "uniform")
 
 
 class HeNormal(_Preset):
-    """Draws truncated normal values with variance `2 / fan_in`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.HeNormal`; https://arxiv.org/abs/1502.01852.
-    """
+    """Truncated normal values with variance `2 / fan_in`, arXiv:1502.01852. Arguments: see `VarianceScaling`."""
 
     _preset = (2.0, "fan_in", "truncated_normal")
 
 
 class HeUniform(_Preset):
-    """Draws uniform values with limit `sqrt(6 / fan_in)`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.HeUniform`; https://arxiv.org/abs/1502.01852.
-    """
+    """Uniform values with limit `sqrt(6 / fan_in)`, arXiv:1502.01852. Arguments: see `VarianceScaling`."""
 
     _preset = (2.0, "fan_in", "uniform")
 
 
 class LecunNormal(_Preset):
-    """Draws truncated normal values with variance `1 / fan_in`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.LecunNormal`; https://arxiv.org/abs/1706.02515.
-    """
+    """Truncated normal values with variance `1 / fan_in`, arXiv:1706.02515. Arguments: see `VarianceScaling`."""
 
     _preset = (1.0, "fan_in", "truncated_normal")
 
 
 class LecunUniform(_Preset):
-    """Draws uniform values with limit `sqrt(3 / fan_in)`. For the arguments see `VarianceScaling`.
-
-    Source: `keras.initializers.LecunUniform`; https://arxiv.org/abs/1706.02515.
-    """
+    """Uniform values with limit `sqrt(3 / fan_in)`, arXiv:1706.02515. Arguments: see `VarianceScaling`."""
 
     _preset = (1.0, "fan_in", "uniform")
 
 
 class Orthogonal(RandomInitializer):
-    """Draws a matrix with orthonormal columns, or rows where it has more columns than rows.
+    """A matrix with orthonormal columns, or with orthonormal rows if it has more columns than rows.
 
-    A weight of more dims is such a matrix with all dims but the last as one.
+    A weight of more dims is such a matrix after all dims except the last are merged.
 
     Args:
-        gain: what the matrix is multiplied by.
-        seed: None, an integer that goes before every key, or a `SeedGenerator`.
+        gain: factor of the matrix.
+        seed: as in `VarianceScaling`.
 
-    Source: `keras.initializers.Orthogonal`; https://openreview.net/forum?id=_wzZwKpTDF_9C.
+    Source: Saxe et al. 2014, arXiv:1312.6120.
     """
 
     def __init__(self, gain: float = 1.0, seed: int | SeedGenerator | None = None) -> None:
@@ -239,11 +200,7 @@ class Orthogonal(RandomInitializer):
         self.gain = gain
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike = "float32", key: jax.Array | None = None) -> jax.Array:
-        """Return values of `shape` for the seed or `key`. They are computed in float32 or more.
-
-        Raises:
-            ModelError: `shape` has less than two dims.
-        """
+        """Return values of `shape` for the seed or `key`, computed in float32 or more."""
         if len(shape) < 2:
             given = f"shape {tuple(shape)} of {len(shape)} dims"
             fix = "choose another initializer for this weight"

@@ -16,11 +16,10 @@ from keras_dist._support.array_operators import value_of
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
-from keras_dist.optimizers.learning_rate_variable import LearningRateVariable
-from keras_dist.optimizers.optimizer_variables import is_variable, keys_of
+from keras_dist.optimizers.optimizer_variables import OptimizerVariables, is_variable, keys_of
 
 
-class CustomLoops(LearningRateVariable):
+class CustomLoops(OptimizerVariables):
     """The variables of an optimizer, and its steps on lists of arrays."""
 
     def stateless_apply(

@@ -1,4 +1,4 @@
-"""Names of `keras.preprocessing`; re-exports only."""
+"""Names of `keras.preprocessing`, with its arguments and defaults."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Names of `keras.preprocessing.image`; re-exports only."""
+"""Names of `keras.preprocessing.image`, with its arguments and defaults."""
 
 from typing import TYPE_CHECKING
 

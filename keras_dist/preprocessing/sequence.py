@@ -1,4 +1,4 @@
-"""Names of `keras.preprocessing.sequence`; re-exports only."""
+"""Names of `keras.preprocessing.sequence`, with its arguments and defaults."""
 
 from typing import TYPE_CHECKING
 

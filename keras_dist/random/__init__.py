@@ -1,12 +1,12 @@
-"""Random numbers: Keras's functions, generators that keep state, and the seed of the process.
+"""Random functions, generators with state, and the seed of the process.
 
     from keras_dist import random
 
-    random.normal((2, 3), seed=1337)                    # the same in each call
-    generator = random.SeedGenerator(1337)              # owned by a layer: other ones in each call, and in each step
+    random.normal((2, 3), seed=1337)                    # the same numbers in each call
+    generator = random.SeedGenerator(1337)              # owned by a layer: new numbers in each call and step
     random.normal((2, 3), seed=generator)
 
-One seed gives the bits that Keras gives on JAX.
+A seed gives the same bits as Keras on JAX.
 
 Source: names, arguments and defaults as in `keras.random`.
 """

@@ -1,4 +1,4 @@
-"""Keras's random functions: numbers of a distribution, `dropout` and `shuffle`."""
+"""Random functions: samples of distributions, `dropout` and `shuffle`."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -17,18 +17,18 @@ from keras_dist.random.seeds import key_of
 
 
 def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Draw normally distributed numbers.
+    """Draw from the normal distribution.
 
     Args:
-        shape: of the result.
-        mean: their expectation.
-        stddev: their standard deviation.
-        dtype: a floating-point one; float32 by default.
-        seed: an integer, for the same numbers in each call; a `SeedGenerator`, for other ones; by default the next
+        shape: the shape of the result.
+        mean: the mean.
+        stddev: the standard deviation.
+        dtype: a floating point dtype; float32 by default.
+        seed: an integer, for the same numbers in each call; a `SeedGenerator`, for new numbers; by default the next
             numbers of the process, which compiled functions must not draw.
 
     Raises:
-        ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
+        ModelError: an argument is invalid, or a compiled function has no seed.
 
     Example:
         >>> normal((2, 3), seed=1337).shape
@@ -38,35 +38,18 @@ def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, se
 
 
 def truncated_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Draw normally distributed numbers; those further than 2 `stddev` from the mean are drawn again.
+    """Draw from the normal distribution, redrawing numbers more than 2 `stddev` from the mean.
 
     Args:
-        shape: of the result.
-        mean: their expectation.
-        stddev: the standard deviation before anything is cut off.
-        dtype: as in `normal`.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: as in `normal`.
+        shape, mean, dtype, seed: as in `normal`.
+        stddev: the standard deviation before truncation.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.truncated_normal(key_of(seed), -2.0, 2.0, dims, dtype) * stddev + mean
 
 
 def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Draw uniformly distributed numbers from [minval, maxval).
-
-    Args:
-        shape: of the result.
-        minval: the least number.
-        maxval: above all numbers.
-        dtype: as in `normal`.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: as in `normal`.
-    """
+    """Draw from the uniform distribution over [minval, maxval). Other arguments and errors as in `normal`."""
     return jax.random.uniform(key_of(seed), check_shape("shape", shape), _float_dtype(dtype), minval, maxval)
 
 
@@ -74,13 +57,8 @@ def gamma(shape: Any, alpha: Any, dtype: Any = None, seed: Any = None) -> jax.Ar
     """Draw from the Gamma distribution with scale 1.
 
     Args:
-        shape: of the result.
-        alpha: the shape parameter, a number or numbers that broadcast to `shape`.
-        dtype: as in `normal`.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: as in `normal`.
+        shape, dtype, seed: as in `normal`.
+        alpha: shape parameters, which broadcast to `shape`.
     """
     return jax.random.gamma(key_of(seed), jnp.asarray(alpha), check_shape("shape", shape), _float_dtype(dtype))
 
@@ -89,50 +67,29 @@ def beta(shape: Any, alpha: Any, beta: Any, dtype: Any = None, seed: Any = None)
     """Draw from the Beta distribution.
 
     Args:
-        shape: of the result.
-        alpha: its first parameter, a number or numbers that broadcast to `shape`.
-        beta: its second parameter, which broadcasts to `shape`.
-        dtype: as in `normal`.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: as in `normal`.
+        shape, dtype, seed: as in `normal`.
+        alpha, beta: parameters, which broadcast to `shape`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.beta(key_of(seed), jnp.asarray(alpha), jnp.asarray(beta), dims, dtype)
 
 
 def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> jax.Array:
-    """Draw uniformly distributed integers from [minval, maxval).
-
-    Args:
-        shape: of the result.
-        minval: the least integer.
-        maxval: above all integers.
-        dtype: one of integers; int32 by default.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: `shape`, `dtype` or `seed` is none, or there is no seed inside a compiled function.
-    """
+    """Draw integers uniformly from [minval, maxval), int32 by default. Other arguments and errors as in `normal`."""
     return jax.random.randint(key_of(seed), check_shape("shape", shape), minval, maxval, _int_dtype(dtype))
 
 
 def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any = None) -> jax.Array:
-    """Draw classes with the probabilities that logits give.
+    """Draw class indices (batch, num_samples) with probabilities given by logits.
 
     Args:
-        logits: logarithms of probabilities up to a constant a row, (batch, classes).
-        num_samples: how many are drawn for each row, independently.
-        dtype: of the result.
+        logits: unnormalized log probabilities (batch, classes).
+        num_samples: number of independent samples for each row.
+        dtype: the dtype of the result.
         seed: as in `normal`.
 
-    Returns:
-        Indices of classes, (batch, num_samples).
-
     Raises:
-        ModelError: `logits` does not have two dims, `num_samples` is no count, `seed` is none, or there is none inside
-            a compiled function.
+        ModelError: an argument is invalid, or a compiled function has no seed.
     """
     logits = jnp.asarray(logits)
     if logits.ndim != 2:
@@ -143,17 +100,12 @@ def categorical(logits: Any, num_samples: int, dtype: Any = "int32", seed: Any =
 
 
 def binomial(shape: Any, counts: Any, probabilities: Any, dtype: Any = None, seed: Any = None) -> jax.Array:
-    """Draw from the binomial distribution: numbers of successes in `counts` trials.
+    """Draw numbers of successes from the binomial distribution.
 
     Args:
-        shape: of the result.
-        counts: numbers of trials, that broadcast to `shape`.
-        probabilities: of success, that broadcast to `shape`.
-        dtype: a floating-point one; float32 by default.
-        seed: as in `normal`.
-
-    Raises:
-        ModelError: as in `randint`.
+        shape, dtype, seed: as in `normal`.
+        counts: numbers of trials, which broadcast to `shape`.
+        probabilities: probabilities of success, which broadcast to `shape`.
     """
     dims, dtype = check_shape("shape", shape), _float_dtype(dtype)
     return jax.random.binomial(key_of(seed), jnp.asarray(counts), jnp.asarray(probabilities), dims, dtype)
@@ -164,14 +116,13 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
 
     Args:
         inputs: an array.
-        rate: the fraction, from 0 to 1; with 0 and 1 no numbers are drawn.
-        noise_shape: the shape in which is drawn; elements along dims of 1 are dropped together, None stands for the dim
-            of `inputs`. By default the shape of `inputs`.
+        rate: the fraction, from 0 to 1; for 0 and 1 no numbers are drawn.
+        noise_shape: the shape of the random numbers, by default the shape of `inputs`. Elements along dims of 1 are
+            dropped together; None is the size of `inputs`.
         seed: as in `normal`.
 
     Raises:
-        ModelError: `rate` is not a fraction, `noise_shape` does not broadcast to `inputs`, `seed` is none, or there is
-            none inside a compiled function.
+        ModelError: an argument is invalid, or a compiled function has no seed.
     """
     inputs, rate = jnp.asarray(inputs), check_fraction("rate", rate)
     shape = _noise_shape(noise_shape, inputs.shape)
@@ -184,17 +135,10 @@ def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None)
 
 
 def shuffle(x: Any, axis: int = 0, seed: Any = None) -> jax.Array:
-    """Shuffle the elements of `x` along an axis, each line along it independently.
-
-    Args:
-        x: an array.
-        axis: along which they change places.
-        seed: as in `normal`.
+    """Shuffle the elements of `x` along `axis`, independently of other axes. For `seed` see `normal`.
 
     Raises:
-        ModelError: `axis` is none of `x`, `seed` is none, or there is none inside a compiled function.
-
-    Source: `keras.random.shuffle`, on JAX.
+        ModelError: an argument is invalid, or a compiled function has no seed.
     """
     x = jnp.asarray(x)
     if not is_int(axis, -x.ndim, x.ndim - 1):

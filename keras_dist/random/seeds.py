@@ -32,10 +32,10 @@ _process_stream: Iterator[jax.Array] | None = None
 
 
 def set_random_seed(seed: int) -> None:
-    """Fix the seeds of all models built from now on without a `seed` of their own, and those of Python and numpy.
+    """Set the seed of models that are built later without a `seed`, and the seeds of Python and numpy.
 
-    The first model that creates its weights gets this seed, each later one a seed derived from it and from the number
-    of models before: the same program gives the same numbers, and two models differ.
+    The first model that creates its weights gets this seed. Later models get seeds derived from it and their number, so
+    that the same program gives the same numbers, and two models differ.
 
     Args:
         seed: an integer, 0 <= seed < 2**32.
@@ -43,10 +43,7 @@ def set_random_seed(seed: int) -> None:
     Raises:
         ModelError: `seed` is not such an integer.
 
-    Differs from Keras: keras_dist never draws from the generators of `random` and `numpy.random`, which programs draw
-    their data from.
-
-    Source: `keras.utils.set_random_seed`.
+    Source: `keras.utils.set_random_seed`. Unlike Keras, keras_dist never draws from `random` and `numpy.random`.
     """
     global _seed, _drawn, _process_stream
     _seed, _drawn = check_seed(seed), 0
@@ -61,12 +58,12 @@ def check_seed(seed: object) -> int:
 
 
 def current_seed() -> int:
-    """Return the seed set by `set_random_seed`, or a fresh one from the operating system."""
+    """Return the seed set by `set_random_seed`, or a new seed from the operating system."""
     return _seed if _seed is not None else secrets.randbits(32)
 
 
 def next_seed() -> int:
-    """Return the seed of the next model: the one set by `set_random_seed`, then others derived from it."""
+    """Return the seed of the next model: first the seed of `set_random_seed`, then seeds derived from it."""
     global _drawn
     number, _drawn = _drawn, _drawn + 1
     if _seed is None or number == 0:
@@ -76,7 +73,7 @@ def next_seed() -> int:
 
 @contextlib.contextmanager
 def unchanged_seeds() -> Generator[None]:
-    """Inside, `next_seed` takes no seed from the models that are made afterwards."""
+    """Restore the number of seeds that `next_seed` has returned."""
     global _drawn
     before = _drawn
     try:
@@ -86,7 +83,7 @@ def unchanged_seeds() -> Generator[None]:
 
 
 def next_key() -> jax.Array:
-    """Return the next typed PRNG key: of the model that is being built, else of the process."""
+    """Return the next typed PRNG key of the model that is being built, or else of the process."""
     global _process_stream
     stream = _stream.get()
     if stream is None:
@@ -98,16 +95,11 @@ def next_key() -> jax.Array:
 
 
 def unseeded_key() -> jax.Array:
-    """Return the next key, for numbers that must differ from call to call.
-
-    Raises:
-        ModelError: JAX is tracing, and no model is being built. The key would become a constant of the compiled
-            program, and its numbers the same in each call.
-    """
+    """Return the next key; raise a ModelError in a trace, where the key would become a constant of the program."""
     key = next_key()
     if _stream.get() is None and is_traced(key):
         summary = "random numbers without a seed inside a compiled function would be the same in each call"
-        fix = "seed=self.seed_generator in call, a SeedGenerator that the layer owns and makes in __init__"
+        fix = "seed=self.seed_generator in call, a SeedGenerator that the layer creates in __init__"
         raise ModelError(summary, given="seed=None while JAX traces, as it does with `call` of every layer", fix=fix)
     return key
 
@@ -123,7 +115,7 @@ def key_stream(key: jax.Array) -> Generator[None]:
 
 
 class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """The position `[seed, draws]` of a generator, with what Keras's variables have."""
+    """The position `[seed, draws]` of a generator, as a variable of Keras."""
 
     trainable = False
     is_key = True
@@ -132,7 +124,7 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The path in its model; outside of a model its name."""
+        """The path in a model, or else the name."""
         keeper = next(iter(self.keepers), None)
         return self.name if keeper is None else keeper.path_of(self) or self.name
 
@@ -154,20 +146,17 @@ class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVa
 
 
 class SeedGenerator(nnx.Module):
-    """A stream of random keys whose position is a variable. Layers that draw random numbers own one.
-
-    Attributes:
-        seed: the first of its two numbers; None for one that follows from the model's seed.
-        seed_generator_state: `[seed, draws]`, uint32; created with the layer that owns the generator.
+    """A stream of random keys whose position is a variable; layers that draw random numbers own one.
 
     Args:
-        seed: an integer, 0 <= seed < 2**32, or None.
-        name: by default "seed_generator"; no part of paths.
+        seed: an integer, 0 <= seed < 2**32, or None for a seed derived from the seed of the model.
+        name: by default "seed_generator"; not part of paths.
+
+    Attributes:
+        seed_generator_state: `[seed, draws]`, uint32, created with the layer that owns the generator.
 
     Raises:
         ModelError: `seed` is not such an integer.
-
-    Source: `keras.random.SeedGenerator`; with one seed, both give the same bits.
     """
 
     def __init__(self, seed: int | None = None, name: str | None = None) -> None:
@@ -176,30 +165,26 @@ class SeedGenerator(nnx.Module):
 
     @property
     def state(self) -> Any:
-        """The variable `[seed, draws]`, made when it is first used.
-
-        Raises:
-            ModelError: this happens inside a compiled function, of which the first number would become a constant.
-        """
+        """The variable `[seed, draws]`, created at its first use, which must not be in a compiled function."""
         if not hasattr(self, "seed_generator_state"):
             first = jax.random.bits(unseeded_key(), (), jnp.uint32) if self.seed is None else jnp.uint32(self.seed)
             self.seed_generator_state = SeedState(jnp.stack([first, jnp.uint32(0)]), tag="seed_generator_state")
         return self.seed_generator_state
 
     def next(self, ordered: bool = True) -> jax.Array:
-        """Return the next key as Keras gives it, `[seed, draws]` in uint32, which functions of `jax.random` take, too.
+        """Return the next key `[seed, draws]` in uint32, as Keras and functions of `jax.random` use it.
 
         Args:
             ordered: unused, as in Keras on JAX.
 
         Raises:
-            ModelError: this happens inside a compiled function that does not own the generator: its position would not
-                go on, and each call would draw the same numbers.
+            ModelError: the call is in a compiled function that does not own the generator. Each call of the function
+                would draw the same numbers.
         """
         del ordered
         try:
             state = self.state
-            words = jnp.array(state[...], copy=True)  # which no later step consumes
+            words = jnp.array(state[...], copy=True)  # a later step donates the state
             after = state[...] + jnp.array([0, 1], jnp.uint32)
             state[...] = after
         except (TraceError, jax.errors.TracerArrayConversionError) as error:
@@ -215,17 +200,12 @@ class SeedGenerator(nnx.Module):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SeedGenerator:
-        """Make a generator that starts at its first number."""
+        """Return a generator at its initial position."""
         return cls(**config)
 
 
 def key_of(seed: Any) -> jax.Array:
-    """Return the typed PRNG key of a `seed`, as all random functions take it.
-
-    Args:
-        seed: an integer, 0 <= seed < 2**32, with one key for all calls; a `SeedGenerator`, which goes on; a PRNG key of
-            JAX; None for the next key of the process, or of the model that is being built.
-    """
+    """Return the typed PRNG key of the argument `seed` of random functions, which may be a PRNG key itself."""
     if seed is None:
         return unseeded_key()
     if isinstance(seed, SeedGenerator):
@@ -242,5 +222,5 @@ def key_of(seed: Any) -> jax.Array:
 
 
 def wrap_key(words: jax.Array) -> jax.Array:
-    """Return the typed PRNG key of two uint32, of the generator that Keras uses on JAX."""
+    """Return the typed PRNG key of two uint32, for Keras's generator on JAX."""
     return cast("jax.Array", jax.random.wrap_key_data(words, impl="threefry2x32"))

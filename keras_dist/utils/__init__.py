@@ -1,4 +1,4 @@
-"""Names of `keras.utils`; re-exports only."""
+"""Names of `keras.utils`, with its arguments and defaults."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The context of one call of a model, for all layers in it: training or not, masks, added losses."""
+"""The context of a call of a model, shared by its layers: training, masks, added losses."""
 
 from __future__ import annotations
 
@@ -20,41 +20,28 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class CallContext:
-    """The context of one call of a model.
+    """The context of a call of a model."""
 
-    Attributes:
-        training: whether the model is being trained; None when the caller did not say.
-        losses: what layers have added to the loss, scalars.
-        masks: traced tensor and mask, by the id of the tensor, which is kept so that no other one gets its id. Arrays
-            have their mask as `_keras_mask`, from one call to the next, as in Keras.
-        compiled_loss: `(batch, y_pred) -> scalar`, the loss that `compile` chose, while a loss is computed.
-        created: the weights that were created, with their first values.
-        caller: the name of the layer whose `call` runs; None outside of one, and while a layer builds.
-        weights_dtype: what float weights are read as in it; None for as they are.
-        is_of_shapes: whether nothing is asked of it but shapes, so that initial values need not be drawn.
-        root: the trace state of the outermost layer that is called; None before there is one.
-        is_computed_again: whether the backward pass computes it again, so that no layer in it needs to see to that.
-    """
-
-    training: bool | None = None
-    losses: list[jax.Array] = dataclasses.field(default_factory=list)
+    training: bool | None = None  # None if the caller did not set it
+    losses: list[jax.Array] = dataclasses.field(default_factory=list)  # scalars added by layers
+    # traced tensor and mask by the id of the tensor, which must live; arrays have `_keras_mask`, as in Keras
     masks: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
-    compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None
-    caller: str | None = None
-    created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)
-    weights_dtype: str | None = None
-    is_of_shapes: bool = False
-    root: Any = None
-    is_computed_again: bool = False
+    compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None  # while a loss is computed
+    caller: str | None = None  # name of the layer whose `call` runs; None while a layer builds
+    created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)  # with initial values
+    weights_dtype: str | None = None  # dtype in which `call` reads float weights; None for their own
+    is_of_shapes: bool = False  # only shapes are needed, so that initial values need not be drawn
+    root: Any = None  # trace state of the outermost layer that is called
+    is_computed_again: bool = False  # the backward pass recomputes it, so that its layers need not do so
 
     def mask_of(self, tensors: PyTree) -> PyTree:
-        """Return the mask of a tensor, or None; for a pytree of tensors a pytree of masks."""
+        """Return the mask of a tensor, or None; or a pytree of masks."""
         return jax.tree.map(
             lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
         )
 
     def set_mask(self, tensors: PyTree, masks: PyTree) -> None:
-        """Set the masks of tensors: pytrees of one structure, or one mask for all; None for no mask."""
+        """Set the masks of tensors: a pytree, one mask for all, or None."""
         if masks is None:
             return
         leaves = jax.tree.leaves(tensors)
@@ -78,12 +65,7 @@ def current() -> CallContext | None:
 
 @contextlib.contextmanager
 def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[CallContext]:
-    """Enter a call, within the one around it unless `anew`.
-
-    Args:
-        training: whether it trains; None for what holds around it.
-        anew: whether to start without the losses and masks of the call around it.
-    """
+    """Enter a call; it shares losses, masks and, by default, `training` with the outer call unless `anew`."""
     around = None if anew else _current.get()
     if around is None:
         context = CallContext(training)
@@ -97,14 +79,14 @@ def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[Cal
 
 
 def caller() -> str | None:
-    """Return the name of the layer whose `call` runs; None outside of one, and while a layer builds."""
+    """Return the name of the layer whose `call` runs; None outside of calls, and while a layer builds."""
     context = current()
     return None if context is None else context.caller
 
 
 @contextlib.contextmanager
 def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None]:
-    """Enter the `call` of the layer of this name, which reads float weights as `weights_dtype`; None for a build."""
+    """Enter the `call` of a layer, which reads float weights as `weights_dtype`; None for a build."""
     context = current()
     if context is None:
         yield
@@ -118,28 +100,28 @@ def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None
 
 
 def weights_dtype() -> str | None:
-    """Return the element type that the current `call` reads float weights as; None for their own."""
+    """Return the dtype in which the current `call` reads float weights; None for their own."""
     context = current()
     return None if context is None else context.weights_dtype
 
 
 def is_of_shapes() -> bool:
-    """Return whether nothing is asked of the current call but shapes."""
+    """Return whether the current call needs only shapes."""
     context = current()
     return context is not None and context.is_of_shapes
 
 
 def note_created(variable: Variable, value: jax.Array) -> None:
-    """Store a new weight and its first value."""
+    """Store a new weight and its initial value."""
     context = current()
     if context is not None:
         context.created.append((variable, value))
 
 
 def refuse_in_call(what: str) -> None:
-    """Check that no layer's `call` runs: what it creates would be made anew in each call, and be lost."""
+    """Check that no layer's `call` runs, which would create `what` again in each call, and lose it."""
     name = caller()
     if name is not None:
-        given = f"{what} that call makes: they would be made anew in each call, and never trained"
+        given = f"{what} that call creates: each call would create new ones, which are never trained"
         fix = "create it in build(self, input_shape) or __init__, and keep it: self.kernel = self.add_weight(...)"
         raise ModelError(f"layer {name!r} creates {what} inside of call", given=given, fix=fix)

@@ -1,4 +1,4 @@
-"""`Variable`: an array that a layer owns, as `add_weight` makes it."""
+"""`Variable`: an array that a layer owns, as `add_weight` creates it."""
 
 from __future__ import annotations
 
@@ -40,14 +40,11 @@ Layout: TypeAlias = TensorLayout | Sequence[str | tuple[str, ...] | None] | None
 """The layout of a weight: a `TensorLayout`, or an axis or several for each dim."""
 
 Owners = tuple[Any, ...]
-"""The layers around a weight, the innermost first."""
+"""The layers around a weight, innermost first."""
 
 
 def say_trainable(owners: Owners) -> bool:
-    """Return whether a weight inside of these layers is trained, as far as they decide.
-
-    The innermost layer whose `trainable` was set decides: setting it sets all layers inside.
-    """
+    """Return whether these layers train a weight; the innermost layer whose `trainable` was set decides."""
     for layer in owners:
         if not layer._trainable:
             return False
@@ -61,7 +58,7 @@ _of_layer = contextvars.ContextVar("of_layer", default=False)
 
 @contextlib.contextmanager
 def made_by_layer() -> Iterator[None]:
-    """Inside, variables get no layout when they are created: the layer has one for its whole paths."""
+    """Create variables without a layout inside; the layer assigns layouts to whole paths."""
     token = _of_layer.set(True)
     try:
         yield
@@ -70,24 +67,23 @@ def made_by_layer() -> Iterator[None]:
 
 
 class Variable(Lendable):
-    """An array that a layer owns. Assigned to an attribute of a layer, it is one of its weights.
+    """An array that a layer owns; assigned to an attribute of a layer, it is a weight of the layer.
 
-    It stands for its value in arithmetic, comparisons and functions of `jax.numpy`. Values that `call` assigns to it
-    are kept, in compiled steps, too, unless it is trained.
+    A variable represents its value in arithmetic, comparisons and functions of `jax.numpy`. Values that `call` assigns
+    to it are kept, also in compiled steps, unless it is trained.
 
     Args:
-        initializer: its first value, or what gives it for a shape: a name, a config or a function.
+        initializer: the initial value, or the name, config or function of an initializer.
         shape: the shape; by default the shape of the value.
-        dtype: the element type; by default the dtype of the value, or float32.
-        trainable: whether gradients train it: then it is an `nnx.Param`.
-        autocast: whether the `call` of a layer reads it in the element type that the layer computes in.
-        aggregation: unused, as in Keras: arrays are global.
-        synchronization: unused.
-        name: its name; by default the attribute's.
+        dtype: the dtype; by default the dtype of the value, or float32.
+        trainable: whether gradients train the variable, which is then an `nnx.Param`.
+        autocast: whether the `call` of a layer reads it in the compute dtype of the layer.
+        aggregation, synchronization: unused, because arrays are global.
+        name: the name; by default the name of the attribute.
         layout: a `TensorLayout`, or the axes; layout rules take precedence.
 
     Raises:
-        ModelError: the initializer gives another shape, or it is made while a layer's `call` runs.
+        ModelError: the initializer returns another shape, or a layer's `call` creates the variable.
 
     Example:
         >>> import keras_dist as kd
@@ -159,13 +155,7 @@ class Variable(Lendable):
 
     @classmethod
     def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Variable:
-        """Create a variable of an array, such as a slot or a metric state, which no gradient trains.
-
-        Args:
-            value: the array itself, which is not copied; or its shape and dtype, if `lend_for_good` follows.
-            path: the path.
-            name: the name; by default the last part of the path.
-        """
+        """Create a variable of an array, which is not copied, or of its shape, before `lend_for_good`."""
         variable = Statistic.__new__(Statistic)
         variable._begin(value, path, name or path.rpartition("/")[2])
         return variable
@@ -174,7 +164,7 @@ class Variable(Lendable):
     def view(
         cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, role: str, constraint: Any = None
     ) -> Variable:
-        """Create a variable for an array in a foreign module, before `lend_to` gives it the owner of that array."""
+        """Create a variable for an array in a foreign module, before `lend_to` sets its owner."""
         kind: Any = {"parameter": Parameter, "rng": Key}.get(role, Statistic)
         variable = kind.__new__(kind)
         variable._begin(value, path, name)
@@ -182,14 +172,14 @@ class Variable(Lendable):
         return variable
 
     def _shard_as_distributed(self) -> None:
-        """Shard the value as the current distribution assigns to its path; in a model the plan does."""
+        """Shard the value as the current distribution assigns to its path; in a model the plan does so."""
         distribution = current_distribution()
         if distribution is None or distribution.device_mesh.size == 1 or is_traced(self.peek()):
             return
         (spec,), _ = describe_variables({"variable": self})
         try:
             layout = distribution.get_variable_layout(dataclasses.replace(spec, path=self.path, aliases=()))
-        except DistributionError:  # of an AutoParallel that has found none yet
+        except DistributionError:  # an AutoParallel without a result
             return
         if layout is not None:
             self.reshard(layout)
@@ -201,12 +191,12 @@ class Variable(Lendable):
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The path in its model; outside of a model from the outermost layer whose weights were listed."""
+        """The path in the model, or else from the outermost layer whose weights were listed."""
         return self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients train it. It follows from its layers, and counts from the next `compile`."""
+        """Whether gradients train the variable; set by its layers, from the next `compile` on."""
         return self.is_parameter and say_trainable(self._owners)
 
     @trainable.setter
@@ -242,16 +232,16 @@ class Variable(Lendable):
         return self.get_metadata("layout") if keeper is None else keeper.layout_of(self)
 
     def belong_to(self, owners: Owners, path: str) -> None:
-        """Store the layers around it, the innermost first, and its path in the outermost."""
+        """Store the layers around it, innermost first, and its path in the outermost."""
         # weakly: tracers must not wait for the garbage collector
         object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path))
         self.follow(owners)
 
     def follow(self, owners: Owners) -> None:
-        """Be an `nnx.Param` if the layers around it are trained, so that filters of NNX select what is trained."""
+        """Become an `nnx.Param` if the layers around it are trained, for filters of NNX."""
         kind = Parameter if say_trainable(owners) else Frozen
         if type(self) in (Parameter, Frozen) and type(self) is not kind:
-            object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax would refuse it
+            object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax raises an error
 
     @property
     def _owners(self) -> Owners:
@@ -268,12 +258,12 @@ class Variable(Lendable):
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The dims."""
+        """The shape."""
         return flax_internals.raw_value.__get__(self).shape
 
     @property
     def dtype(self) -> np.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The element type; in the `call` of a layer the dtype that it is read in."""
+        """The dtype; in the `call` of a layer the dtype in which it is read."""
         own, wanted = flax_internals.raw_value.__get__(self).dtype, call_context.weights_dtype()
         is_cast = wanted is not None and self.get_metadata("autocast") and jnp.issubdtype(own, jnp.floating)
         return jnp.dtype(wanted) if is_cast else own
@@ -287,14 +277,14 @@ class Variable(Lendable):
         return self._cast(self.get_value(index=index))
 
     def _cast(self, value: jax.Array) -> jax.Array:
-        """Cast a value as mixed precision requires: the only place that casts weights."""
+        """Cast a value for mixed precision; no other place casts weights."""
         dtype = self.dtype
         return value if value.dtype == dtype else value.astype(dtype)
 
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
         own = self.peek().dtype
         if jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            value = jnp.asarray(value, own)  # also when it was computed in half precision
+            value = jnp.asarray(value, own)  # may be in half precision
         if current_scope() is None:
             super().__setitem__(index, value)
         else:
@@ -302,10 +292,10 @@ class Variable(Lendable):
 
     def _checked(self, value: ArrayLike) -> ArrayLike:
         check_not_forked()
-        with call_context.calling(call_context.caller()):  # in its own element type
+        with call_context.calling(call_context.caller()):  # in its own dtype
             value = checked_value(value, self)
             is_on_host = isinstance(value, np.ndarray | np.generic) and current_scope() is None
-            return value if is_on_host else jnp.asarray(value, self.dtype)  # each device is sent only its shard
+            return value if is_on_host else jnp.asarray(value, self.dtype)  # only shards are sent to devices
 
     def _write(self, value: ArrayLike) -> jax.Array:
         if self.borrower is not None:
@@ -331,7 +321,7 @@ class Variable(Lendable):
         """Reshard the value to `layout`.
 
         Raises:
-            LayoutError: it does not divide a dim.
+            LayoutError: `layout` does not divide a dim.
         """
         self.set_raw_value(distribute_tensor(self.peek(), layout))
 
@@ -365,17 +355,13 @@ class Statistic(Variable):
 
 
 def checked_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
-    """Return `value` in the dtype of `variable`, which has `path`, `shape` and `dtype`.
-
-    Raises:
-        ModelError: it has another shape, is not numeric, is complex where the variable is not, or would overflow.
-    """
+    """Return `value` in the dtype of `variable`, if it has its shape, is numeric, and does not overflow."""
     value = check_value(value, variable)
     return value if getattr(value, "dtype", None) == variable.dtype else jnp.asarray(native(value), variable.dtype)
 
 
 def check_value(value: ArrayLike, variable: Operators | Row) -> ArrayLike:
-    """Return `value`, cast on the host if it is there, after the checks of `checked_value`."""
+    """Return `value` after the checks of `checked_value`; host arrays are cast."""
     value = value_of(value)
     if getattr(value, "dtype", None) == variable.dtype and np.shape(value) == variable.shape:
         return value
@@ -413,14 +399,13 @@ def _check_numbers(value: Any, variable: Operators | Row) -> None:
 
 
 def _is_complex(dtype: DTypeLike) -> bool:
-    """Return whether `dtype` is complex."""
     return bool(jnp.issubdtype(dtype, jnp.complexfloating))
 
 
 def _initial_value(
     initializer: Identifier | ArrayLike, shape: Shape | int | None, dtype: DTypeLike | None, label: str
 ) -> jax.Array:
-    """Return a value in its dtype, or the output of an initializer for a shape."""
+    """Return a value, or the output of an initializer."""
     if callable(initializer) or isinstance(initializer, str | dict):
         return drawn(initializer, () if shape is None else shape, dtype or "float32", label)
     array = np.asarray(initializer) if isinstance(initializer, bool | int | float | list | tuple) else initializer
@@ -433,17 +418,7 @@ def _initial_value(
 
 
 def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: str) -> jax.Array:
-    """Return the output of an initializer for the next key of the seed.
-
-    Args:
-        initializer: a name, a config or a function.
-        shape: the dims.
-        dtype: the element type.
-        label: how errors call the weight.
-
-    Raises:
-        ModelError: the shape is none, or the initializer gives another one.
-    """
+    """Return the output of an initializer for the next key of the seed; `label` names the weight in errors."""
     dims, dtype = check_shape(shape, label), jnp.dtype(dtype)
     draw = initializers.get(initializer)
     if call_context.is_of_shapes() and isinstance(draw, initializers.Initializer):

@@ -413,7 +413,7 @@ def test_state_of_python_is_refused():
 )
 @pytest.mark.parametrize("compiled", [dtensor.function, lambda step: step], ids=["function", "eager"])
 def test_what_jax_traces_on_its_own_assigns_nothing(count, compute, compiled):
-    with pytest.raises(ModelError, match="is assigned inside of a function that JAX traces on its own"):
+    with pytest.raises(ModelError, match="is assigned inside of a function that JAX traces separately"):
         compiled(lambda: compute(count.assign_add))()
     assert float(count) == 0
 

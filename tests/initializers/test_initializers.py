@@ -103,7 +103,7 @@ def test_axes_that_count_for_neither_are_left_out_of_the_fans() -> None:
 
 
 def test_the_base_says_that_it_gives_nothing() -> None:
-    with pytest.raises(NotImplementedError, match="Initializer does not say"):
+    with pytest.raises(NotImplementedError, match="Initializer must define"):
         initializers.Initializer()((2,))
 
 

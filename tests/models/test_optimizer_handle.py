@@ -53,6 +53,6 @@ def test_a_transformation_of_optax_has_neither_name_nor_config():
 
 @pytest.mark.parametrize("method", ["apply", "apply_gradients"])
 def test_gradients_are_applied_in_steps_alone(model, method):
-    with pytest.raises(ModelError, match="not applied from outside of a step") as caught:
+    with pytest.raises(ModelError, match="can only be applied inside a train step") as caught:
         getattr(model.optimizer, method)([(np.ones(2), model.variables[0])])
     assert "train_step" in caught.value.fix and "model.apply_gradients(state, grads)" in caught.value.fix

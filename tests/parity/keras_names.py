@@ -24,107 +24,107 @@ FILE = pathlib.Path(kd.__file__).parent / "KERAS.md"
 INTRODUCTION = """\
 # Keras 3.15, name by name
 
-With `import keras_dist as kd`. That a name is *here* means: the same arguments in the same order with the same
-defaults and, where numbers come out, the same ones to within 1e-5. `tests/parity` compares both with Keras 3.15 on JAX.
-What is otherwise is noted: "without" and "also" name arguments that only Keras or only keras_dist has.
+With `import keras_dist as kd`. A name that is *here* has the same arguments in the same order with the same defaults,
+and the same numerical results within 1e-5. `tests/parity` compares both with Keras 3.15 on JAX. Notes list the
+exceptions: "without" and "also" name arguments that only Keras or only keras_dist has.
 
-This file is written by `python -m tests.parity.keras_names`; the tests fail when it is no longer true.
+This file is written by `python -m tests.parity.keras_names`; the tests fail when it is out of date.
 
 ## What is different everywhere
 
-**Arrays.** Weights are created sharded, under the distribution that is set when they are made, and a model keeps it.
-Until then layers are descriptions; afterwards `layer.kernel` is a `kd.Variable`, an `nnx.Variable` that stays the same
-object in all models. Models that share a layer live on one mesh, and one trains at a time. JAX is the only backend:
-`kd.ops` has the names of `keras.ops`, and `jax.numpy` serves as well. Steps are compiled, unless `compile` gets
-`run_eagerly=True` or `jit_compile=False`: they run operation by operation then.
+**Arrays.** Weights are created sharded, under the current distribution of their creation, which the model keeps. Before
+that layers have no arrays; afterwards `layer.kernel` is a `kd.Variable`, an `nnx.Variable` that is the same object in
+all models. Models that share a layer use one mesh, and one of them trains at a time. JAX is the only backend: `kd.ops`
+has the names of `keras.ops`, and `jax.numpy` works as well. Steps are compiled, unless `compile` gets
+`run_eagerly=True` or `jit_compile=False`, which run them operation by operation.
 
 **Names.** `dense`, `dense_1` are numbered within each model, so that the same code gives the same paths however often
-it runs. Paths are made of the attributes that lead to a weight, and leave out the model: `dense_1/kernel`.
-`model.layout_plan` shows them. Layout rules match these paths, and the full path that Keras gives the same weight where
-that is another one, and nothing else: `sequential/dense_1/kernel`, `net/block/dense/kernel` of the subclassed model
-`net`; a functional model and what it holds go without its name. Numbers are those of this model. A path of Keras
-that would mean two weights here is left out, and so are paths through layers without a name of their own whose kind is
-in several layers of the model: Keras numbers them across all. Name these layers. Losses, metrics and optimizers are
-not numbered.
+it runs. Paths consist of the attributes that lead to a weight, without the model: `dense_1/kernel`.
+`model.layout_plan` shows them. Layout rules match these paths, and also the full path of Keras where it differs:
+`sequential/dense_1/kernel`, `net/block/dense/kernel` of the subclassed model `net`. The full path of a functional model
+does not include the model's name. A path of Keras that would match two weights does not count, nor do paths through
+unnamed layers of a kind that several layers of the model contain, because Keras numbers them across all layers. Name
+these layers. Losses, metrics and optimizers are not numbered.
 
-**Layers.** Any `flax.nnx.Module` serves as a layer or, by `kd.Model.from_nnx`, as a model. `kernel_layout` and the like
-say where a weight lives; layouts with a mesh also where the model lives, if no distribution is set. `dtype` is an
-element type, or a policy for all of a layer, not a map. Nothing is quantized. With LoRA `layer.kernel` is the frozen
-weight, not the sum. Arguments that Keras ignores, or with which it gives NaN, are refused by an error that says what to
-write instead. In functional models `base(x, training=False)` stays so in `fit`, and `training=True` in `predict`; Keras
-overrides both. In a `call` that is given `training=True` by hand, `self.a(x, training=False)` says nothing about the
-layers that are called after it; in Keras it leaks to them.
+**Layers.** Any `flax.nnx.Module` can be a layer or, by `kd.Model.from_nnx`, a model. `kernel_layout` and similar
+arguments shard weights; layouts with a mesh also set the mesh of the model, if no distribution is set. `dtype` is a
+dtype, or a policy for the whole layer, not a map. Nothing is quantized. With LoRA `layer.kernel` is the frozen weight,
+not the sum. Arguments that Keras ignores, or that give NaN in Keras, raise an error that names the alternative. In
+functional models `base(x, training=False)` also holds in `fit`, and `training=True` in `predict`; Keras overrides both.
+In a `call` with an explicit `training=True`, `self.a(x, training=False)` does not affect layers that are called later;
+in Keras it does.
 
 **Training.** A `train_step` is a method in the form of Keras on JAX, `train_step(self, state, data)`; or a pure
-function `(state, batch, rngs) -> (state, logs)`, an argument of `compile` or a method: its parameters tell which.
-Batches that the devices do not divide count for the rows they have. The `logs` of callbacks are lazy: a hook is called
-when its step has been dispatched, and reading `logs` waits for the step. Plain `metrics` leave masked steps of
-sequences out in `fit`, too, as in `evaluate`; Keras on JAX counts them in `fit`, since predictions lose their mask on
-the way out of `jax.value_and_grad`. Integers of 64 bits that 32 do not hold are refused; JAX cuts them. Integers that
-an `Embedding` or a sparse loss has no row or class for are an error outside of compiled steps, and inside with
-`compile(check=True)`; otherwise NaN, or counted from the end.
+function `(state, batch, rngs) -> (state, logs)`, an argument of `compile` or a method. Its parameters distinguish both.
+Partial batches are weighted by their rows. The `logs` of callbacks are lazy: a hook is called when its step has been
+dispatched, and reading `logs` waits for the step. Plain `metrics` skip masked steps of sequences in `fit` and
+`evaluate`; Keras on JAX counts them in `fit`, because predictions lose their mask in `jax.value_and_grad`. 64-bit
+integers that do not fit into 32 bits are an error; JAX truncates them. Integers out of range for an `Embedding` or a
+sparse loss are an error outside of compiled steps, and inside with `compile(check=True)`; otherwise they give NaN, or
+count from the end.
 
-**Losses.** Targets do not broadcast over predictions: shapes that differ in more than a last dim of 1 are an error; one
-prediction for several targets, (batch, 1) beside (batch, n), is a warning. Rows that a mask leaves out may hold NaN; in
-metrics that are means or sums, rows of weight 0 may.
+**Losses.** Targets do not broadcast to predictions: shapes that differ in more than a last dim of 1 are an error. One
+prediction for several targets, (batch, 1) beside (batch, n), is a warning. Masked rows may contain NaN; in metrics that
+are means or sums, so may rows of weight 0.
 
-**Optimizers.** They are optax transformations, and `compile` takes any of optax. `model.optimizer` is the object that
-`compile` was given: it reads and writes the model's slots and learning rate, and nothing else about it changes. So one
-optimizer trains one model: `compile` refuses one that another model has. A subclass defines `transformation`, not
-`update_step`. `exclude_from_weight_decay(var_list=)` goes by identity; where there are only arrays, by paths.
+**Optimizers.** They are optax transformations, and `compile` takes any optax transformation. `model.optimizer` is the
+object that `compile` was given: it reads and writes the model's slots and learning rate, and nothing else about it
+changes. An optimizer trains one model: `compile` rejects an optimizer of another model. A subclass defines
+`transformation`, not `update_step`. `exclude_from_weight_decay(var_list=)` compares by identity, or by paths for plain
+arrays.
 
-**Overriding.** What Keras calls of a subclass and keras_dist does not is an error when the class is made, which says
-what to do instead: `update_step`, `make_train_function` and others.
+**Overriding.** Methods that Keras calls in a subclass and keras_dist does not, such as `update_step` and
+`make_train_function`, are an error when the class is defined, which names the alternative.
 
-**Random numbers.** With one `seed`, functions, initializers and layers draw the bits that those of Keras draw on JAX.
-`kd.set_random_seed` gives other initial weights than Keras. The first model that creates its weights has those of that
-seed in every form and on every mesh, later ones have others. The `rngs` that the `call` of a `from_nnx` model, or that
-of `predict(call=)`, is given differ from batch to batch, and from one `evaluate` or `predict` to the next unless it has
+**Random numbers.** With the same `seed`, functions, initializers and layers draw the same bits as Keras on JAX.
+`kd.set_random_seed` gives other initial weights than in Keras. The first model that creates its weights has the same
+weights for a seed in every form and on every mesh; later models have others. The `rngs` for the `call` of a `from_nnx`
+model, or of `predict(call=)`, differ between batches, and between calls of `evaluate` or `predict` unless the model has
 a `seed`. They depend on `batch_size`, not on the mesh.
 
-**Training.** `layer.trainable` counts from the next `compile`; `fit` warns where it was set since. Metrics are values
-of all rows so far: scalars that a function gives for a batch count by its rows; what a step in the form of Keras logs
-last is what the epoch logs. Several losses of one output are logged as their sum. An epoch of `steps_per_epoch` steps
-has never more, also where `steps_per_execution` does not divide them. All evaluations in one `fit` see the same
-`validation_steps` batches of a generator; in Keras the first two are the same. The weights of a model that has seen no
-input are an error, not an empty list.
+**Logs.** `layer.trainable` takes effect at the next `compile`; `fit` warns if it was set later. Metrics are values over
+all rows so far: scalars that a function returns for a batch are weighted by its rows. The logs of an epoch are the last
+logs of a step in the form of Keras. Several losses of one output are logged as their sum. An epoch of `steps_per_epoch`
+steps is never longer, also if `steps_per_execution` does not divide it. All evaluations in one `fit` use the same
+`validation_steps` batches of a generator; in Keras the first two do. The weights of a model without input are an error,
+not an empty list.
 
-**Files.** `.keras`, `.weights.h5` and `.weights.json` are those of Keras, in both directions, with the state of the
-optimizer; `.h5` of Keras 2 is read, and written for functional models. Code in them is never run, with
-`safe_mode=False` neither: `custom_objects` gives the function of a `Lambda` by the name of its layer. All other paths
-are folders, or files of safetensors.
+**Files.** `.keras`, `.weights.h5` and `.weights.json` are compatible with Keras in both directions, including the state
+of the optimizer. `.h5` of Keras 2 is read, and written for functional models. Code in files is never run, also not with
+`safe_mode=False`: `custom_objects` provides the function of a `Lambda` by the name of its layer. All other paths are
+folders, or files of safetensors.
 
-**Configs.** `get_config` follows from the arguments of the constructor, subclasses need not write it. Configs that
-Keras wrote are read, too.
+**Configs.** `get_config` follows from the arguments of the constructor; subclasses need not define it. Configs of Keras
+are read, too.
 
 ## Cells of Keras's guides that do not run
 
-The cells of the guides and examples of Keras 3.15.1 that are for JAX or for every backend run with the import swapped
-(tried with small arrays for downloads, and without weights). Of 181 these do not run, with Keras on JAX neither:
+The cells of the guides and examples of Keras 3.15.1 for JAX or for all backends run with the import replaced
+(with small arrays for downloads, and no weights). Of 181 cells these do not run, nor do they with Keras on JAX:
 
 - `making_new_layers_and_models_via_subclassing`, the VAE at the end: `Sampling` draws without a seed in a compiled
-  step, so that its numbers would be the same in each. Way around: `self.seed_generator = SeedGenerator()` in
+  step, so that each step would draw the same numbers. Workaround: `self.seed_generator = SeedGenerator()` in
   `__init__`, and `seed=self.seed_generator` in `call`.
-- `demo_custom_jax_workflow`: `backend.Variable` is no public name of Keras 3.15. Way around: `keras.Variable`.
-- `demo_jax_distributed`, the last cell: `Mesh(..., axis_names=(None, "out_chan"))`, but axes of JAX have names. Way
-  around: `axis_names=("replica", "out_chan")`.
+- `demo_custom_jax_workflow`: `backend.Variable` is not a public name of Keras 3.15. Workaround: `keras.Variable`.
+- `demo_jax_distributed`, the last cell: `Mesh(..., axis_names=(None, "out_chan"))`, but axes of JAX need names.
+  Workaround: `axis_names=("replica", "out_chan")`.
 
-Of the code in their texts, `Input(shape=(784))` in `sequential_model` does not run, here and in Keras: `shape=(784,)`.
+In their texts `Input(shape=(784))` of `sequential_model` does not run, here and in Keras: write `shape=(784,)`.
 """
 
 NOTES = {
     "*Model": "`Model.from_nnx` takes any `flax.nnx` module",
-    "applications.*.decode_predictions": "`class_index=` names the classes: nothing is downloaded",
-    "applications.*.preprocess_input": "arrays of numpy are not changed",
+    "applications.*.decode_predictions": "`class_index=` names the classes; nothing is downloaded",
+    "applications.*.preprocess_input": "numpy arrays are not modified",
     "applications.*": '`weights` are a local file, or None; `"imagenet"` raises',
     "utils.plot_model": "`.dot` files need no Graphviz",
-    "Model.load_weights": "from files of safetensors; what was loaded comes back",
-    "Model.save_weights": "to files of safetensors",
+    "Model.load_weights": "also from safetensors; returns a report",
+    "Model.save_weights": "also to safetensors",
     "Model.export": "a program of `jax.export`, for `kd.export.load`",
-    "Model.compile": "without a loss, added ones or a `train_step`, `fit` is an error; Keras trains on 0",
-    "Model.train_on_batch": "gives the values of this batch",
-    "activations.sparsemax": "adds up to 1, as in the paper",
-    "*.clear_session": "there is nothing to clear: garbage is collected",
+    "Model.compile": "without any loss or `train_step`, `fit` is an error; Keras trains on 0",
+    "Model.train_on_batch": "returns the values of this batch",
+    "activations.sparsemax": "sums to 1, as in the paper",
+    "*.clear_session": "only collects garbage",
     "backend.set_epsilon": "compiled steps keep theirs",
     "*.set_floatx": "the dtype policy",
     "config.*_traceback_filtering": "no frames are filtered but JAX's",
@@ -132,19 +132,19 @@ NOTES = {
     "config.enable_unsafe_deserialization": "raises: nothing read from files is run",
     "config.set_backend": "JAX alone",
     "*.disable_interactive_logging": "progress goes to the logger `keras_dist`",
-    "device": "outside of models, which live on their mesh",
+    "device": "outside of models, which use their mesh",
     "name_scope": "names operations and free variables; paths of weights are made of attributes",
     "RematScope": "a layer in one that computes again does so with it",
     "remat": "`remat=` of `compile` does it without a change of the model",
-    "utils.get_file": "finds files that are there; nothing is downloaded or unpacked",
-    "callbacks.CallbackList": "`fit` makes it, or uses the one that it is given",
-    "callbacks.CSVLogger": "appending to a file of other columns is refused",
+    "utils.get_file": "finds local files; nothing is downloaded or unpacked",
+    "callbacks.CallbackList": "`fit` creates it, or uses a given one",
+    "callbacks.CSVLogger": "appending to a file with other columns is an error",
     "callbacks.EarlyStopping": "NaN is never the best value",
     "callbacks.ModelCheckpoint": "weights alone, as safetensors",
     "callbacks.ReduceLROnPlateau": "NaN is never the best value; a rate that cannot be set raises",
     "callbacks.LearningRateScheduler": "a rate that cannot be set raises",
     "callbacks.TensorBoard": "through tensorboardX; the layout table for the graph; images and embeddings are refused",
-    "callbacks.TerminateOnNaN": "a step late, without waiting; says whether a batch or which variables were first",
+    "callbacks.TerminateOnNaN": "a step late, without waiting; reports whether a batch or which variables were first",
     "datasets.mnist.load_data": "through tfds, without TensorFlow",
     "keras.distribution": """\
 Keras's `distribution_lib_test.py` and `jax_multi_process_distribution_test.py` pass, but for tests that reach into
@@ -155,64 +155,63 @@ lives by `kernel_layout=` and its like.""",
     "distribution.DeviceMesh": "sizes by name: `DeviceMesh({'data': 2, 'model': 4})`",
     "distribution.LayoutMap": "rules without effect warn",
     "distribution.ModelParallel": "rules without effect raise under `strict=True`; sharding metadata are rules, too",
-    "initializers.VarianceScaling": "one of `input_axes` and `output_axes` alone is refused",
+    "initializers.VarianceScaling": "one of `input_axes` and `output_axes` without the other is an error",
     "keras.layers": """\
-The arguments of weights (`kernel_initializer`, `bias_regularizer` and so on), and those that stand behind them in
-Keras, are taken by keyword.""",
+The arguments of weights (`kernel_initializer`, `bias_regularizer` and so on), and arguments after them in Keras, are
+keyword-only.""",
     "keras.ops": """\
-All of them are here, for arrays, variables, and symbolic tensors, whose shapes and element types are those of the
-results. Arrays are dense: `sparse=True` is refused, and `ragged=True`. Functions that are arguments, as of `map`, are
-written into configs where they have a name that is registered. What `cond` returns does not depend on symbolic tensors
-that its functions do not take as arguments.""",
+All names are here, for arrays, variables and symbolic tensors. Arrays are dense: `sparse=True` and `ragged=True` are
+errors. Functions as arguments, such as of `map`, are serialized by their registered names. What `cond` returns does not
+depend on symbolic tensors that its functions do not take as arguments.""",
     "keras.optimizers": """\
-What all optimizers share is taken by keyword: `weight_decay` (unless it stands further in front), `clipnorm`,
-`clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
-`gradient_accumulation_steps`, `name`, and in `Muon` what follows them. Accumulated batches of unequal length or weight
-make the update of one large batch; Keras takes the mean of theirs.""",
-    "layers.AlphaDropout": "a rate of 1 is refused",
-    "layers.AugMix": "augmentations are chosen anew in each step; Keras chooses when it compiles",
-    "layers.AutoContrast": "channels are those of `data_format`",
-    "layers.CategoryEncoding": "`sparse=True` is refused",
-    "layers.Discretization": "`sparse=True` is refused",
+Arguments of all optimizers are keyword-only: `weight_decay` (unless it comes earlier), `clipnorm`, `clipvalue`,
+`global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
+`gradient_accumulation_steps`, `name`, and in `Muon` the arguments after them. Accumulated batches of unequal length or
+weight give the update of one large batch; Keras averages their gradients.""",
+    "layers.AlphaDropout": "a rate of 1 is an error",
+    "layers.AugMix": "augmentations are chosen in each step; in Keras once, at compilation",
+    "layers.AutoContrast": "channels as in `data_format`",
+    "layers.CategoryEncoding": "`sparse=True` is an error",
+    "layers.Discretization": "`sparse=True` is an error",
     "layers.FlaxLayer": "paths of weights are those of the module",
-    "layers.GaussianDropout": "a rate of 1 is refused",
+    "layers.GaussianDropout": "a rate of 1 is an error",
     "layers.GlobalAv*1D": "where every step is masked the mean is 0, not NaN",
-    "layers.Hash*": "on the host, without TensorFlow; the same bins; `sparse=True` is refused",
-    "layers.*Lookup": "on the host, without TensorFlow; configs hold the vocabulary; `sparse=True` is refused",
+    "layers.Hash*": "on the host, without TensorFlow; the same bins; `sparse=True` is an error",
+    "layers.*Lookup": "on the host, without TensorFlow; configs hold the vocabulary; `sparse=True` is an error",
     "layers.JaxLayer": "paths of weights are those in the parameters",
     "layers.MultiHeadAttention": "a `query_mask` that is given is used; the causal mask follows `attention_axes`",
     "layers.RNN": "with `stateful=True` the states are in `weights`, and `fit`, `evaluate` and `predict` keep them",
     "layers.Random*": "dicts of images, labels and masks, without bounding boxes",
     "layers.TextVectorization": "on the host, without TensorFlow; configs hold the vocabulary; not sparse nor ragged",
-    "layers.TimeDistributed": "what it adds to the loss counts for each position",
-    "losses.*Focal*": "logits that are far off are exact, not clipped",
-    "losses.*_focal_*": "logits that are far off are exact, not clipped",
+    "layers.TimeDistributed": "added losses count for each position",
+    "losses.*Focal*": "large logits give exact losses, not clipped",
+    "losses.*_focal_*": "large logits give exact losses, not clipped",
     "losses.CategoricalCrossentropy": "smoothing spreads over the classes of `axis`",
-    "losses.CategoricalGeneralizedCrossEntropy": "an index that is no class is an error, compiled NaN",
-    "losses.SparseCategoricalCrossentropy": "an index that is no class is an error, compiled NaN; any `axis`",
+    "losses.CategoricalGeneralizedCrossEntropy": "an index out of range is an error, or NaN in compiled steps",
+    "losses.SparseCategoricalCrossentropy": "an index out of range is an error, or NaN in compiled steps; any `axis`",
     "losses.categorical_crossentropy": "smoothing spreads over the classes of `axis`",
-    "losses.categorical_generalized_cross_entropy": "an index that is no class is an error, compiled NaN",
-    "losses.sparse_categorical_crossentropy": "an index that is no class is an error, compiled NaN; any `axis`",
+    "losses.categorical_generalized_cross_entropy": "an index out of range is an error, or NaN in compiled steps",
+    "losses.sparse_categorical_crossentropy": "an index out of range is an error, or NaN in compiled steps; any `axis`",
     "ops.*dot_product_attention": "logits are not capped",
     "ops.image.gaussian_blur": "`data_format=None` is `channels_last`; Keras takes it for `channels_first`",
     "ops.average_pool": "`strides=None` is `pool_size`; Keras fails",
     "ops.max_pool": "`strides=None` is `pool_size`; Keras fails",
     "ops.nn.average_pool": "`strides=None` is `pool_size`; Keras fails",
     "ops.nn.max_pool": "`strides=None` is `pool_size`; Keras fails",
-    "ops.*sparse_categorical_crossentropy": "an index that is no class is an error, compiled NaN",
-    "ops.*sparsemax": "adds up to 1, as in the paper",
-    "optimizers.schedules.CosineDecayRestarts": "rounding does not put off a restart",
-    "regularizers.Orthogonal*": "a single row costs nothing; Keras gives NaN",
-    "regularizers.orthogonal*": "a single row costs nothing; Keras gives NaN",
-    "*image_dataset_from_directory": "what Keras gives in the format `grain`, read by Pillow; batches of numpy arrays",
-    "*text_dataset_from_directory": "what Keras gives in the format `grain`; batches of numpy arrays",
-    "*timeseries_dataset_from_array": "what Keras gives in the format `grain`; batches of numpy arrays",
-    "utils.bounding_boxes.affine_transform": "numbers of all images, and boxes of one",
+    "ops.*sparse_categorical_crossentropy": "an index out of range is an error, or NaN in compiled steps",
+    "ops.*sparsemax": "sums to 1, as in the paper",
+    "optimizers.schedules.CosineDecayRestarts": "rounding does not delay a restart",
+    "regularizers.Orthogonal*": "a single row has no penalty; NaN in Keras",
+    "regularizers.orthogonal*": "a single row has no penalty; NaN in Keras",
+    "*image_dataset_from_directory": "as in Keras with the format `grain`, read by Pillow; batches of numpy arrays",
+    "*text_dataset_from_directory": "as in Keras with the format `grain`; batches of numpy arrays",
+    "*timeseries_dataset_from_array": "as in Keras with the format `grain`; batches of numpy arrays",
+    "utils.bounding_boxes.affine_transform": "arrays for all images, and boxes of one image",
     "utils.bounding_boxes.compute_ciou": "relative formats with `image_shape`; Keras refuses them",
     "utils.bounding_boxes.convert_format": "also `rel_center_yxhw`; a dict stays as it is, a copy is returned",
     "utils.split_dataset": "in memory; gives datasets of single rows",
     "utils.normalize": "keeps the shape of one row; `axis=0` is the first axis",
-    "utils.to_categorical": "an index that is no class is refused",
+    "utils.to_categorical": "a class index out of range is an error",
 }
 """What is to be said about names that are here, beside the arguments that differ, and about namespaces."""
 
@@ -289,7 +288,7 @@ def render(keras: types.ModuleType) -> str:
     for namespace, rows in tables.items():
         paragraph = [f"{NOTES[namespace]}\n"] if namespace in NOTES else []
         sections += [f"\n## {namespace}\n", *paragraph, _titles("Keras", "here", "note"), *rows]
-    sections += ["\n## Methods\n", "Those that are as in Keras are not listed.", *_methods(keras)]
+    sections += ["\n## Methods\n", "Methods that are as in Keras are not listed.", *_methods(keras)]
     return "\n".join(sections) + "\n"
 
 

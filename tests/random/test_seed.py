@@ -67,7 +67,7 @@ def test_the_seed_of_the_process_is_that_of_python_and_numpy_too(monkeypatch):
 
 @EVERY_FUNCTION
 def test_without_a_seed_inside_a_compiled_function(draw):
-    with pytest.raises(ModelError, match="SeedGenerator that the layer owns"):
+    with pytest.raises(ModelError, match="SeedGenerator that the layer creates"):
         jax.jit(draw)()
 
 
@@ -122,7 +122,7 @@ def test_a_layer_without_a_generator_says_so_before_numbers_become_constants():
     model = model_with(Noise(False))
     with pytest.raises(ModelError, match="random numbers without a seed") as caught:
         model.predict(np.zeros((2, 3), "f4"), verbose=0)
-    assert caught.value.fix.startswith("seed=self.seed_generator in call, a SeedGenerator that the layer owns")
+    assert caught.value.fix.startswith("seed=self.seed_generator in call, a SeedGenerator that the layer creates")
 
 
 def test_a_layer_with_a_generator_draws_other_numbers_in_each_step():

@@ -16,7 +16,7 @@ ABOVE, BELOW = IDS.copy(), IDS.copy()
 ABOVE[5, 2], BELOW[5, 2] = 12, -1
 NO_CLASS = np.where(Y == 3, 5, Y)
 OF_LAYER = r"layer 'tokens': index out of range for `embeddings`\n  given:    {}\n  expected: integers from 0 to 9\n"
-OF_LOSS = r"sparse_categorical_crossentropy: an integer in `y_true` is no class.*\n  given:    5(.0)?\n.* 0 to 4\n"
+OF_LOSS = r"sparse_categorical_crossentropy: class index in `y_true` out of range.*\n  given:    5(.0)?\n.* 0 to 4\n"
 
 
 @functools.cache
