@@ -23,8 +23,7 @@ class Arguments:
 
     Args:
         include_top: whether the network ends in a classifier.
-        weights: None for random weights, or the path of a local file for `Model.load_weights`. The default raises:
-            nothing is downloaded.
+        weights: None for random weights, or a local file for `Model.load_weights`. The default raises an error.
         input_tensor: a symbolic tensor as the input; by default a new one.
         input_shape: (height, width, channels), height and width at least 32; by default (224, 224, 3), without a
             classifier (None, None, 3).
