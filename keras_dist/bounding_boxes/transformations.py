@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.arguments import check_option
 from keras_dist._support.types import ArrayLike
-from keras_dist.bounding_boxes.formats import areas, as_boxes, check_has_size, of_edges
+from keras_dist.bounding_boxes.boxes import areas, as_boxes, check_has_size, of_edges
 
 
 def clip_to_image_size(

@@ -12,16 +12,16 @@ from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.weight_arguments import Layout
 
 
-def contain(value: Any) -> Any:
+def as_nnx_containers(value: Any) -> Any:
     """Convert lists, tuples and dicts that hold modules, or are empty, to `nnx.List` and `nnx.Dict`."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        items = [contain(item) for item in value]
+        items = [as_nnx_containers(item) for item in value]
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items) or value == []:
             return nnx.List(items)
     elif type(value) is dict:
         if value == {}:
             return nnx.Dict()
-        items = {name: contain(item) for name, item in value.items()}
+        items = {name: as_nnx_containers(item) for name, item in value.items()}
         if any(isinstance(item, nnx.Module | nnx.Variable) for item in items.values()):
             return nnx.Dict({str(name): item for name, item in items.items()})
     return value

@@ -49,7 +49,7 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
         shapes = inspect.signature(build).bind(self, *args, **kwargs).arguments
         self._runtime.shapes = dict([*shapes.items()][1:])
         # a layer made in a call must not create weights, not even in its own `build`
-        around = call_context.caller() if self._runtime.is_passing else None
+        around = call_context.caller() if self._runtime.made_in_call else None
         try:
             with call_context.calling(around):
                 build(self, *args, **kwargs)
@@ -57,7 +57,7 @@ def _counted(build: Callable[..., None]) -> Callable[..., None]:
         finally:
             self._runtime.made = None
         if call_context.current() is None:
-            lay_out(self)
+            shard_weights(self)
 
     return counted
 
@@ -86,7 +86,7 @@ def _named_by_keyword(add_weight: Callable[_Arguments, Variable]) -> Callable[_A
     return checked
 
 
-def lay_out(layer: Any) -> None:
+def shard_weights(layer: Any) -> None:
     """Shard the weights of a layer outside of a model as the current distribution assigns."""
     distribution = current_distribution()
     if distribution is None or distribution.device_mesh.size == 1 or layer._runtime.membership is not None:
@@ -254,7 +254,7 @@ class Building:
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
-        self._number(variable)
+        self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))
         return variable
@@ -302,7 +302,7 @@ class Building:
     def _finish_building(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, random.SeedGenerator):
-                if self._runtime.is_passing:
+                if self._runtime.made_in_call:
                     call_context.refuse_in_call(f"random state {name!r} of layer {self.name!r}")
                 _ = value.state  # created here, not in the first step that draws
         self._check_weights_are_kept()
@@ -313,7 +313,7 @@ class Building:
             if not (self._pytree__nodes.get(name, False) or any(map(is_traced, jax.tree.leaves(value))))
         }
 
-    def _number(self, variable: Variable) -> None:
+    def _number_weight(self, variable: Variable) -> None:
         if variable.get_metadata("number") is None:
             taken = [other.get_metadata().get("number") or 0 for _, other in own_variables(self)]
             taken += [other.get_metadata("number") for _, other in self._runtime.made or ()]

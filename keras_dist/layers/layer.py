@@ -22,8 +22,8 @@ from keras_dist._unstable.flax_internals import attribute_order, restore_order, 
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import symbolic
-from keras_dist.layers.attributes import axes_of, check_name, contain, take_input_shape
-from keras_dist.layers.building import Building, lay_out
+from keras_dist.layers.attributes import as_nnx_containers, axes_of, check_name, take_input_shape
+from keras_dist.layers.building import Building, shard_weights
 from keras_dist.layers.call_arguments import (
     call_parameters,
     check_complete,
@@ -59,8 +59,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     Args:
         activity_regularizer: a function of the output that is added to the loss.
         trainable: whether gradients update the weights. A later change takes effect with the next `compile`.
-        dtype: element type of weights and arithmetic; or a `mixed_precision.DTypePolicy`, or its name. By default the
-            current policy.
+        dtype: element type, `mixed_precision.DTypePolicy`, or name of a policy; by default the current policy.
         autocast: whether inputs of other floating types, and weights while `call` runs, are cast to `compute_dtype`.
         name: by default the name of the class, `dense`; a model numbers repeated names, `dense_1`.
         **kwargs: `input_shape` (without the batch) for the first layer of a `Sequential`.
@@ -120,7 +119,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             raise argument_error("trainable", trainable, "True or False", layer=self._name, example=False)
         self._trainable = bool(trainable)
         self._trainable_was_set = False
-        self._runtime.is_passing = call_context.caller() is not None
+        self._runtime.made_in_call = call_context.caller() is not None
         self._dtype_policy = policy_of(dtype, self._name, takes_keep=self._takes_keep)
         self.autocast = autocast
         if self._makes_masks():
@@ -131,7 +130,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         self._is_built = False
         if (scope := current_scope()) is not None:
             self._remat = scope
-        for name in _ONLY_IN_KERAS:
+        for name in ("lora_alpha", "lora_rank", "quantization_config"):  # Keras writes them into configs
             if kwargs.get(name, name) is None:
                 del kwargs[name]
         if kwargs:
@@ -179,9 +178,9 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     def trainable(self, value: bool) -> None:
         for layer in self._owners():
             layer._trainable, layer._trainable_was_set = bool(value), True
-        self._settle_kinds()
+        self._update_param_kinds()
 
-    def _settle_kinds(self) -> None:
+    def _update_param_kinds(self) -> None:
         """Make weights `nnx.Param`s if all layers that contain them are trainable."""
         for _, variable, owners in walk_owned(self):
             if isinstance(variable, Variable):
@@ -211,8 +210,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         with call_context.entered(kwargs.get("training")) as context:
             outputs = self._run(args, kwargs, context)
         if is_alone and not was_built:
-            lay_out(self)
-            self._settle_kinds()
+            shard_weights(self)
+            self._update_param_kinds()
         return outputs
 
     def rematerialized_call(
@@ -285,6 +284,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
             if value is not None or not name.endswith(("_layout", "activity_regularizer"))
         }
         own = {"name": self.name, "trainable": self._trainable, "dtype": self.dtype_policy.identifier}
+        if "data_format" in arguments and arguments["data_format"] is None:  # another process may have another default
+            own["data_format"] = getattr(self, "data_format", None)
         return arguments | {name: value for name, value in own.items() if takes_keyword(type(self), name)}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -293,10 +294,10 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         for item in jax.tree.leaves(value) if isinstance(value, list | tuple | dict) else [value]:
             if is_of_keras(item):
                 check_is_ours(f"attribute {name!r} of layer {vars(self).get('_name', type(self).__name__)!r}", item)
-        value = contain(value)
+        value = as_nnx_containers(value)
         for _, variable in own_variables(value) if isinstance(value, nnx.List | nnx.Dict) else [((), value)]:
             if isinstance(variable, Variable):
-                self._number(variable)
+                self._number_weight(variable)
                 if not variable._owners:
                     variable.belong_to((self,), variable._known_as)
         if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
@@ -304,14 +305,12 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        held = vars(self).get(name)
-        if self._runtime.membership is not None and isinstance(held, nnx.Variable | nnx.Module):
+        if self._runtime.membership is not None and isinstance(vars(self).get(name), nnx.Variable | nnx.Module):
             summary = f"`{name}` of layer {self.name!r} cannot be taken away: its model is built"
             raise ModelError(summary, given=f"del layer.{name}", fix="make the model anew without it")
         super().__delattr__(name)
 
     def __getattr__(self, name: str) -> Any:
-        # only for missing names
         if name == "_runtime":
             return self._begin_runtime()
         if name.startswith(("__", "_pytree__")) or name == "_arguments":
@@ -393,7 +392,12 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
                 self.add_loss(self.activity_regularizer(output) / rows)
         previous = kwargs.get("mask", next(iter(masks.values()), None))
         if not self.supports_masking and _any(previous):
-            warnings.warn(_mask_is_lost(self), stacklevel=2)
+            warnings.warn(
+                f"layer {self.name!r} ({type(self).__name__}) gets a mask and does not support masking: the layers "
+                "after it do not see the mask. Set supports_masking = True in its __init__, if the mask of the input "
+                "is also one of the output, and define compute_mask, if it is another",
+                stacklevel=2,
+            )
         if self.supports_masking and (_any(previous) or self._makes_masks()):
             context.set_mask(outputs, self.compute_mask(first, previous))
         return outputs
@@ -424,10 +428,6 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         return unknown_name_error(summary, first, known, given=given, fix="leave it out", error=ModelError)
 
 
-_ONLY_IN_KERAS = ("lora_alpha", "lora_rank", "quantization_config")
-"""Arguments that Keras writes into configs, accepted as None."""
-
-
 def _as_input(layer: Layer, context: call_context.CallContext, value: PyTree) -> PyTree:
     """Cast a floating array to the input type of the layer; return other values as they are."""
     if isinstance(value, np.ndarray | np.generic):
@@ -442,14 +442,6 @@ def _as_input(layer: Layer, context: call_context.CallContext, value: PyTree) ->
     cast = value.astype(layer.input_dtype)
     context.set_mask(cast, context.mask_of(value))
     return cast
-
-
-def _mask_is_lost(layer: Layer) -> str:
-    return (
-        f"layer {layer.name!r} ({type(layer).__name__}) gets a mask and does not support masking: the layers after it "
-        "do not see the mask. Set supports_masking = True in its __init__, if the mask of the input is also one of the "
-        "output, and define compute_mask, if it is another"
-    )
 
 
 def _any(masks: PyTree) -> bool:

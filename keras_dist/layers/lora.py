@@ -103,7 +103,6 @@ class LoraLayer(Layer):
         return weight
 
     def _add_factors(self, factors: _Factors | None = None) -> None:
-        """Create the factors, if there is a rank."""
         if self.lora_rank is None:
             return
         self._check_no_constraint()

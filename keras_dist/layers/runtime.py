@@ -40,7 +40,7 @@ class LayerRuntime:
         shapes: the arguments of `build`, by parameter.
         built_with: static attributes after building.
         added: losses added in the last call.
-        is_passing: whether the layer was made in the call of another layer.
+        made_in_call: whether the layer was made in the call of another layer.
     """
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ class LayerRuntime:
     shapes: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     built_with: dict[str, Any] = dataclasses.field(default_factory=dict)
     added: list[jax.Array] = dataclasses.field(default_factory=list)
-    is_passing: bool = False
+    made_in_call: bool = False
 
 
 class HasRuntime:

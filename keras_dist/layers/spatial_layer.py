@@ -43,11 +43,6 @@ class SpatialLayer(Layer):
         """The spatial dims of inputs."""
         return self._dims.axes
 
-    def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments with the chosen format, which need not be the default of another process."""
-        arguments = super()._config_arguments()
-        return arguments | ({"data_format": self.data_format} if "data_format" in arguments else {})
-
     def check_not_empty(self, outputs: jax.Array, inputs: jax.Array) -> jax.Array:
         """Return `outputs`; raise if a dim has become 0."""
         if outputs.size == 0 and inputs.size > 0:

@@ -346,7 +346,6 @@ class WeightOwner:
         return any(getattr(cls, name) is not getattr(WeightOwner, name) for name in names)
 
     def _copy(self) -> Any:
-        """Return a copy that may be changed in the current trace."""
         graphdef, state = nnx.split(self)
         copy = nnx.merge(graphdef, state, copy=True)
         restore_order(copy, attribute_order(self))

@@ -13,7 +13,7 @@ from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import Input, InputLayer, Layer
-from keras_dist.layers.core.nnx_layer import as_layer
+from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.host_layer import as_rows
 from keras_dist.models.config import arguments_but, one_config, read_layer, write_layer
 from keras_dist.models.functional import Graph, input_layers

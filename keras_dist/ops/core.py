@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._support.arguments import check_option
+from keras_dist._support.arguments import argument_error, check_option
 from keras_dist._support.array_operators import value_of, values_in
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
@@ -43,8 +43,7 @@ def convert_to_tensor(
         ModelError: `ragged` is True.
     """
     if ragged:
-        fix = "pad the rows to one length"
-        raise ModelError("convert_to_tensor: arrays cannot be ragged", given=f"ragged={ragged}", fix=fix)
+        raise argument_error("ragged", ragged, "False: arrays cannot be ragged", fix="pad the rows to one length")
     return as_array(x, dtype)
 
 
@@ -196,8 +195,7 @@ def scan(
         ModelError: `unroll` is neither a bool nor a positive integer.
     """
     if not isinstance(unroll, int) or unroll < (0 if isinstance(unroll, bool) else 1):
-        fix = "unroll=1, which unrolls nothing"
-        raise ModelError("`unroll` of scan must be a positive integer, or a bool", given=f"unroll={unroll!r}", fix=fix)
+        raise argument_error("unroll", unroll, "a positive integer, or a bool", example=1)
     return jax.lax.scan(f, init, xs, length=length, reverse=reverse, unroll=unroll)
 
 

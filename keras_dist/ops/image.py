@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.scipy.ndimage
 
 from keras_dist import random
-from keras_dist._support.arguments import check_option, check_sizes, shapes
+from keras_dist._support.arguments import argument_error, check_option, check_sizes, shapes
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
@@ -112,8 +112,8 @@ def resize(
     method = check_option("interpolation", interpolation, image_transforms.RESIZE_INTERPOLATIONS)
     check_option("fill_mode", fill_mode, ("constant",))
     if crop_to_aspect_ratio and pad_to_aspect_ratio:
-        summary = "resize: images cannot be both cropped and padded"
-        raise ModelError(summary, given="crop_to_aspect_ratio=True, pad_to_aspect_ratio=True", fix="leave one out")
+        expected = "False with crop_to_aspect_ratio=True"
+        raise argument_error("pad_to_aspect_ratio", True, expected, example=False)
     options = (method, antialias, crop_to_aspect_ratio, pad_to_aspect_ratio, fill_value)
     return given.restored(image_transforms.resize(given.values, (height, width), *options, keeps_dtype=True))
 

@@ -1,6 +1,7 @@
 """Segment reductions, largest values, special functions, and Fourier transforms (`ops.spectra`)."""
 
 # pyright: reportUnknownMemberType=false
+# ruff: noqa: F403  # each file lists its names in `__all__`
 
 from __future__ import annotations
 
@@ -14,14 +15,7 @@ from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, floating, named, names_in, operation, unary
-from keras_dist.ops.spectra import extract_sequences as extract_sequences
-from keras_dist.ops.spectra import fft as fft
-from keras_dist.ops.spectra import fft2 as fft2
-from keras_dist.ops.spectra import ifft2 as ifft2
-from keras_dist.ops.spectra import irfft as irfft
-from keras_dist.ops.spectra import istft as istft
-from keras_dist.ops.spectra import rfft as rfft
-from keras_dist.ops.spectra import stft as stft
+from keras_dist.ops.spectra import *
 
 rsqrt = unary("rsqrt", lambda x: jax.lax.rsqrt(floating(x)), "Return `1 / sqrt(x)`.")
 erf = unary("erf", lambda x: jax.lax.erf(floating(x)), "Return the error function of `x`.")

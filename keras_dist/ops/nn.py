@@ -1,6 +1,7 @@
 """Activations, encodings and crossentropies; convolutions, normalization and attention from other files."""
 
 # pyright: reportUnknownMemberType=false
+# ruff: noqa: F403  # each file lists its names in `__all__`
 
 from __future__ import annotations
 
@@ -11,16 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist import activations, losses
+from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.attention import dot_product_attention as dot_product_attention
-from keras_dist.ops.normalization import batch_normalization as batch_normalization
-from keras_dist.ops.normalization import layer_normalization as layer_normalization
-from keras_dist.ops.normalization import moments as moments
-from keras_dist.ops.normalization import normalize as normalize
-from keras_dist.ops.normalization import rms_normalization as rms_normalization
+from keras_dist.ops.normalization import *
 from keras_dist.ops.operation import as_array, floating, like, names_in, operation, unary
 from keras_dist.ops.patches import depth_to_space as depth_to_space
 from keras_dist.ops.patches import fold as fold
@@ -28,14 +26,7 @@ from keras_dist.ops.patches import space_to_depth as space_to_depth
 from keras_dist.ops.patches import unfold as unfold
 from keras_dist.ops.sequences import ctc_decode as ctc_decode
 from keras_dist.ops.sequences import ctc_loss as ctc_loss
-from keras_dist.ops.spatial import adaptive_average_pool as adaptive_average_pool
-from keras_dist.ops.spatial import adaptive_max_pool as adaptive_max_pool
-from keras_dist.ops.spatial import average_pool as average_pool
-from keras_dist.ops.spatial import conv as conv
-from keras_dist.ops.spatial import conv_transpose as conv_transpose
-from keras_dist.ops.spatial import depthwise_conv as depthwise_conv
-from keras_dist.ops.spatial import max_pool as max_pool
-from keras_dist.ops.spatial import separable_conv as separable_conv
+from keras_dist.ops.spatial import *
 
 relu = unary("relu", activations.relu, "Return `max(x, 0)`.")
 squareplus = like("squareplus", activations.squareplus)
@@ -142,8 +133,7 @@ def multi_hot(
     indices = as_array(inputs, "int32")
     count = kwargs.get("num_tokens") if num_classes is None else num_classes
     if count is None:
-        fix = "multi_hot(indices, num_classes=10)"
-        raise ModelError("multi_hot needs the number of classes", given="num_classes=None", fix=fix)
+        raise argument_error("num_classes", None, "the number of classes", example=10)
     hot = jax.nn.one_hot(indices, count, axis=axis, dtype=numpy_arguments.element_type_or_floatx(dtype))
     return jnp.max(hot, axis=1 if indices.ndim > 1 else 0)
 

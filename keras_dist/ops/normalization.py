@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import check_int
+from keras_dist._support.arguments import argument_error, check_int
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import epsilon as default_epsilon
 from keras_dist.errors import ModelError
 from keras_dist.ops import numpy_arguments
 from keras_dist.ops.operation import as_array, dims_of, operation
+
+__all__ = ["batch_normalization", "layer_normalization", "moments", "normalize", "rms_normalization"]
 
 
 def wide(inputs: jax.Array) -> jax.Array:
@@ -83,8 +85,7 @@ def moments(
         ModelError: `synchronized` is set, or the array does not have these dims.
     """
     if synchronized:
-        summary = "moments: `synchronized` must be False: arrays are global, and so are their moments"
-        raise ModelError(summary, given="synchronized=True", fix="leave it out")
+        raise argument_error("synchronized", True, "False: arrays are global, and so are their moments", example=False)
     array = as_array(x)
     values: Any = wide(array) if array.dtype in (jnp.float16, jnp.bfloat16) else array
     dims: Any = dims_of(array, axes, "axes") if isinstance(axes, int) or axes else axes

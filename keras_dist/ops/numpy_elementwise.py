@@ -17,7 +17,6 @@ from keras_dist.ops.operation import as_array, binary, floating, like, names_in,
 
 
 def _bitwise(name: str, function: Callable[[Any, Any], Any], doc: str) -> Callable[[ArrayLike, ArrayLike], jax.Array]:
-    """Return the operation `name(x, y)`."""
 
     def applied(x: ArrayLike, y: ArrayLike) -> jax.Array:
         return function(x, as_array(y))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from keras_dist._support.arguments import check_option, check_sizes
+from keras_dist._support.arguments import argument_error, check_option, check_sizes
 from keras_dist._support.types import ArrayLike
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ArgumentTypeError, ModelError
@@ -169,8 +169,7 @@ def _images(name: str, x: ArrayLike, block_size: int, data_format: str | None) -
     images = _of_rank(name, x, 4, "images with a batch and channels")
     is_last = check_data_format(data_format, name) == "channels_last"
     if block_size < 2:
-        fix = "leave it out: nothing would change"
-        raise ModelError(f"{name}: `block_size` must be at least 2", given=f"block_size={block_size}", fix=fix)
+        raise argument_error("block_size", block_size, "at least 2", example=2)
     return images if is_last else jnp.moveaxis(images, 1, -1), is_last
 
 

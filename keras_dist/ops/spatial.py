@@ -19,6 +19,9 @@ from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.ops.operation import as_array, floating, named, operation
 
+__all__ = ["adaptive_average_pool", "adaptive_max_pool", "average_pool", "conv", "conv_transpose", "depthwise_conv"]
+__all__ += ["max_pool", "separable_conv"]
+
 Sizes: TypeAlias = int | Sequence[int]
 Reduction: TypeAlias = Callable[[jax.Array, np.ndarray, int], jax.Array]
 """Reduces the steps of adaptive windows along a dim, given which steps are inside their window."""
@@ -43,13 +46,13 @@ class SpatialDims:
         return self.rank + 1 if self.channels_last else 1
 
     @property
-    def of_convolutions(self) -> tuple[str, str, str]:
+    def dimension_numbers(self) -> tuple[str, str, str]:
         """The dims of inputs, kernel and outputs for `jax.lax`, such as `("NHWC", "HWIO", "NHWC")`."""
         spatial = "DHW"[-self.rank :]
         inputs = f"N{spatial}C" if self.channels_last else f"NC{spatial}"
         return inputs, f"{spatial}IO", inputs
 
-    def for_all(self, spatial: Sequence[Any], other: Any) -> tuple[Any, ...]:
+    def per_dim(self, spatial: Sequence[Any], other: Any) -> tuple[Any, ...]:
         """Return a value for each dim: `spatial` for spatial dims, `other` for batch and channels."""
         return (other, *spatial, other) if self.channels_last else (other, other, *spatial)
 
@@ -71,7 +74,7 @@ def convolve(
         strides,
         before if padding == "causal" else padding.upper(),
         rhs_dilation=dilation_rate,
-        dimension_numbers=dims.of_convolutions,
+        dimension_numbers=dims.dimension_numbers,
         feature_group_count=groups,
     )
 
@@ -103,7 +106,7 @@ def convolve_transposed(
         strides,
         zeros,
         rhs_dilation=dilation_rate,
-        dimension_numbers=dims.of_convolutions,
+        dimension_numbers=dims.dimension_numbers,
         transpose_kernel=True,
     )
 
@@ -122,7 +125,7 @@ def pooled_maxima(
 ) -> jax.Array:
     """Return the largest value of each window of each channel."""
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else jnp.iinfo(inputs.dtype).min
-    window, steps = dims.for_all(sizes, 1), dims.for_all(strides, 1)
+    window, steps = dims.per_dim(sizes, 1), dims.per_dim(strides, 1)
     return jax.lax.reduce_window(inputs, lowest, jax.lax.max, window, steps, padding.upper())
 
 
@@ -130,14 +133,14 @@ def pooled_means(
     dims: SpatialDims, inputs: jax.Array, sizes: Sequence[int], strides: Sequence[int], padding: str
 ) -> jax.Array:
     """Return the mean of each window of each channel of floats, without steps beyond the borders."""
-    window, steps = dims.for_all(sizes, 1), dims.for_all(strides, 1)
+    window, steps = dims.per_dim(sizes, 1), dims.per_dim(strides, 1)
 
     def sums(x: jax.Array) -> jax.Array:
         return jax.lax.reduce_window(x, 0.0, jax.lax.add, window, steps, padding.upper())
 
     if padding == "valid":
         return sums(inputs) / math.prod(sizes)
-    return sums(inputs) / sums(jnp.ones(dims.for_all([inputs.shape[axis] for axis in dims.axes], 1), inputs.dtype))
+    return sums(inputs) / sums(jnp.ones(dims.per_dim([inputs.shape[axis] for axis in dims.axes], 1), inputs.dtype))
 
 
 def pool_adaptively(dims: SpatialDims, inputs: jax.Array, counts: Sequence[int], reduction: Reduction) -> jax.Array:

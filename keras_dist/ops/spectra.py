@@ -16,6 +16,8 @@ from keras_dist._support.types import ArrayLike
 from keras_dist.errors import ModelError
 from keras_dist.ops.operation import as_array, operation
 
+__all__ = ["extract_sequences", "fft", "fft2", "ifft2", "irfft", "istft", "rfft", "stft"]
+
 Complex: TypeAlias = tuple[ArrayLike, ArrayLike]
 
 

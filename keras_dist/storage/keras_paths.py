@@ -11,7 +11,7 @@ from flax import nnx
 
 from keras_dist import layers
 from keras_dist._support import tree_paths
-from keras_dist.layers.attention.projected_attention import ProjectedAttention
+from keras_dist.layers.attention.multi_head_attention import ProjectedAttention
 from keras_dist.layers.core.wrapper import Wrapper
 from keras_dist.layers.weights import children_of, own_variables
 from keras_dist.saving.object_registry import snake_case

@@ -298,7 +298,7 @@ def traced_outputs(step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str
     """Return the symbolic outputs of a call, with their masks, by tracing `run`."""
     call, tensors = _abstract_call(run, args, kwargs)
     try:
-        found = jax.tree.map(_without_symbols, _traced(step, call, tensors, shape_tracing.symbolic_dim()))
+        found = jax.tree.map(_as_keras_tensor, _traced(step, call, tensors, shape_tracing.symbolic_dim()))
     except Exception:  # of any class: the code of a layer may need integers
         found = _traced_with_sizes(step, call, tensors)
     outputs, masks = found
@@ -319,7 +319,7 @@ def _traced_with_sizes(step: Step, call: Callable[[list[jax.Array]], PyTree], te
         summary = f"the number of outputs of {step.name!r} must not depend on a dim of unknown size"
         fix = "another axis, or an Input with batch_size="
         raise ModelError(summary, given=str([tensor.shape for tensor in tensors]), fix=fix)
-    return jax.tree.map(_between, first, second)
+    return jax.tree.map(_common_shape, first, second)
 
 
 def _after_devices(operation: Any, tensor: KerasTensor) -> ModelError:
@@ -372,10 +372,10 @@ def mask_of(leaf: Any) -> KerasTensor | None:
     return leaf.mask if isinstance(leaf, KerasTensor) else None
 
 
-def _without_symbols(traced: jax.ShapeDtypeStruct) -> KerasTensor:
+def _as_keras_tensor(traced: jax.ShapeDtypeStruct) -> KerasTensor:
     return KerasTensor([size if isinstance(size, int) else None for size in traced.shape], traced.dtype)
 
 
-def _between(first: KerasTensor, second: KerasTensor) -> KerasTensor:
+def _common_shape(first: KerasTensor, second: KerasTensor) -> KerasTensor:
     """Return the shape of two traces of a call, with None for sizes that differ."""
     return KerasTensor([m if m == n else None for m, n in zip(first.shape, second.shape, strict=True)], first.dtype)

@@ -286,7 +286,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.RepeatVector(0), ("`n`",)),
     (lambda: layers.RepeatVector(2)(ones(2, 3, 4)), ("rank 2",)),
     # spectral_normalization
-    (lambda: layers.SpectralNormalization(5), ("5 of type int", "must be a layer")),
+    (lambda: layers.SpectralNormalization(5), ("layer=5", "must be a layer")),
     (lambda: layers.SpectralNormalization(layers.Dropout(0.1))(ones(4, 6)), ("no kernel", "Dropout")),
     (lambda: layers.SpectralNormalization(layers.Dense(5), 0), ("`power_iterations`",)),
 ]

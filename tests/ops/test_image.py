@@ -150,7 +150,7 @@ PHOTO = np.zeros((8, 6, 3), "float32")
         (lambda: ops.image.resize(PHOTO[0], (4, 4)), "resize takes images"),
         (lambda: ops.image.resize(PHOTO, (4, 4), interpolation="linear"), "interpolation"),
         (lambda: ops.image.resize(PHOTO, (4, 4), fill_mode="reflect"), "fill_mode"),
-        (lambda: ops.image.resize(PHOTO, (4, 4), pad_to_aspect_ratio=True, crop_to_aspect_ratio=True), "cropped and"),
+        (lambda: ops.image.resize(PHOTO, (4, 4), pad_to_aspect_ratio=True, crop_to_aspect_ratio=True), "pad_to_asp"),
         (lambda: ops.image.pad_images(PHOTO, 1, 1, 1, 1, 9), "height is not determined"),
         (lambda: ops.image.pad_images(PHOTO, 1, 1, target_height=8, right_padding=1), "height does not fit"),
         (lambda: ops.image.crop_images(PHOTO, 0, 5, 0, 5), "width does not fit"),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from keras_dist import activations
 from keras_dist._support.arguments import (
+    argument_error,
     check_axes,
     check_axes_exist,
     check_broadcasts,
@@ -18,10 +19,11 @@ from keras_dist._support.arguments import (
     check_numbers,
     check_optional,
 )
-from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import AlphaArguments, Identifier, LayerArguments
+
+__all__ = ["ELU", "Activation", "LeakyReLU", "PReLU", "ReLU", "Softmax"]
 
 
 class Activation(Layer):
@@ -103,8 +105,8 @@ class PReLU(Layer):
         super().__init__(**kwargs)
         self.shared_axes = () if shared_axes is None else check_axes("shared_axes", shared_axes, self.name)
         if 0 in self.shared_axes:
-            summary = f"`shared_axes` of layer {self.name!r} must be dims from 1 on, without the batch"
-            raise ModelError(summary, given=f"shared_axes={shorten(shared_axes)}", fix="leave 0 out")
+            expected = "dims from 1 on, without the batch"
+            raise argument_error("shared_axes", shared_axes, expected, layer=self.name, fix="leave 0 out")
         self.supports_masking = True
 
     def build(self, input_shape: tuple[int, ...]) -> None:

@@ -119,8 +119,7 @@ class ReversibleEmbedding(Embedding):
         tie_weights: whether the projection uses the same table, instead of `reverse_embeddings`.
         reverse_dtype: element type of the projection; by default the type of the layer.
         logit_soft_cap: positive limit of the logits: `cap * tanh(x / cap)`; None for no limit.
-        reverse_embeddings_layout: layout of `reverse_embeddings` (output_dim, input_dim), which is also initialized by
-            `embeddings_initializer`.
+        reverse_embeddings_layout: layout of `reverse_embeddings` (output_dim, input_dim).
         **kwargs: the arguments of `Embedding`.
 
     Example:

@@ -20,8 +20,7 @@ class Lambda(Layer):
     """A function as a layer.
 
     Args:
-        function: a function of the inputs, and of `mask` and `training` if it has such parameters. Layers that it calls
-            are not tracked.
+        function: a function of the inputs, and of `mask` and `training`, if it has them. Layers in it are not tracked.
         output_shape: unused; the shape follows from the function.
         mask: the mask of the output: an array, or a function of the inputs and their mask; None for no mask.
         arguments: further arguments of the function, by name.

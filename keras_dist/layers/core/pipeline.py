@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree
 from keras_dist.layers.call_arguments import call_parameters
-from keras_dist.layers.core.nnx_layer import as_layer
+from keras_dist.layers.core.foreign_modules import as_layer
 from keras_dist.layers.layer import Layer
 
 

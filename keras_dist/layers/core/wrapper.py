@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from keras_dist._support.arguments import check_size
+from keras_dist._support.arguments import argument_error, check_size
 from keras_dist._support.types import PyTree
 from keras_dist._unstable.flax_internals import variable_role
-from keras_dist.errors import ModelError, with_type
+from keras_dist.errors import ModelError
 from keras_dist.initializers import TruncatedNormal
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
@@ -40,9 +40,8 @@ class Wrapper(Layer):
         super().__init__(**kwargs)
         if not isinstance(layer, Layer):
             check_is_ours(f"`layer` of layer {self.name!r}", layer)
-            given = f"layer={with_type(layer)}"
             fix = "make an object of a class; wrap a function as layers.Lambda, a module as layers.NNXLayer"
-            raise ModelError(f"`layer` of layer {self.name!r} must be a layer", given=given, fix=fix)
+            raise argument_error("layer", layer, "a layer", layer=self.name, fix=fix)
         self._members = {layer.name: layer}
 
     def build(self, input_shape: Any = None) -> None:

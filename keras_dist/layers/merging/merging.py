@@ -18,6 +18,9 @@ from keras_dist.layers.layer import Layer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops.normalization import divided_by_norm
 
+__all__ = ["Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract", "add", "average"]
+__all__ += ["concatenate", "dot", "maximum", "minimum", "multiply", "subtract"]
+
 _LARGEST_FACTOR = 1e7
 """Limit of the factor by which `Dot` normalizes vectors."""
 
@@ -55,14 +58,7 @@ class Merge(Layer):
 
 
 class Add(Merge):
-    """The sum of a list of arrays.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
-        >>> layers.Add()([jnp.ones((2, 3)), jnp.ones((2, 3))]).shape
-        (2, 3)
-    """
+    """The sum of a list of arrays."""
 
     def _merge(self, inputs: list[jax.Array], masks: list[jax.Array | None]) -> jax.Array:
         return functools.reduce(operator.add, inputs)
@@ -195,7 +191,6 @@ class Dot(Layer):
 
 
 def _function(cls: type[Layer]) -> Callable[..., jax.Array]:
-    """Return a function that creates the layer and calls it."""
 
     def merge(inputs: Sequence[jax.Array], **kwargs: Any) -> jax.Array:
         return cls(**kwargs)(inputs)
@@ -224,7 +219,6 @@ def dot(inputs: Sequence[jax.Array], axes: int | Sequence[int] = -1, **kwargs: A
 
 
 def _check_list(inputs: object, layer: str, count: int | None = None) -> None:
-    """Check that the inputs of a layer are a list of arrays, `count` if given."""
     several = isinstance(inputs, list | tuple)
     if not several or not inputs or (count is not None and len(inputs) != count):
         summary = f"layer {layer!r} takes {'a list of' if count is None else count} arrays"
@@ -244,7 +238,6 @@ def _check_masks(inputs: object, masks: object, layer: str) -> Sequence[Any]:
 
 
 def _check_batches(inputs: Sequence[jax.Array], layer: str) -> None:
-    """Check that arrays have one batch size."""
     if len({x.shape[:1] for x in inputs}) > 1:
         raise _shapes_differ(inputs, "one batch size, in dim 0", layer)
 

@@ -14,6 +14,13 @@ from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import spatial
 
+__all__ = ["AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D", "AdaptiveAveragePooling3D", "AdaptiveMaxPooling1D"]
+__all__ += ["AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D", "AveragePooling1D", "AveragePooling2D", "AveragePooling3D"]
+__all__ += ["AvgPool1D", "AvgPool2D", "AvgPool3D", "GlobalAveragePooling1D", "GlobalAveragePooling2D"]
+__all__ += ["GlobalAveragePooling3D", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D"]
+__all__ += ["GlobalMaxPool2D", "GlobalMaxPool3D", "GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"]
+__all__ += ["MaxPool1D", "MaxPool2D", "MaxPool3D", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D"]
+
 
 class Pooling(SpatialLayer):
     """The base of layers that reduce windows of each channel to one number.
@@ -248,12 +255,6 @@ class GlobalAveragePooling2D(GlobalAveragePooling, rank=2):
         data_format: `"channels_last"`, the default, for inputs (batch, spatial dims, channels); or `"channels_first"`.
         keepdims: whether the spatial dims stay, as 1.
         **kwargs: see `Layer`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
-        >>> layers.GlobalAveragePooling2D(keepdims=True)(jnp.ones((2, 7, 7, 4))).shape
-        (2, 1, 1, 4)
     """
 
 

@@ -59,9 +59,8 @@ class CategoryEncoding(Layer):
             count_weights: weight of each integer, of the shape of the inputs; only with `output_mode="count"`.
         """
         if count_weights is not None and self.output_mode != "count":
-            given = f'count_weights with output_mode="{self.output_mode}"'
-            fix = 'leave them out, or make the layer with output_mode="count"'
-            raise ModelError(f"layer {self.name!r} does not count", given=given, fix=fix)
+            expected, fix = f'None with output_mode="{self.output_mode}"', 'leave it out, or output_mode="count"'
+            raise argument_error("count_weights", count_weights, expected, layer=self.name, fix=fix)
         return encode_categories(inputs, self.output_mode, self.num_tokens, self.compute_dtype, count_weights)
 
 

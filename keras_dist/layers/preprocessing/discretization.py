@@ -28,8 +28,7 @@ class Discretization(Layer):
         bin_boundaries: limits between bins, in ascending order; a number equal to a limit belongs to the upper bin.
         num_bins: number of bins for which `adapt` finds limits, with equal numbers of examples.
         epsilon: tolerance of these quantiles; smaller values take longer.
-        output_mode: `"int"` for indices; `"one_hot"` for a vector for each number; `"multi_hot"` or `"count"` for a
-            vector for each example.
+        output_mode: `"int"`; `"one_hot"` for vectors of numbers; `"multi_hot"` or `"count"` for vectors of examples.
         sparse: must be False.
         dtype: see `Layer`.
         name: see `Layer`.

@@ -106,8 +106,7 @@ class ContrastLimitedAdaptiveHistogramEqualization(_SpreadLayer):
 
     Args:
         value_range: the smallest and the largest value of pixels.
-        clip_limit: limit of the count of a value, as a multiple of the mean count; the excess is distributed equally. 0
-            for no limit.
+        clip_limit: limit of counts, as a multiple of the mean count; the excess is distributed equally. 0 for no limit.
         tile_grid_size: number of tiles, (rows, columns).
         data_format: `"channels_last"`, the default, or `"channels_first"`.
         **kwargs: see `Layer`.

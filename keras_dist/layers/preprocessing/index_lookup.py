@@ -134,8 +134,12 @@ class IndexLookup(HostLayer):
         """Encode indices as `output_mode` requires."""
         if self.output_mode == "int":
             return indices.astype("int32")
-        vectors = encoded(indices, "count" if self.output_mode == "tf_idf" else self.output_mode, self._depth())
-        return vectors * self._weights() if self.output_mode == "tf_idf" else vectors
+        if self.output_mode != "tf_idf":
+            return encoded(indices, self.output_mode, self._depth())
+        weights, depth = self._table.weights, self._depth()
+        if weights is None:
+            raise self._needs_weights()
+        return encoded(indices, "count", depth) * np.pad(weights, (0, depth - len(weights)))
 
     def output_like(self, inputs: KerasTensor) -> KerasTensor:
         if self.invert:
@@ -160,7 +164,11 @@ class IndexLookup(HostLayer):
         Raises:
             ModelError: the vocabulary is empty or too large, or contains a token twice or at a wrong position.
         """
-        self._check_weights(idf_weights)
+        if self.output_mode == "tf_idf" and idf_weights is None:
+            raise self._needs_weights()
+        if self.output_mode != "tf_idf" and idf_weights is not None:
+            expected = f'None with output_mode="{self.output_mode}"'
+            raise argument_error("idf_weights", idf_weights, expected, layer=self.name)
         special = self._special
         if isinstance(vocabulary, str | pathlib.Path):
             if self.output_mode == "tf_idf":
@@ -237,10 +245,9 @@ class IndexLookup(HostLayer):
     def save_assets(self, dir_path: str) -> None:
         """Write a learned vocabulary to `vocabulary.txt` in a folder; a given one is in the config."""
         if self._table.tokens and not self._table.is_given:
-            lines = "\n".join(map(str, self.get_vocabulary()))
             path = pathlib.Path(dir_path) / _VOCABULARY
             with writing_to(path):
-                path.write_bytes(lines.encode("utf-8", "surrogateescape"))
+                path.write_bytes("\n".join(map(str, self.get_vocabulary())).encode("utf-8", "surrogateescape"))
 
     def load_assets(self, dir_path: str) -> None:
         """Load the vocabulary from a folder, unless the config contains one.
@@ -272,8 +279,7 @@ class IndexLookup(HostLayer):
         config = super().get_config()
         table = self._table
         if table.tokens:
-            is_weighted = table.weights is not None
-            config["vocabulary"] = self.get_vocabulary() if is_weighted else list(table.tokens)
+            config["vocabulary"] = self.get_vocabulary() if table.weights is not None else list(table.tokens)
             config["idf_weights"] = table.weights.tolist() if table.weights is not None else None
             config["has_input_vocabulary"] = table.is_given
         return config
@@ -298,11 +304,9 @@ class IndexLookup(HostLayer):
     def _rows(self, inputs: Any) -> np.ndarray:
         rows = as_rows(inputs, self.name, self.encoding)
         wanted = "int64" if self.invert else self.kind
-        if wanted == "string" and rows.dtype == object:
-            return rows
         if wanted == "int64" and rows.dtype.kind in "biuf":
             return rows.astype("int64")
-        if rows.size == 0:
+        if rows.size == 0 or (wanted == "string" and rows.dtype == object):
             return rows
         given = f"an array of {'text' if rows.dtype == object else rows.dtype}"
         fix = f"use {'IntegerLookup' if wanted == 'string' else 'StringLookup'}, or convert them"
@@ -327,12 +331,6 @@ class IndexLookup(HostLayer):
             fix = "layer.adapt(data), vocabulary=[...], or max_tokens=n with pad_to_max_tokens=True"
             raise ModelError(summary, given=given, fix=fix)
         return self.vocabulary_size()
-
-    def _weights(self) -> np.ndarray:
-        weights, depth = self._table.weights, self._depth()
-        if weights is None:
-            raise self._needs_weights()
-        return np.pad(weights, (0, depth - len(weights)))
 
     def _take(self, tokens: list[Any], weights: np.ndarray | None) -> None:
         table, start = self._table, len(self._special)
@@ -361,13 +359,6 @@ class IndexLookup(HostLayer):
             if is_so:
                 fix = "leave one of them out, or give the other, too"
                 raise ModelError(f"arguments of layer {self.name!r} do not fit together", given=given, fix=fix)
-
-    def _check_weights(self, idf_weights: Any) -> None:
-        if self.output_mode == "tf_idf" and idf_weights is None:
-            raise self._needs_weights()
-        if self.output_mode != "tf_idf" and idf_weights is not None:
-            expected = f'None with output_mode="{self.output_mode}"'
-            raise argument_error("idf_weights", idf_weights, expected, layer=self.name)
 
     def _needs_weights(self) -> ModelError:
         given = 'output_mode="tf_idf" without idf_weights'
@@ -433,9 +424,10 @@ class IntegerLookup(IndexLookup):
         num_oov_indices: number of indices for unknown integers; 0 to refuse unknown integers.
         vocabulary: integers, or a file with one integer in each line; by default `adapt` learns it.
         vocabulary_dtype: `"int64"`.
-        oov_method: assignment of unknown integers to several indices: `"floormod"` for the remainder of a division, or
-            `"farmhash"`.
+        oov_method: assignment of unknown integers to several indices: `"floormod"` (remainder) or `"farmhash"`.
         salt: one or two integers, with `"farmhash"`: a key for SipHash, which replaces it.
+        max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
+            as in `StringLookup`.
         max_tokens, mask_token, oov_token, idf_weights, invert, output_mode, sparse, pad_to_max_tokens, name, **kwargs:
             as in `StringLookup`.
 

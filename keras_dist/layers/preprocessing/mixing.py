@@ -94,8 +94,7 @@ class CutMix(BoxLayer, MixLayer):
     Inputs are a dict of `"images"` and `"labels"`, vectors of classes (batch, classes).
 
     Args:
-        factor: smallest and largest alpha; the kept share of an image is drawn from Beta(alpha, alpha). A number x
-            stands for (0, x).
+        factor: range of alpha; a number x stands for (0, x). The kept share is drawn from Beta(alpha, alpha).
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
     Source: `keras.layers.CutMix`; https://arxiv.org/abs/1905.04899.

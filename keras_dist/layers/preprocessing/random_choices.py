@@ -36,7 +36,6 @@ class ChoiceLayer(RangeLayer):
     """
 
     def _set_options(self, factor: Factor, interpolation: str, seed: int | None) -> None:
-        """Create the layers to choose from, in the order of Keras."""
         self.factor = check_range("factor", factor, (0, 1), self.name)
         self.interpolation = interpolation
         options: dict[str, Any] = {"data_format": self.data_format, "dtype": self.dtype_policy}
@@ -135,8 +134,7 @@ class AugMix(ChoiceLayer):
     Args:
         num_chains: number of copies.
         chain_depth: largest number of augmentations of each copy.
-        alpha: proportions of the copies are drawn from Dirichlet(alpha, ...), the proportion of the original images
-            from Beta(alpha, alpha).
+        alpha: proportions are drawn from Dirichlet(alpha, ...) for copies, from Beta(alpha, alpha) for the original.
         all_ops: whether to include brightness, colour, contrast and sharpness augmentations.
         factor, interpolation: as in `RandAugment`.
         value_range, seed, data_format, **kwargs: as in `RandomBrightness`.

@@ -15,6 +15,10 @@ from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
+__all__ = ["RandomBrightness", "RandomColorDegeneration", "RandomColorJitter", "RandomContrast", "RandomGaussianBlur"]
+__all__ += ["RandomGrayscale", "RandomHue", "RandomInvert", "RandomPosterization", "RandomSaturation"]
+__all__ += ["RandomSharpness", "Solarization"]
+
 
 class ColorLayer(RandomImageLayer):
     """The base of layers that change colours, but not masks."""
@@ -77,8 +81,7 @@ class RandomBrightness(BrightnessLayer):
     """Add a random number to the pixels of each image in training.
 
     Args:
-        factor: smallest and largest number, as fractions of the range of values, from -1 to 1; a number x stands for
-            (-x, x).
+        factor: smallest and largest number, as fractions of the value range; a number x stands for (-x, x).
         value_range: the least and the largest value of pixels; results are cut to it.
         seed: fixes the numbers; by default they follow from the model's seed.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
@@ -230,8 +233,7 @@ class RandomHue(HueLayer):
     """Rotate the hue of each image by a random angle in training.
 
     Args:
-        factor: smallest and largest angle, as fractions of half a turn, from 0 to 1; a number x stands for (0, x). The
-            direction is random.
+        factor: smallest and largest angle, as fractions of half a turn; x stands for (0, x). The sign is random.
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
@@ -320,8 +322,7 @@ class RandomSharpness(FactorLayer):
     """Sharpen or blur each image by a random factor in training.
 
     Args:
-        factor: smallest and largest factor, from 0 to 1; a number x stands for (0, x). 0 blurs images, 0.5 does not
-            change them, 1 sharpens them.
+        factor: smallest and largest factor; a number x stands for (0, x). 0 blurs, 0.5 keeps, 1 sharpens images.
         value_range, data_format, seed, **kwargs: as in `RandomBrightness`.
     """
 
@@ -379,8 +380,7 @@ class RandomPosterization(FactorLayer):
     """Reduce the pixels of each image to a random number of bits in training.
 
     Args:
-        factor: smallest number of bits and upper bound (excluded unless equal), from 1 to 8; a number x stands for
-            (1, x).
+        factor: smallest number of bits and upper bound (exclusive), from 1 to 8; a number x stands for (1, x).
         value_range: smallest and largest value of pixels.
         data_format, seed, **kwargs: as in `RandomBrightness`.
     """

@@ -15,6 +15,9 @@ from keras_dist.layers.preprocessing.image_layer import Factor, RandomImageLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
 
+__all__ = ["RandomCrop", "RandomElasticTransform", "RandomFlip", "RandomPerspective", "RandomRotation", "RandomShear"]
+__all__ += ["RandomTranslation", "RandomZoom"]
+
 
 class RandomFlip(RandomImageLayer):
     """Flip each image with probability 0.5 in training.
@@ -85,8 +88,7 @@ class RandomRotation(AffineLayer):
     """Rotate each image by a random angle in training.
 
     Args:
-        factor: smallest and largest angle, counter-clockwise, as fractions of a full turn; a number x stands for
-            (-x, x).
+        factor: smallest and largest angle, counter-clockwise, as fractions of a turn; a number x stands for (-x, x).
         fill_mode, interpolation, fill_value: as in `RandomTranslation`.
         seed, data_format, **kwargs: as in `RandomBrightness`.
 
@@ -123,8 +125,7 @@ class RandomZoom(AffineLayer):
     """Zoom each image about its centre by a random factor in training.
 
     Args:
-        height_factor: smallest and largest change of the visible height: 0.2 shows 20 % more, -0.2 shows 20 % less; a
-            number x stands for (-x, x).
+        height_factor: range of the change of the visible height: 0.2 shows 20 % more; a number x stands for (-x, x).
         width_factor: the same for the width; by default the aspect ratio is kept.
         fill_mode, interpolation, fill_value: as in `RandomTranslation`.
         seed, data_format, **kwargs: as in `RandomBrightness`.
@@ -163,8 +164,7 @@ class RandomTranslation(AffineLayer):
     """Translate each image by a random distance in training.
 
     Args:
-        height_factor: smallest and largest distance downwards, as fractions of the height; a number x stands for
-            (-x, x).
+        height_factor: range of the distance downwards, as fractions of the height; a number x stands for (-x, x).
         width_factor: the same to the right, as fractions of the width.
         fill_mode: values around an image: `"reflect"` (d c b a | a b c d | d c b a), `"wrap"` (a b c d | a b c d),
             `"nearest"` (a a a a | a b c d | d d d d), or `"constant"`, the `fill_value`.
@@ -202,8 +202,7 @@ class RandomShear(AffineLayer):
     """Shear each image by a random factor in training.
 
     Args:
-        x_factor: smallest and largest shift of a row, as fractions of its distance from the first row; a number x
-            stands for (-x, x). The direction is random.
+        x_factor: range of the shift of a row, as fractions of its distance from the first row; x stands for (-x, x).
         y_factor: the same for columns.
         interpolation, fill_mode, fill_value: as in `RandomTranslation`.
         data_format, seed, **kwargs: as in `RandomBrightness`.

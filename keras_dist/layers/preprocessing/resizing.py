@@ -6,8 +6,7 @@ from typing import Any, Unpack
 
 import jax
 
-from keras_dist._support.arguments import check_number, check_option, check_size
-from keras_dist.errors import ModelError
+from keras_dist._support.arguments import argument_error, check_number, check_option, check_size
 from keras_dist.layers.preprocessing.image_layer import ImageLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.ops import image_transforms
@@ -27,12 +26,6 @@ class Resizing(ImageLayer):
         antialias: whether smaller images are averages of all pixels.
         data_format: `"channels_last"`, the default, for images (height, width, channels); or `"channels_first"`.
         **kwargs: see `Layer`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
-        >>> layers.Resizing(8, 6)(jnp.ones((2, 16, 20, 3))).shape
-        (2, 8, 6, 3)
     """
 
     def __init__(
@@ -58,8 +51,8 @@ class Resizing(ImageLayer):
         self.fill_value = check_number("fill_value", fill_value, layer=self.name)
         self.antialias = bool(antialias)
         if crop_to_aspect_ratio and pad_to_aspect_ratio:
-            given = "crop_to_aspect_ratio=True, pad_to_aspect_ratio=True"
-            raise ModelError(f"layer {self.name!r} cannot both crop and pad", given=given, fix="leave one of them out")
+            expected = "False with crop_to_aspect_ratio=True"
+            raise argument_error("pad_to_aspect_ratio", True, expected, layer=self.name, example=False)
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
         return self._resized(images, self.interpolation)

@@ -39,12 +39,6 @@ class MelSpectrogram(Layer):
         min_power: smallest power.
         ref_power: power of 0 dB.
         **kwargs: see `Layer`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from keras_dist import layers
-        >>> layers.MelSpectrogram(256, 128, num_mel_bins=20)(jnp.ones((2, 1000))).shape
-        (2, 20, 8)
     """
 
     def __init__(
@@ -229,5 +223,4 @@ class STFTSpectrogram(Layer):
 
 
 def _joined(values: jax.Array, axis: int) -> jax.Array:
-    """Merge a dim with the next one."""
     return values.reshape(*values.shape[:axis], -1, *values.shape[axis + 2 :])

@@ -34,8 +34,7 @@ class TextVectorization(HostLayer):
         max_tokens: largest size of the vocabulary, including special tokens; None for any size.
         standardize: `"lower_and_strip_punctuation"`, `"lower"` or `"strip_punctuation"`, for ASCII; a function of an
             array of text; or None.
-        split: `"whitespace"`, `"character"`, or a function of an array of texts that returns a list of words for each;
-            None for inputs that are words.
+        split: `"whitespace"`, `"character"`, a function of an array of texts that returns lists, or None for words.
         ngrams: largest number of words in an n-gram, or a tuple of numbers; None for words.
         output_mode: `"int"` for indices, padded with 0, with 1 for unknown words; `"multi_hot"`, `"count"` or
             `"tf_idf"` for a vector for each text; `"one_hot"` for inputs that are words.
@@ -87,9 +86,8 @@ class TextVectorization(HostLayer):
             check_int, "output_sequence_length", output_sequence_length, 1, layer=self.name, example=200
         )
         if output_sequence_length is not None and self.output_mode != "int":
-            given = f'output_sequence_length={output_sequence_length} with output_mode="{self.output_mode}"'
-            fix = "leave it out"
-            raise ModelError(f"layer {self.name!r} gives vectors, which have no sequence length", given=given, fix=fix)
+            expected = f'None with output_mode="{self.output_mode}"'
+            raise argument_error("output_sequence_length", output_sequence_length, expected, layer=self.name)
         check_dense(sparse, ragged, self.name)
         self.encoding = encoding
         self._lookup_layer = StringLookup(

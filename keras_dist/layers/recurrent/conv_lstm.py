@@ -15,8 +15,8 @@ from keras_dist._support.types import Shape
 from keras_dist.config.settings import check_data_format
 from keras_dist.errors import ModelError
 from keras_dist.layers.input_spec import InputSpec
-from keras_dist.layers.recurrent.lstm import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.recurrent_cell import Noise, RecurrentArguments, RecurrentCell, Step
+from keras_dist.layers.recurrent.recurrent_layers import lstm_states, with_open_forget_gate
 from keras_dist.layers.recurrent.rnn import RecurrentLayer, RecurrentLayerArguments
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.ops.spatial import SpatialDims, convolve
@@ -171,10 +171,6 @@ class ConvLSTM(RecurrentLayer):
     def states_before(self, sequences_shape: Shape) -> list[jax.Array]:
         """Return the initial states for sequences of this shape."""
         return self.cell.initial_states((sequences_shape[0], *sequences_shape[2:]))
-
-    def _config_arguments(self) -> dict[str, Any]:
-        """Return the arguments with the chosen format, which need not be the default of another process."""
-        return super()._config_arguments() | {"data_format": self.data_format}
 
 
 class _ConvLSTMCell1D(ConvLSTMCell):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -9,16 +10,19 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
+from keras_dist._support.arguments import argument_error
 from keras_dist._support.types import PyTree, Shape
-from keras_dist.errors import ModelError, shorten, with_type
+from keras_dist.distribution.strategy import distribution as current_distribution
+from keras_dist.errors import ModelError, with_type
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.layers.recurrent.loop_body import add_losses, build_before, call_inside
 from keras_dist.layers.recurrent.recurrent_cell import RecurrentArguments, RecurrentCell
-from keras_dist.layers.recurrent.rnn_state import check_batch, create_states
 from keras_dist.layers.weight_arguments import LayerArguments, keyword_defaults, show_keywords
 from keras_dist.saving.object_registry import snake_case
+from keras_dist.symbolic.shape_tracing import is_unknown
+from keras_dist.variables.variable import Variable
 
 
 class StackedRNNCells(Layer):
@@ -35,9 +39,8 @@ class StackedRNNCells(Layer):
     def __init__(self, cells: Sequence[Layer], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(cells, list | tuple) or not cells:
-            given = f"cells={shorten(cells)}"
             fix = "for example StackedRNNCells([LSTMCell(32), LSTMCell(16)])"
-            raise ModelError(f"`cells` of layer {self.name!r} must be a list of cells", given=given, fix=fix)
+            raise argument_error("cells", cells, "a list of cells", layer=self.name, fix=fix)
         members: dict[str, Layer] = {}
         for cell in cells:
             name, count = check_cell(cell, self.name).name, 0
@@ -64,7 +67,6 @@ class StackedRNNCells(Layer):
         return output_size(self.cells[-1])
 
     def get_initial_state(self, batch_size: int) -> list[PyTree]:
-        """Return the initial states of each cell."""
         return [first_states(cell, batch_size) for cell in self.cells]
 
     def draw_noise(self, input_shape: tuple[int, ...]) -> list[PyTree]:
@@ -328,3 +330,42 @@ def _of_steps(mask: jax.Array) -> jax.Array:
 
 def _where(kept: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     return jnp.where(kept.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+
+def create_states(layer: Layer, states: PyTree, sequences_shape: Shape) -> list[Variable]:
+    """Create a non-trainable weight (batch, size) for each state, sharded as the batch."""
+    if is_unknown(sequences_shape[0]):
+        rest = ", ".join("None" if is_unknown(size) else str(size) for size in sequences_shape[1:])
+        given = f"sequences of shape (None, {rest})"
+        fix = f"Input(batch_shape=(32, {rest})), or model.build((32, {rest})) for a model without Input"
+        raise ModelError(f"layer {layer.name!r} with `stateful=True` needs a fixed batch size", given=given, fix=fix)
+    distribution = current_distribution()
+    batch_axes = None if distribution is None else distribution.batch_dim_name
+    found = []
+    for state in jax.tree.leaves(states):
+        layout = None
+        if distribution is not None and batch_axes is not None:
+            axes = (batch_axes,) if isinstance(batch_axes, str) else batch_axes
+            count = math.prod(distribution.device_mesh.axis_size(axis) for axis in axes)
+            is_even = state.shape[0] % count == 0
+            layout = (batch_axes, *[None] * (state.ndim - 1)) if is_even else None
+        weight = layer.add_weight(
+            state.shape,
+            lambda shape, dtype, key=None, state=state: state.astype(dtype),
+            trainable=False,
+            autocast=False,
+            name="rnn_state",
+            layout=layout,
+        )
+        weight.set_metadata("changes_always", True)
+        found.append(weight)
+    return found
+
+
+def check_batch(layer: Layer, sequences: jax.Array, states: list[Any]) -> None:
+    """Check that a batch has as many rows as the states."""
+    rows = states[0].shape[0]
+    if sequences.shape[0] != rows:
+        summary = f"layer {layer.name!r} with `stateful=True` keeps states of batches of {rows} rows"
+        fix = f"batch_size={rows}, and a number of examples that it divides"
+        raise ModelError(summary, given=f"sequences of shape {sequences.shape}", fix=fix)

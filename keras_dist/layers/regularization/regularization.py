@@ -18,6 +18,9 @@ from keras_dist.layers.spatial_layer import SpatialLayer
 from keras_dist.layers.weight_arguments import LayerArguments
 from keras_dist.mixed_precision import DTypePolicy
 
+__all__ = ["ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout1D"]
+__all__ += ["SpatialDropout2D", "SpatialDropout3D"]
+
 _LOWEST = -1.7580993408473766
 """The limit of `selu` at -infinity."""
 
@@ -53,8 +56,7 @@ class DropoutLayer(NoiseLayer):
 
     Args:
         rate: fraction of inputs to drop, from 0 to 1.
-        noise_shape: shape of the dropout mask; it broadcasts to the inputs, None stands for the size of the input. By
-            default the shape of the input.
+        noise_shape: shape of the dropout mask, which broadcasts to the inputs; None stands for the size of the input.
         seed: seed of the random numbers; by default derived from the model's seed.
         **kwargs: see `Layer`.
     """
@@ -96,7 +98,7 @@ class _SpatialDropout(SpatialLayer, Dropout):
 
     def __init__(self, rate: float, data_format: str | None, seed: int | None, **kwargs: Any) -> None:
         super().__init__(data_format, rate=rate, seed=seed, **kwargs)
-        self.noise_shape = self._dims.for_all((1,) * self.rank, None)
+        self.noise_shape = self._dims.per_dim((1,) * self.rank, None)
 
 
 class SpatialDropout1D(_SpatialDropout, rank=1):
