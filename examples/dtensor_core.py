@@ -33,12 +33,7 @@ class DenseLayer(dtensor.Module):
         xavier_lim = np.sqrt(6.0) / np.sqrt(in_dim + out_dim)
         self.w = dtensor.DVariable(
             dtensor.call_with_layout(
-                jax.random.uniform,
-                weight_layout,
-                key,
-                shape=(in_dim, out_dim),
-                minval=-xavier_lim,
-                maxval=xavier_lim,
+                jax.random.uniform, weight_layout, key, shape=(in_dim, out_dim), minval=-xavier_lim, maxval=xavier_lim
             )
         )
         bias_layout = weight_layout.delete([0])

@@ -53,11 +53,7 @@ def make_model(mesh):
         [
             kd.layers.Flatten(input_shape=(28, 28, 1)),
             kd.layers.Dense(
-                128,
-                activation="relu",
-                name="d1",
-                kernel_layout=unsharded_layout_2d,
-                bias_layout=unsharded_layout_1d,
+                128, activation="relu", name="d1", kernel_layout=unsharded_layout_2d, bias_layout=unsharded_layout_1d
             ),
             kd.layers.Dense(10, name="d2", kernel_layout=unsharded_layout_2d, bias_layout=unsharded_layout_1d),
         ]

@@ -135,11 +135,7 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
 
 
 def save_model(
-    model: Model,
-    filepath: str | os.PathLike[str],
-    overwrite: bool = True,
-    zipped: bool | None = None,
-    **options: Any,
+    model: Model, filepath: str | os.PathLike[str], overwrite: bool = True, zipped: bool | None = None, **options: Any
 ) -> None:
     """Save a model; see `Model.save`.
 

@@ -11,14 +11,7 @@ import shutil
 import warnings
 from collections.abc import Generator
 
-from keras_dist.errors import (
-    CheckpointWarning,
-    KerasDistError,
-    WriteDeniedError,
-    WriteError,
-    WriteFolderError,
-    shorten,
-)
+from keras_dist.errors import CheckpointWarning, KerasDistError, WriteDeniedError, WriteError, WriteFolderError, shorten
 from keras_dist.saving.locks import lock_folder, unlock_folder
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.(?:draft|replaced)-\d+(?:-\d+)?")

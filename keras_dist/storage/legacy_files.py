@@ -20,14 +20,7 @@ from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.storage.h5_files import H5Reader
 from keras_dist.storage.keras_configs import compile_to_keras, from_keras, is_graph, numbered, to_keras
 from keras_dist.storage.keras_files import Description, MakeModel, check_bytes, reading
-from keras_dist.storage.keras_weights import (
-    Contents,
-    drafted,
-    fetches,
-    set_contents,
-    set_optimizer,
-    stored_optimizer,
-)
+from keras_dist.storage.keras_weights import Contents, drafted, fetches, set_contents, set_optimizer, stored_optimizer
 from keras_dist.storage.legacy_weights import legacy_slots, note_legacy, written_optimizer, written_slots
 from keras_dist.storage.save_formats import check_file_path
 from keras_dist.training.built_model import BuiltModel

@@ -75,10 +75,7 @@ def test_forms_of_models(model, names):
     [
         ("optimizer=sgd", lambda run: type(run.model.optimizer).__name__ == "SGD"),
         ("optimizer=my_run:sgd", lambda run: True),
-        (
-            "optimizer={name='my_run:Helpers.adam', learning_rate=0.5}",
-            lambda run: run.train().epoch == [0, 1],
-        ),
+        ("optimizer={name='my_run:Helpers.adam', learning_rate=0.5}", lambda run: run.train().epoch == [0, 1]),
         (
             "optimizer={name='Adam', learning_rate={class_name='ExponentialDecay', config={initial_learning_rate=0.2, "
             "decay_steps=10, decay_rate=0.5}}}",

@@ -288,11 +288,7 @@ class TestSeesEveryBatch:
     def test_who_has_a_batch_hook_of_its_own_does_in_this_mode(self, mode, when):
         hook = f"on_{mode}_batch_{when}"
         own = type("Own", (Callback,), {hook: lambda self, batch, logs=None: None})()
-        for callback in (
-            own,
-            LambdaCallback(**{hook: lambda batch, logs: None}),
-            CallbackList([Callback(), own]),
-        ):
+        for callback in (own, LambdaCallback(**{hook: lambda batch, logs: None}), CallbackList([Callback(), own])):
             assert [m for m in ("train", "test", "predict") if callback.sees_every_batch(m)] == [mode]
 
     @pytest.mark.parametrize("hook", ["on_batch_begin", "on_batch_end"])

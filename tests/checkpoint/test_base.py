@@ -385,8 +385,7 @@ def test_the_doctor_reads_states_of_weights_alone(directory):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    ["float32", "bfloat16", "float16", "int8", "uint8", "bool", "int32", "float8_e4m3fn", "int4", "complex64"],
+    "dtype", ["float32", "bfloat16", "float16", "int8", "uint8", "bool", "int32", "float8_e4m3fn", "int4", "complex64"]
 )
 def test_fingerprints_see_each_element_and_no_mesh(dtype):
     values = jnp.asarray(np.random.default_rng(0).integers(0, 2, (8, 6)), dtype)

@@ -166,10 +166,7 @@ def test_a_half_written_newest_is_removed_with_a_warning(write, directory):
 def test_what_a_killed_exchange_had_moved_is_used_again(write, directory):
     (path,) = write(1)
     path.rename(directory / ".step_00000001.replaced-17")
-    with (
-        pytest.warns(CheckpointWarning, match="is used again"),
-        CheckpointManager(Held(), directory) as manager,
-    ):
+    with pytest.warns(CheckpointWarning, match="is used again"), CheckpointManager(Held(), directory) as manager:
         assert manager.steps == [1]
 
 
@@ -289,8 +286,7 @@ def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["save", "check", "wait_until_finished", "newest", "restore_or_initialize", "delete", "close"],
+    "call", ["save", "check", "wait_until_finished", "newest", "restore_or_initialize", "delete", "close"]
 )
 def test_a_failure_in_the_background_is_raised_by_the_next_call(write, directory, monkeypatch, threads, call):
     write(1)

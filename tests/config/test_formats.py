@@ -163,11 +163,7 @@ def test_yaml_merge_keys_are_not_keys_given_twice(loaded: Load) -> None:
 
 @pytest.mark.parametrize(
     ("suffix", "text", "given"),
-    [
-        (".json", "[1, 2]", "[1, 2] (a list)"),
-        (".json", "null", "null"),
-        (".yaml", "data=8", '"data=8" (a string)'),
-    ],
+    [(".json", "[1, 2]", "[1, 2] (a list)"), (".json", "null", "null"), (".yaml", "data=8", '"data=8" (a string)')],
 )
 def test_top_level_is_not_a_table(refused: Refused, suffix: str, text: str, given: str) -> None:
     error = refused(text, suffix)

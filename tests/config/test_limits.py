@@ -52,10 +52,7 @@ MESH = 'mesh.shape = "data=2,model=4"\n'
     {
         "keys": (MESH + "".join(f"k{n} = 1\n" for n in range(9_000)), 9_000),
         "tables": (MESH + "".join(f"[t{n}]\n" for n in range(9_000)), 9_000),
-        "wrong axes": (
-            MESH + "[distribution.layout]\n" + "".join(f'"r{n}" = ["modl"]\n' for n in range(1_000)),
-            1_000,
-        ),
+        "wrong axes": (MESH + "[distribution.layout]\n" + "".join(f'"r{n}" = ["modl"]\n' for n in range(1_000)), 1_000),
         "variables": (MESH + f'data = "{"".join(f"${{V{n}}}" for n in range(9_000))}"', 9_000),
     }.values(),
 )

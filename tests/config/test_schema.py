@@ -134,12 +134,7 @@ def test_shapes_are_checked(refused: Refused, shape: object, said: str) -> None:
         ({"strategy": "fully_sharded", "axis": []}, "axis", "[]", "an axis name, or a list of axis names"),
         ({"strategy": "spatial", "axis": ["data"]}, "axis", '["data"] (a list)', "an axis name"),
         ({"strategy": "spatial", "axis": "dta"}, "axis", '"dta"', "an axis of the mesh"),
-        (
-            {"strategy": "auto", "batch_axis": "data"},
-            "batch_axis",
-            '"data"',
-            "the strategy chooses the axes",
-        ),
+        ({"strategy": "auto", "batch_axis": "data"}, "batch_axis", '"data"', "the strategy chooses the axes"),
         ({"strategy": "auto", "objective": "time"}, "objective", '"time"', "'step_time' or 'memory'"),
         ({"strategy": "hybrid", "fsdp": "dta"}, "fsdp", '"dta"', "an axis of the mesh"),
         ({"layout": ["data"]}, "layout", '["data"] (a list)', "a table"),

@@ -59,10 +59,7 @@ def test_includes_are_relative_and_the_last_one_counts(files: Files) -> None:
         parts__base_toml=BASE,
         parts__two_json='{"training": {"batch_size": 8}}',
     )
-    assert load(run, environ={}).training.model_dump(include={"epochs", "batch_size"}) == {
-        "epochs": 7,
-        "batch_size": 8,
-    }
+    assert load(run, environ={}).training.model_dump(include={"epochs", "batch_size"}) == {"epochs": 7, "batch_size": 8}
 
 
 def test_an_error_names_the_file_that_it_is_in(files: Files) -> None:

@@ -13,9 +13,7 @@ ROOT = Path(__file__).parents[2]
 BUDGET = 1264
 """Largest number of banned patterns; lower it when it is reached."""
 
-_IN_DOCSTRINGS = {
-    "a noun clause for a verb": r'"""(What|How|Whose|Of|Those|That|As) ',
-}
+_IN_DOCSTRINGS = {"a noun clause for a verb": r'"""(What|How|Whose|Of|Those|That|As) '}
 _IN_TEXT = {
     "those of, that of": r"\b(those|that) of\b",
     "is no, are no": r"\b(is|are) no\b",

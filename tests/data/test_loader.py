@@ -257,10 +257,7 @@ def test_the_source_may_not_tell_how_many_there_are():
         (lambda: iter(DataLoader(np.arange(2))).set_state({"epoch": 1}), "must be the position of a run over data"),
         (lambda: Cursor.from_json(Cursor().to_json() | {"batch": -1}), "must be the position of a run"),
         (lambda: Cursor.from_json([0, 0, 0, 0]), "must be the position of a run"),
-        (
-            lambda: Cursor.from_json(Cursor().to_json() | {"epoch": True}),
-            "must be the position of a run",
-        ),
+        (lambda: Cursor.from_json(Cursor().to_json() | {"epoch": True}), "must be the position of a run"),
     ],
 )
 def test_what_cannot_be_used_is_refused(make, match):

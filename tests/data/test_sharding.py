@@ -51,11 +51,7 @@ def shared_by(job_or_count):
     return [data.replica_group(sharding, group[0], process_of) for group in groups]
 
 
-KINDS = {
-    "array": np.asarray,
-    "sequence": list,
-    "iterable": lambda rows: (row for row in list(rows)),
-}
+KINDS = {"array": np.asarray, "sequence": list, "iterable": lambda rows: (row for row in list(rows))}
 
 
 @hypothesis.given(readers=st.integers(1, 4) | jobs(), kind=st.sampled_from(list(KINDS)), **SIZES)

@@ -166,10 +166,7 @@ def test_an_inner_axis_that_crosses_processes_is_told_the_ways_out(job):
     assert 'To keep it inside one process: DeviceMesh("data=4,model=2").' in text
     assert 'If it is meant: DeviceMesh("data=1,model=2", dcn_shape="data=2,model=2").' in text
     with warnings.catch_warnings(action="error"):
-        for way_out in (
-            kd.DeviceMesh("data=4,model=2"),
-            kd.DeviceMesh("data=1,model=2", dcn_shape="data=2,model=2"),
-        ):
+        for way_out in (kd.DeviceMesh("data=4,model=2"), kd.DeviceMesh("data=1,model=2", dcn_shape="data=2,model=2")):
             assert way_out.size == 8
         assert kd.DeviceMesh("data=1,model=2", dcn_shape="data=2,model=2") == mesh
         assert kd.DeviceMesh("data=2,model=4") == mesh  # once

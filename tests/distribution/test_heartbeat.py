@@ -15,13 +15,7 @@ import pytest
 
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.distribution.jobs.collective_log import CollectiveLog, difference
-from keras_dist.distribution.jobs.heartbeat import (
-    FAILED,
-    LEFT,
-    RUNNING,
-    Heartbeat,
-    JobMonitor,
-)
+from keras_dist.distribution.jobs.heartbeat import FAILED, LEFT, RUNNING, Heartbeat, JobMonitor
 from keras_dist.errors import ClusterError
 from tests.forks import Python
 from tests.processes import environment, free_address

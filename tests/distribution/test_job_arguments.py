@@ -12,10 +12,7 @@ WORKERS = ["host1:1", "host2:2"]
 
 
 def resolve(
-    environ: dict[str, str] | None = None,
-    job_addresses: Any = None,
-    num_processes: Any = None,
-    process_id: Any = None,
+    environ: dict[str, str] | None = None, job_addresses: Any = None, num_processes: Any = None, process_id: Any = None
 ) -> tuple[str | None, int | None, int | None]:
     found = JobArguments.resolve(job_addresses, num_processes, process_id, environ or {})
     return found.coordinator, found.num_processes, found.process_id

@@ -75,10 +75,7 @@ def test_everything_is_found_at_once(mesh: kd.DeviceMesh) -> None:
 
 def test_two_dims_of_one_array(mesh: kd.DeviceMesh) -> None:
     error = errors_of(mesh, {"w": ("data", "model")}, {"w": f32(3, 6)})
-    assert [problem.summary for problem in error.problems] == [
-        "cannot shard dim 0 of 'w'",
-        "cannot shard dim 1 of 'w'",
-    ]
+    assert [problem.summary for problem in error.problems] == ["cannot shard dim 0 of 'w'", "cannot shard dim 1 of 'w'"]
 
 
 def test_the_remedy_of_an_indivisible_dim_works(mesh: kd.DeviceMesh) -> None:

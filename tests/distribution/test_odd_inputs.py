@@ -209,12 +209,7 @@ class TestStrategies:
 class TestRules:
     @pytest.mark.parametrize(
         ("rule", "remedy"),
-        [
-            ("kernel|bias", "'.*(?:kernel|bias)'"),
-            ("^d1", "'d1.*'"),
-            ("kernel", "'.*kernel'"),
-            ("d1/ker", "'d1/ker.*'"),
-        ],
+        [("kernel|bias", "'.*(?:kernel|bias)'"), ("^d1", "'d1.*'"), ("kernel", "'.*kernel'"), ("d1/ker", "'d1/ker.*'")],
     )
     def test_the_remedy_for_a_part_of_a_path_matches_it(self, rule, remedy):
         with pytest.warns(LayoutWarning) as caught:
@@ -257,8 +252,7 @@ class TestTensor:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(["a:1", "b:2"], 2, 0), ("a:1", "2", 0), ("127.0.0.1", 1, 0), ("a:1", 0, 0), ("a:1", 2, -1)],
+    "arguments", [(["a:1", "b:2"], 2, 0), ("a:1", "2", 0), ("127.0.0.1", 1, 0), ("a:1", 0, 0), ("a:1", 2, -1)]
 )
 def test_initialize_refuses_what_it_cannot_use(arguments):
     with pytest.raises(ClusterError) as caught:

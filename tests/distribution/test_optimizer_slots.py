@@ -18,12 +18,7 @@ PARAMETERS = {
     "nu": {"kernel": f32(16, 16), "bias": f32(16)},
     "scale": f32(),
 }
-RULES = {
-    "mu/kernel": (None, "model"),
-    "mu/bias": ("model",),
-    "nu/kernel": ("data", "model"),
-    "nu/bias": ("data",),
-}
+RULES = {"mu/kernel": (None, "model"), "mu/bias": ("model",), "nu/kernel": ("data", "model"), "nu/bias": ("data",)}
 SHAPES = {"mu/kernel": (8, 16), "mu/bias": (16,), "nu/kernel": (16, 16), "nu/bias": (16,)}
 LABELS = {"mu": "fast", "nu": "slow", "scale": "frozen"}
 MASK = {"mu": True, "nu": {"kernel": True, "bias": False}, "scale": False}

@@ -193,8 +193,7 @@ def test_place_takes_modules_keys_and_numbers(mesh: kd.DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
-    [({"w": jnp.ones((8, 4))}, "'w' in the tree to place"), ({"v": jnp.ones((8, 8))}, "structure")],
+    ("tree", "words"), [({"w": jnp.ones((8, 4))}, "'w' in the tree to place"), ({"v": jnp.ones((8, 8))}, "structure")]
 )
 def test_place_wants_what_was_planned(mesh: kd.DeviceMesh, tree: Any, words: str) -> None:
     with pytest.raises(LayoutError, match=words):

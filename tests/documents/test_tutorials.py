@@ -42,11 +42,7 @@ class TestDTensorWithKeras:
             [
                 layers.Flatten(input_shape=(28, 28)),
                 layers.Dense(
-                    32,
-                    activation="relu",
-                    name="d1",
-                    kernel_layout=unsharded_layout_2d,
-                    bias_layout=unsharded_layout_1d,
+                    32, activation="relu", name="d1", kernel_layout=unsharded_layout_2d, bias_layout=unsharded_layout_1d
                 ),
                 layers.Dense(10, name="d2", kernel_layout=unsharded_layout_2d, bias_layout=unsharded_layout_1d),
             ]

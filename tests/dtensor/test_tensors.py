@@ -107,10 +107,7 @@ class TestPack:
                 lambda parts: [*parts[:5], parts[5].astype(np.int32), *parts[6:]],
                 ["component 5 .* float32", "int32", "split"],
             ),
-            (
-                lambda parts: [part[0] for part in parts],
-                ["component 0 .* 2 dims", r"shape \(2,\)", "1 entries"],
-            ),
+            (lambda parts: [part[0] for part in parts], ["component 0 .* 2 dims", r"shape \(2,\)", "1 entries"]),
         ],
         ids=["too few", "an array of as many rows", "shape", "dtype", "rank"],
     )

@@ -104,10 +104,7 @@ def small_mlp(weight_layout):
     """784-16-10, of the layers of the core example."""
     first, second = jax.random.split(jax.random.key(22))
     return CORE.MLP(
-        [
-            CORE.DenseLayer(784, 16, weight_layout, first, jax.nn.relu),
-            CORE.DenseLayer(16, 10, weight_layout, second),
-        ]
+        [CORE.DenseLayer(784, 16, weight_layout, first, jax.nn.relu), CORE.DenseLayer(16, 10, weight_layout, second)]
     )
 
 

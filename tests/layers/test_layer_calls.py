@@ -131,16 +131,10 @@ def test_the_first_parameter_of_call_is_the_layer_whatever_its_name():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: layers.Dense(3)([kd.Input((3,)), kd.Input((3,))]),
-            "(?s)'dense' must get 1 .*2 input.*Concatenate",
-        ),
+        (lambda: layers.Dense(3)([kd.Input((3,)), kd.Input((3,))]), "(?s)'dense' must get 1 .*2 input.*Concatenate"),
         (lambda: layers.Dense(3)(None), "(?s)input of layer 'dense' is not an array.*None of type NoneType"),
         (lambda: layers.Dense(3)(np.array([["a"]])), "`inputs` of layer 'dense' must hold numbers"),
-        (
-            lambda: kd.Sequential([layers.Dense(1)])(np.array(["a"])),
-            "`inputs` of layer 'sequential' must hold numbers",
-        ),
+        (lambda: kd.Sequential([layers.Dense(1)])(np.array(["a"])), "`inputs` of layer 'sequential' must hold numbers"),
         (
             lambda: kd.Sequential([kd.Input((1,)), layers.Dense(1)])(np.array(["a"])),
             "`inputs` of layer 'sequential' must hold numbers",

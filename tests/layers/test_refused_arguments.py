@@ -68,14 +68,8 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.GroupQueryAttention(2, 4, 2)(ones(2, 3, 6)[:, 0], ones(2, 3, 6)[:, 0]), ("rank 3", "(2, 6)")),
     (lambda: layers.Attention(score_mode="sum"), ("`score_mode`", "'dot', 'concat'")),
     (lambda: layers.Attention(dropout=-1), ("`dropout`",)),
-    (
-        lambda: layers.Attention()(ones(2, 3, 6)),
-        ("[query, value] or [query, value, key]", "attention([query, value])"),
-    ),
-    (
-        lambda: layers.AdditiveAttention()([ones(2, 3, 6)]),
-        ("[query, value] or [query, value, key]", "1 of them"),
-    ),
+    (lambda: layers.Attention()(ones(2, 3, 6)), ("[query, value] or [query, value, key]", "attention([query, value])")),
+    (lambda: layers.AdditiveAttention()([ones(2, 3, 6)]), ("[query, value] or [query, value, key]", "1 of them")),
     (
         lambda: layers.Attention()([ones(2, 3, 6), ones(2, 3, 6)], mask=ones(2, 3, 6)[..., 0] > 0),
         ("the mask", "[query, value] or [query, value, key]"),
@@ -181,10 +175,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.LayerNormalization(axis=[1, 1]), ("`axis`", "different")),
     (lambda: layers.RMSNormalization(axis=[]), ("`axis`", "axis=[]")),
     (lambda: layers.GroupNormalization(groups=0), ("`groups`", "groups=0", "at least 1")),
-    (
-        lambda: layers.GroupNormalization(groups=4)(ones(2, 4, 6)),
-        ("groups=4", "6 channels", "must divide"),
-    ),
+    (lambda: layers.GroupNormalization(groups=4)(ones(2, 4, 6)), ("groups=4", "6 channels", "must divide")),
     (lambda: layers.GroupNormalization(groups=2, axis=0)(ones(2, 4, 6)), ("`axis`", "axis=0", "the batch")),
     (lambda: layers.UnitNormalization(axis=None), ("`axis`", "axis=None")),
     (lambda: layers.UnitNormalization(axis=3)(ones(2, 4, 6)), ("`axis`", "(2, 4, 6)", "from -3 to 2")),
@@ -225,10 +216,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     (lambda: layers.RNN([]), ("`cells`", "cells=[]")),
     (lambda: layers.StackedRNNCells([layers.Dense(3)]), ("state_size",)),
     (lambda: layers.LSTM(4)(ones(2, 3)), ("rank 3", "(2, 3)")),
-    (
-        lambda: layers.LSTM(4)(ones(2, 3, 2), initial_state=[ones(2, 4)]),
-        ("`initial_state`", "2 states of sizes"),
-    ),
+    (lambda: layers.LSTM(4)(ones(2, 3, 2), initial_state=[ones(2, 4)]), ("`initial_state`", "2 states of sizes")),
     (lambda: layers.Bidirectional(layers.Dense(3)), ("`layer`", "go_backwards")),
     (lambda: layers.Bidirectional(layers.LSTM(3), merge_mode="max"), ("`merge_mode`", "'max'", "'concat'")),
     (lambda: layers.Bidirectional(layers.LSTM(3), weights=[1]), ("`weights`", "set_weights")),

@@ -77,11 +77,7 @@ class TestPaths:
 
     @pytest.mark.parametrize(
         ("make", "alias"),
-        [
-            (sequential, "sequential/d1/kernel"),
-            (functional, "d1/kernel"),
-            (Subclassed, "subclassed/dense_1/kernel"),
-        ],
+        [(sequential, "sequential/d1/kernel"), (functional, "d1/kernel"), (Subclassed, "subclassed/dense_1/kernel")],
     )
     def test_rules_may_use_the_full_path_of_keras(self, make, alias):
         rules = {alias: (None, "model"), ".*/bias": ("model",)}

@@ -81,10 +81,7 @@ class TestKeeps:
 
 class TestMoves:
     @pytest.mark.soak
-    @pytest.mark.parametrize(
-        ("start", "end"),
-        [("data=2,model=4", "fully data=8"), *MOVES * LARGE],
-    )
+    @pytest.mark.parametrize(("start", "end"), [("data=2,model=4", "fully data=8"), *MOVES * LARGE])
     def test_everything_learned_moves_and_training_goes_on_as_if_it_had_been_there(self, start, end):
         moved, stayed = built(start, Noisy), built(end, Noisy)
         for model in (moved, stayed):

@@ -98,11 +98,7 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path):
         assert same(values_of(first), values_of(second))
 
 
-OTHERS = {
-    "wider": {"units": 24},
-    "other names": {"names": ("d1", "head")},
-    "another optimizer": {"optimizer": "sgd"},
-}
+OTHERS = {"wider": {"units": 24}, "other names": {"names": ("d1", "head")}, "another optimizer": {"optimizer": "sgd"}}
 WRONG = {
     "wider": [
         "of another shape or type: variables/d1/kernel is (8, 16) float32, in the model (8, 24) float32",

@@ -70,11 +70,7 @@ def test_layers_their_outputs_and_their_variables():
 
 
 def test_rules_for_activations_have_lines():
-    rules = {
-        "d1/output": ("data", "model"),
-        "inner/dense.*/output": ("data", None),
-        "input/x": ("data", None),
-    }
+    rules = {"d1/output": ("data", "model"), "inner/dense.*/output": ("data", None), "input/x": ("data", None)}
     with layouts.on("data=2,model=4", rules).scope():
         lines = lines_of(branches())
     names = [cells[0] for cells in lines]

@@ -44,10 +44,7 @@ def seen_from_elsewhere(d, given):
     return (start, start + d.array(start.shape, low=-0.5, high=0.5)), {"interpolation": d.one_of("nearest", "bilinear")}
 
 
-SIZES = {
-    "interpolation": ("bilinear", "nearest", "bicubic", "lanczos3", "lanczos5"),
-    "antialias": (False, True),
-}
+SIZES = {"interpolation": ("bilinear", "nearest", "bicubic", "lanczos3", "lanczos5"), "antialias": (False, True)}
 CASES = {
     "rgb_to_grayscale": of_images(lambda d, _: ((), {}), channels=(1, 3), dtype=("float32", "uint8")),
     "rgb_to_hsv": of_images(lambda d, _: ((), {})),

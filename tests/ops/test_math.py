@@ -55,17 +55,9 @@ CASES = {
     "erfinv": lambda d: ("erfinv", (d.floats(low=-0.9, high=0.9),), {}),
     "logdet": lambda d: ("logdet", (d.array((2, 3, 3)) + 4 * np.eye(3, dtype="float32"),), {}),
     "view_as_complex": lambda d: ("view_as_complex", (d.array((3, 2)),), {}),
-    "view_as_real": lambda d: (
-        "view_as_real",
-        (d.array((3, 2)) + 1j * d.array((3, 2)),),
-        {"symbolic": False},
-    ),
+    "view_as_real": lambda d: ("view_as_real", (d.array((3, 2)) + 1j * d.array((3, 2)),), {"symbolic": False}),
 }
-WINDOWS = {
-    "sequence_length": 8,
-    "sequence_stride": 4,
-    "fft_length": 16,
-}
+WINDOWS = {"sequence_length": 8, "sequence_stride": 4, "fft_length": 16}
 
 
 @properties

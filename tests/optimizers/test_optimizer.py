@@ -236,11 +236,7 @@ class TestArguments:
             ("SGD", {"learning_rate": "0.1"}, "`learning_rate` must be a finite number"),
             ("SGD", {"learning_rate": True}, "`learning_rate` must be a finite number"),
             ("SGD", {"learning_rate": -1}, "`learning_rate` is negative"),
-            (
-                "SGD",
-                {"decay": 0.5},
-                r"(?s)no argument 'decay'.*InverseTimeDecay\(rate,",
-            ),
+            ("SGD", {"decay": 0.5}, r"(?s)no argument 'decay'.*InverseTimeDecay\(rate,"),
             ("Adam", {"learning_rate": optimizers.schedules.CosineDecay}, "`learning_rate` cannot be called with"),
             ("Adam", {"beta_1": 1.0}, "`beta_1` must be a finite number"),
             ("Adam", {"beta_2": -0.1}, "`beta_2` must be a finite number"),

@@ -56,13 +56,6 @@ def test_every_note_is_about_something(keras):
         assert used == notes.keys(), f"to be removed from the notes: {sorted(notes.keys() - used)}"
 
 
-@pytest.mark.parametrize(
-    ("name", "note"),
-    [
-        ("Exact", "exact"),
-        ("ExactNot", "pattern"),
-        ("Another", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "note"), [("Exact", "exact"), ("ExactNot", "pattern"), ("Another", "")])
 def test_a_note_under_the_name_itself_comes_first(name, note):
     assert note_on(name, {"Exact*": "pattern", "Exact": "exact"}) == note

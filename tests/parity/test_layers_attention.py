@@ -34,10 +34,7 @@ masks = st.sampled_from(["none", "value", "value_and_key", "attention", "attenti
 def masks_of(kind: str, seed: int, heads: int) -> dict[str, Any]:
     found = {
         "value": {"value_mask": draw_mask(seed, BATCH, SOURCE)},
-        "value_and_key": {
-            "value_mask": draw_mask(seed, BATCH, SOURCE),
-            "key_mask": draw_mask(seed + 1, BATCH, SOURCE),
-        },
+        "value_and_key": {"value_mask": draw_mask(seed, BATCH, SOURCE), "key_mask": draw_mask(seed + 1, BATCH, SOURCE)},
         "attention": {"attention_mask": draw_mask(seed, BATCH, TARGET, SOURCE)},
         "attention_of_heads": {"attention_mask": draw_mask(seed, BATCH, heads, TARGET, SOURCE)},
         "attention_of_all": {"attention_mask": draw_mask(seed, TARGET, SOURCE)},
@@ -79,11 +76,7 @@ def test_multi_head_attention(keras, case):
 
 
 @few_examples
-@hypothesis.given(
-    axes=st.sampled_from([None, 1, 2, (1, 2), (-2,)]),
-    use_bias=st.booleans(),
-    seed=st.integers(0, 2**16),
-)
+@hypothesis.given(axes=st.sampled_from([None, 1, 2, (1, 2), (-2,)]), use_bias=st.booleans(), seed=st.integers(0, 2**16))
 def test_attention_over_several_dims(keras, axes, use_bias, seed):
     options = {"num_heads": 2, "key_dim": 3, "attention_axes": axes, "use_bias": use_bias}
     x = draw(seed, BATCH, 3, 2, FEATURES)

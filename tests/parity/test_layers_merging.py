@@ -15,13 +15,7 @@ from keras_dist.variables import call_context
 from tests.parity.compare import calls_of, compare, compare_functions, few_examples
 
 NAMES = ["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"]
-SHAPES = [
-    [(2, 3, 4), (2, 3, 4)],
-    [(2, 3, 4), (2, 1, 4)],
-    [(2, 3, 4), (2, 4)],
-    [(2,), (2, 3)],
-    [(2, 1), (2, 3)],
-]
+SHAPES = [[(2, 3, 4), (2, 3, 4)], [(2, 3, 4), (2, 1, 4)], [(2, 3, 4), (2, 4)], [(2,), (2, 3)], [(2, 1), (2, 3)]]
 
 
 def draw(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray]:

@@ -31,10 +31,7 @@ def draw(shape: tuple[int, ...], seed: int) -> np.ndarray:
     seed=st.integers(0, 2**16),
 )
 def test_batch_normalization(keras, case):
-    options = {
-        **picked(case, "axis", "center", "scale", "momentum"),
-        "epsilon": 0.01,
-    }
+    options = {**picked(case, "axis", "center", "scale", "momentum"), "epsilon": 0.01}
     options |= {} if case.renorm is None else {"renorm": True, "renorm_clipping": case.renorm, "renorm_momentum": 0.7}
     theirs, ours = keras.layers.BatchNormalization(**options), layers.BatchNormalization(**options)
     theirs.trainable = ours.trainable = not case.frozen
@@ -64,11 +61,7 @@ def test_layer_and_rms_normalization(keras, shape, axis, center, scale, seed):
     x = draw(shape, seed)
     options = {"axis": axis, "center": center, "scale": scale, "epsilon": 0.01}
     compare_layers(
-        keras,
-        keras.layers.LayerNormalization(**options),
-        layers.LayerNormalization(**options),
-        x,
-        weights_seed=seed,
+        keras, keras.layers.LayerNormalization(**options), layers.LayerNormalization(**options), x, weights_seed=seed
     )
     if axis in (-1, [-2, -1]):  # others do not work in Keras
         options = {"axis": axis, "epsilon": 0.01}

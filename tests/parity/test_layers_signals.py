@@ -57,10 +57,7 @@ def test_frequencies_as_in_keras(keras: types.ModuleType, options: dict[str, Any
 
 def test_frames_that_do_not_fit() -> None:
     for options in ({"frame_step": 300}, {"fft_length": 64}, {"mode": "loud"}, {"padding": "causal"}, {"window": "no"}):
-        with pytest.raises(
-            ValueError,
-            match=f"`{next(iter(options))}`",
-        ):
+        with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
             layers.STFTSpectrogram(**options)
     with pytest.warns(UserWarning, match="not a power of 2"):
         layer = layers.STFTSpectrogram(fft_length=300)

@@ -36,11 +36,7 @@ STEPS = {
     **{f"mlp, {name}": (factory, (models.X, models.X), "mse") for name, (factory, _) in MLPS.items()},
     "block, nnx": (models.Block, (models.SEQUENCES, models.SEQUENCES), "mse"),
     "block, renamed": (models.RenamedBlock, (models.SEQUENCES, models.SEQUENCES), "mse"),
-    "block, linen": (
-        models.linen(models.LinenBlock, models.SEQUENCES),
-        (models.SEQUENCES, models.SEQUENCES),
-        "mse",
-    ),
+    "block, linen": (models.linen(models.LinenBlock, models.SEQUENCES), (models.SEQUENCES, models.SEQUENCES), "mse"),
     "block, ours": (models.our_block, (models.SEQUENCES, models.SEQUENCES), "mse"),
     "convnet": (models.Convnet, (models.IMAGES, models.CLASSES), models.CROSSENTROPY),
     "lookup": (models.Lookup, (models.TOKENS, models.CLASSES), models.CROSSENTROPY),

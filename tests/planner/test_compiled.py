@@ -221,11 +221,7 @@ def test_a_program_that_needs_more_memory_than_there_is_has_figures(monkeypatch,
     [
         (lambda: compile_for(jnp.sum, "cpu:8"), kd.errors.ModelError, "`lowered` must be a lowered program"),
         (lambda: compile_for(lowered(jnp.sum), "cpu:4"), kd.errors.MeshError, "must have all of its 4 devices"),
-        (
-            lambda: compile_for(lowered(jnp.sum), "gpu:8"),
-            kd.errors.UnknownNameError,
-            "`target`: unknown chip 'gpu'",
-        ),
+        (lambda: compile_for(lowered(jnp.sum), "gpu:8"), kd.errors.UnknownNameError, "`target`: unknown chip 'gpu'"),
         (
             lambda: compile_for(lowered(jnp.sum), "cpu:8", timeout_seconds=0),
             kd.errors.ModelError,

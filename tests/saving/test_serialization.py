@@ -260,8 +260,7 @@ def test_lambdas_are_refused_by_name_and_their_code_is_in_no_config(holder: Any,
 
 
 @pytest.mark.parametrize(
-    "inner",
-    [{"value": "4wAAAAA=", "defaults": []}, {"code": "4wAAAAA="}, {"name": 5}, {"function": "os.system"}, {}],
+    "inner", [{"value": "4wAAAAA=", "defaults": []}, {"code": "4wAAAAA="}, {"name": 5}, {"function": "os.system"}, {}]
 )
 @pytest.mark.parametrize("safe_mode", [True, False])
 def test_code_of_others_is_never_read(inner: Any, safe_mode: bool) -> None:

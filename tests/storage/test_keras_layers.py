@@ -25,10 +25,7 @@ def test_recurrent_layers_behind_a_mask(keras, tmp_path, name, has_input):
         np.testing.assert_allclose(kd.models.load_model(tmp_path / "model.keras")(x), expected, atol=1e-6)
 
 
-LAYERS = {
-    "Dense": (lambda lib: lib.layers.Dense(4), (6,)),
-    "Embedding": (lambda lib: lib.layers.Embedding(5, 4), (3,)),
-}
+LAYERS = {"Dense": (lambda lib: lib.layers.Dense(4), (6,)), "Embedding": (lambda lib: lib.layers.Embedding(5, 4), (3,))}
 
 
 def network(library, name):

@@ -199,10 +199,7 @@ def test_archives_that_are_not_what_they_say(tmp_path, monkeypatch):
     for change, match in (
         (lambda files: {**files, "config.json": b"{"}, "config.json"),
         (lambda files: {**files, "config.json": b"[" * 10**5}, "config.json"),
-        (
-            lambda files: {name: files[name] for name in [*files][:2]},
-            "0 members 'model.weights.h5'",
-        ),
+        (lambda files: {name: files[name] for name in [*files][:2]}, "0 members 'model.weights.h5'"),
         (lambda files: {**files, "model.weights.h5": files["model.weights.h5"][:900]}, "."),
         (lambda files: {**files, "model.weights.h5": b"PK"}, "."),
     ):

@@ -13,12 +13,7 @@ from keras_dist._unstable.xla_workarounds import avoid_slow_convolutions_in_loop
 from tests import layouts
 from tests.soak import LARGE
 
-PARAMS = {
-    "window_strides": (2, 1),
-    "padding": ((1, 0), (2, 1)),
-    "lhs_dilation": (1, 2),
-    "rhs_dilation": (2, 1),
-}
+PARAMS = {"window_strides": (2, 1), "padding": ((1, 0), (2, 1)), "lhs_dilation": (1, 2), "rhs_dilation": (2, 1)}
 LHS, RHS, OUT = ["NHWC", "NCHW", "CHWN", "HNCW"], ["HWIO", "OIHW", "IHWO"], ["NHWC", "WNCH"]
 FORMS = [*zip(LHS, itertools.cycle(RHS), itertools.cycle(OUT), [1, 2, 2, 1], strict=False)]
 if LARGE:

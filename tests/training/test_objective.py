@@ -93,11 +93,7 @@ class TestSeveralOutputs:
 
     @pytest.mark.parametrize(
         "measured",
-        [
-            {"a": ["mse", "mae"], "b": "accuracy"},
-            [["mse", "mae"], ["accuracy"]],
-            [["mse", "mae"], "accuracy"],
-        ],
+        [{"a": ["mse", "mae"], "b": "accuracy"}, [["mse", "mae"], ["accuracy"]], [["mse", "mae"], "accuracy"]],
     )
     def test_metrics_are_logged_under_their_output_in_the_order_of_keras(self, measured):
         found = logged(*DICTS, loss=NAMED, metrics=measured)

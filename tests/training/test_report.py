@@ -105,13 +105,7 @@ def test_the_rate_of_the_last_step(optimizer: Any, expected: float) -> None:
     np.testing.assert_allclose(reported(optimizer(), "learning_rate"), [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda: optax.adam(1e-3),
-        lambda: optax.adamw(SCHEDULE),
-    ],
-)
+@pytest.mark.parametrize("optimizer", [lambda: optax.adam(1e-3), lambda: optax.adamw(SCHEDULE)])
 def test_a_rate_that_is_not_known(optimizer: Any) -> None:
     with pytest.raises(ModelError, match=r"optax\.inject_hyperparams\(optax\.adamw\)\(learning_rate="):
         reported(optimizer(), "learning_rate")

@@ -82,9 +82,7 @@ def test_they_give_what_the_built_in_steps_give(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "compiled",
-    [{"steps_per_execution": 2, "donate": False}, {"check": True}],
-    ids=["several steps", "checked"],
+    "compiled", [{"steps_per_execution": 2, "donate": False}, {"check": True}], ids=["several steps", "checked"]
 )
 def test_how_steps_run_changes_no_number(compiled: Any) -> None:
     assert_same(trained(Stepped, compiled=compiled, rows=16)[1], built_in(16))

@@ -186,10 +186,7 @@ class TestOwnStep:
             model.train_on_batch(X)
         model.compile(
             {"d1": "sgd", "d2": "sgd"},
-            train_step=lambda state, batch, rngs: (
-                model.apply_gradients(state, {"d1": state.trainable["d1"]}),
-                {},
-            ),
+            train_step=lambda state, batch, rngs: (model.apply_gradients(state, {"d1": state.trainable["d1"]}), {}),
         )
         with pytest.raises(kd.errors.ModelError, match="gradients are missing"):
             model.train_on_batch(X)

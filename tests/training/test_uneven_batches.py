@@ -162,8 +162,7 @@ REPEATING = [("", "data=4,model=2"), ("rows", "data=2,model=4"), ("columns", "da
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("split", "name"),
-    crossed(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"]) if LARGE else REPEATING,
+    ("split", "name"), crossed(SPLIT, ["data=4,model=2", "data=2,model=4", "data=8,model=1"]) if LARGE else REPEATING
 )
 def test_the_gradient_of_an_embedding_counts_no_padding(split, name):
     np.testing.assert_allclose(trained_embedding(name, SPLIT[split]), trained_embedding("one device", ()), atol=1e-6)
