@@ -1,4 +1,7 @@
-"""Mixed precision: half precision arithmetic on float32 weights, with Keras's policies and names."""
+"""Mixed precision: half precision arithmetic on float32 weights, with Keras's policies and names.
+
+Weights are cast where they are read, as by Keras's autocast; master weights, gradients, slots and losses stay float32.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Tables as HTML, for notebooks and pages.
 
 All colours derive from the text colour, so that tables are readable in every theme of a notebook.
+
+No scripts, and a policy that forbids loading anything: reports are mailed and opened from file systems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Checks of integer arrays: values must fit into 32 bits, and indices must be in range."""
+"""Checks of integer arrays: values must fit into 32 bits, and indices must be in range.
+
+JAX drops the upper bits of 64-bit integers, returns NaN or counts from the end for indices out of range, all without an
+error. Values are checked where they are known; in compiled steps only with `compile(check=True)`, since a check would
+make each step wait.
+"""
 
 # pyright: reportUnknownMemberType=false
 

@@ -1,5 +1,9 @@
 # pyright: basic
-"""`Lendable`: a variable whose array a training run borrows and returns."""
+"""`Lendable`: a variable whose array a training run borrows and returns.
+
+Reading a variable marks its array, and the next training borrows a copy of a marked array: donation would delete it
+under the reader. Flax's own variables cannot note who reads them, so that arrays of foreign modules count as read.
+"""
 
 from __future__ import annotations
 

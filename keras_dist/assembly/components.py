@@ -1,4 +1,8 @@
-"""Objects that a config names. Modules of import paths are imported, and so run."""
+"""Objects that a config names. Modules of import paths are imported, and so run.
+
+Configs name code by import path, `"module:Thing"`. Only this package imports it: `config` reads files of strangers and
+runs nothing.
+"""
 
 from __future__ import annotations
 

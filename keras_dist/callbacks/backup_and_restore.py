@@ -1,4 +1,8 @@
-"""`BackupAndRestore`: saves the state of training, and resumes from it when the program is restarted."""
+"""`BackupAndRestore`: saves the state of training, and resumes from it when the program is restarted.
+
+SIGTERM is handled only while a callback has `on_train_interrupt`, or in a job of several processes: a library that
+swallows signals without saving is worse than none.
+"""
 
 from __future__ import annotations
 

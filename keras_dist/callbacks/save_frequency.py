@@ -1,4 +1,8 @@
-"""`save_freq` of callbacks that save: at the end of epochs, by number of batches, or by time."""
+"""`save_freq` of callbacks that save: at the end of epochs, by number of batches, or by time.
+
+Saves after some time follow the clock of the first process, which reads it at steps that it announces in advance:
+clocks differ, and asking at each step would make all processes wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Arrays by name, written to an orbax folder and read from it, also in other layouts."""
+"""Arrays by name, written to an orbax folder and read from it, also in other layouts.
+
+Each process writes what its devices hold, by orbax's handler. Who makes, checks and moves the folder is agreed in a
+`Rendezvous`: orbax's own checkpointer meets on the devices, where a save in a thread would come between the steps.
+"""
 
 from __future__ import annotations
 

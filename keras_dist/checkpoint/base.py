@@ -2,6 +2,10 @@
 
 A base is a separate checkpoint, `base_00000012`, named by the step of the save that wrote it. States refer to bases by
 their names and by fingerprints of their arrays, so that a base with other arrays is detected.
+
+Large weights that no gradient trains, with equal fingerprints (64 bits, computed on the devices) at the begin and at a
+save, are stored once. Roles do not tell which: kernels under LoRA and moving averages are both untrained. A digest on
+the host would gather sharded arrays.
 """
 
 from __future__ import annotations

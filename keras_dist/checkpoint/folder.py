@@ -1,4 +1,9 @@
-"""`Draft`: a folder that is written atomically. `BucketDraft`: the same in a bucket."""
+"""`Draft`: a folder that is written atomically. `BucketDraft`: the same in a bucket.
+
+A folder is written beside its place and renamed. A kill leaves a draft that the next save removes; files are forced to
+the disk first only on request (`fsync=True`), and what a power failure tears the manifest shows. In a bucket, which has
+no renames, the manifest is written last and the folder does not count without it.
+"""
 
 from __future__ import annotations
 

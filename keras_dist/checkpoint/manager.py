@@ -1,4 +1,11 @@
-"""`CheckpointManager`: keeps the newest states of a model in a directory, and restores the newest good one."""
+"""`CheckpointManager`: keeps the newest states of a model in a directory, and restores the newest good one.
+
+Saving from another thread is refused while `fit` runs: only the training thread knows the position between a step and
+its callbacks. States of later steps in a directory refuse saving, since the newest step is restored and the new state
+would be deleted silently. On CPUs a copy on the devices is written by a thread; memory of accelerators is too scarce
+for that, so orbax copies to the host first. A hook of `threading` waits for a save at exit, before the thread pools of
+orbax close.
+"""
 
 from __future__ import annotations
 

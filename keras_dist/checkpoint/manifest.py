@@ -2,6 +2,9 @@
 
 A checksum detects accidents, in a fifth of the time of a digest. Anyone who may write to the folder can forge either;
 therefore loading runs no code that it reads, and reads only regular files, no longer than stated.
+
+orbax loads a flipped byte without an error. So a CRC-32C of every file is written after all files and compared before
+anything is read; the manifest itself is compared byte for byte with what its contents would be written as.
 """
 
 from __future__ import annotations

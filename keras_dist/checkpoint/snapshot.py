@@ -1,4 +1,8 @@
-"""`Snapshot`, the contents of a checkpoint to write, and `Stored`, a checkpoint to read."""
+"""`Snapshot`, the contents of a checkpoint to write, and `Stored`, a checkpoint to read.
+
+`Model.save`, `CheckpointManager`, `BackupAndRestore` and folders of weights write the same thing, with other documents:
+one format, one reader, one doctor.
+"""
 
 from __future__ import annotations
 

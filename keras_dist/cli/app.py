@@ -1,4 +1,8 @@
-"""`app`: all commands, with `--debug`, short errors and exit codes."""
+"""`app`: all commands, with `--debug`, short errors and exit codes.
+
+Exit codes: 1 where the check failed (a plan does not fit, a rule matches nothing), 2 for wrong input, 3 for any other
+error. CI must tell these apart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The tables `[mesh]` and `[distribution]` of a config."""
+"""The tables `[mesh]` and `[distribution]` of a config.
+
+Axis names are looked up while pydantic validates a field, in a context variable: pydantic knows the position of each
+name, and a later check would not run where anything else is wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`StreamSource`: batches of datasets that yield batches, checked, copied and padded."""
+"""`StreamSource`: batches of datasets that yield batches, checked, copied and padded.
+
+Batches of a dataset are requested in the training thread when their step is due: dispatch is asynchronous, the next
+batch is made while the devices compute, and a generator is never ahead of its training. Threads (grain) read only
+`PyDataset(workers=n)` and examples by number.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 The setting is ambient, because layers and users' functions refer to meshes themselves. Only `DeviceMesh` reads it;
 arrays placed on an abstract mesh are `jax.ShapeDtypeStruct`s.
+
+Planning traces the code that trains, with abstract meshes: a plan of other code would be of another program. Nothing is
+allocated, and no device is needed.
 """
 
 from __future__ import annotations

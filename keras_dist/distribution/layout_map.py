@@ -1,4 +1,10 @@
-"""`LayoutMap`: layout rules for paths of variables."""
+"""`LayoutMap`: layout rules for paths of variables.
+
+A rule is an exact path, else a regular expression for the whole path, as in Keras; a path that several rules match is
+an error that names them. The rules of the user come first, then the annotations of the model (`<weight>_layout=`,
+sharding metadata of NNX and Linen): models of others are annotated, and ignoring that would replicate their weights
+silently.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Checks of layout rules: all problems are found at once, before anything is allocated."""
+"""Checks of layout rules: all problems are found at once, before anything is allocated.
+
+All mistakes in rules are found when the plan is made, together. Wrong ranks, unknown axes, dims that do not divide and
+ambiguous rules raise; rules without effect warn, and raise under `strict=True`. Silent replication is the costliest
+failure of distributed training.
+"""
 
 from __future__ import annotations
 

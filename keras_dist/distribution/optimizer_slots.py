@@ -1,4 +1,9 @@
-"""The parameter of each leaf of an optimizer state, found by the structure of the state."""
+"""The parameter of each leaf of an optimizer state, found by the structure of the state.
+
+Slots are matched by structure: the topmost subtree in which the path of each leaf begins with the path of a parameter;
+where an inner one fits too, shapes decide. Matching suffixes is silently wrong for a module named `mu`; matching
+containers is silently wrong for Linen's `params`.
+"""
 
 from __future__ import annotations
 

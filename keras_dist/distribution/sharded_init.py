@@ -1,4 +1,11 @@
-"""Sharded initialization: no array is ever whole on one device."""
+"""Sharded initialization: no array is ever whole on one device.
+
+Arrays that differ only in the number of their key share a program, and programs are compiled in threads: XLA takes 60
+ms for each drawn array, and 400 layers took a minute. CPU programs are compiled at level 1: above it LLVM vectorizes
+small shards differently, and last bits depend on the mesh. The n-th weight gets the n-th key of the seed, so that
+Functional, Sequential and subclassed forms of a model have equal initial values. Random bits take three times the bytes
+of their result, so large arrays are created one after the other.
+"""
 
 from __future__ import annotations
 

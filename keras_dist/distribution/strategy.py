@@ -2,6 +2,9 @@
 
 The current distribution is a process-wide default for all threads and notebook cells. Inside `Distribution.scope()` a
 `ContextVar` overrides it, so that scopes in different threads and tasks are independent.
+
+A model keeps the distribution that was current when it was made, as a snapshot that is taken when its weights are
+created: rules that are added before that apply, and later ones cannot reach half of a model.
 """
 
 from __future__ import annotations

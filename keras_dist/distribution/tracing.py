@@ -1,4 +1,9 @@
-"""Tracing of a module with its mesh in JAX's context."""
+"""Tracing of a module with its mesh in JAX's context.
+
+The mesh is set while a module is traced, both as `jax.set_mesh` and as `with mesh:`, because `shard_map`, bare specs
+and `shard()` helpers of models need it. It is not set for rows that the mesh does not divide: XLA computes wrong
+gradients for rows that a bare spec splits unevenly.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,9 @@
         program = jax.export.deserialize(bytearray(file.read()))
     weights = safetensors.numpy.load_file("path/weights.safetensors")
     outputs = program.call(weights, [x])  # inputs and outputs are lists, in the order of export.json
+
+Weights are arguments of the program, and inputs and outputs are flat lists whose structure is JSON: the file is small,
+jax alone can call it, and nothing in it is code.
 """
 
 from typing import TYPE_CHECKING

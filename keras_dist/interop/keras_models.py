@@ -1,4 +1,8 @@
-"""A model object of Keras as a module: its variables under their paths, called through `stateless_call`."""
+"""A model object of Keras as a module: its variables under their paths, called through `stateless_call`.
+
+The arrays of a Keras model stay on the host from `from_keras` on and change only in `to_keras`: on a device they would
+be whole, beside their shards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`LoraLayer`: the base of layers with low-rank adaptation (LoRA) of their largest weight."""
+"""`LoraLayer`: the base of layers with low-rank adaptation (LoRA) of their largest weight.
+
+Factors follow their weight dim by dim, unless a rule names them: the product must be sharded as the weight is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Half precision arithmetic of `flax.nnx` modules, whose parameters keep their element types."""
+"""Half precision arithmetic of `flax.nnx` modules, whose parameters keep their element types.
+
+Parameters are exchanged for cast ones during the call, and modules that own some cast their inputs: without that, one
+float32 output, such as that of a norm that is kept, would promote everything after it.
+"""
 
 from __future__ import annotations
 

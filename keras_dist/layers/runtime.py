@@ -1,4 +1,7 @@
-"""`LayerRuntime`: state of a layer outside of its NNX graph, where NNX would copy it."""
+"""`LayerRuntime`: state of a layer outside of its NNX graph, where NNX would copy it.
+
+What a layer has besides arrays is one record in one slot: NNX takes attributes for parts of the graph, and copies them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`Metric`: state that every batch updates, and a result computed from it."""
+"""`Metric`: state that every batch updates, and a result computed from it.
+
+metrax has a fifth of Keras's metrics, with other arguments and rounding, as frozen dataclasses that users cannot
+subclass with `add_variable`. States travel through the compiled steps, replicated; nothing is fetched that nobody
+reads. Totals are float32: adding a batch rounds by one part in 2**24, so that a total grows up to 2**24 batches.
+"""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 

@@ -1,4 +1,9 @@
-"""The weights of a model's layers: moved from a built copy, and added later."""
+"""The weights of a model's layers: moved from a built copy, and added later.
+
+NNX forbids changing objects in a trace that were made outside. So a model copies its layers inside a trace, builds the
+copies, creates all weights in compiled programs, and moves what building made to the layers of the user. Weights made
+by the layers themselves would be whole on one device.
+"""
 
 from __future__ import annotations
 

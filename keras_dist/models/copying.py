@@ -1,4 +1,8 @@
-"""Copies of models, and models as `pickle` and `copy` make them again."""
+"""Copies of models, and models as `pickle` and `copy` make them again.
+
+A copy goes through config, arguments of `compile` and arrays on the host, as in Keras: the arrays of a model have one
+owner, and a copy is a model of its own.
+"""
 
 from __future__ import annotations
 

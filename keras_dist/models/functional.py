@@ -1,4 +1,8 @@
-"""`Graph`: the calls of a functional model between symbolic inputs and outputs."""
+"""`Graph`: the calls of a functional model between symbolic inputs and outputs.
+
+A layer declares `is_host_side`, and the graph is split there: text never reaches JAX, and arrays in memory pass the
+host layers once, not in each epoch.
+"""
 
 from __future__ import annotations
 

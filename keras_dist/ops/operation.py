@@ -1,4 +1,8 @@
-"""`operation`: makes a function of arrays a step of functional models, which configs name."""
+"""`operation`: makes a function of arrays a step of functional models, which configs name.
+
+An operation becomes a step of a functional model by one decorator, and its shapes come from tracing: three hundred
+layers, or a second set of shape rules, would repeat the operations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Learning rates: numbers in state, or schedules."""
+"""Learning rates: numbers in state, or schedules.
+
+The rate is a scalar in the state, around `optax.scale_by_*`: callbacks set it without compiling again, and it costs
+nothing in the step. The rate of a plain optax chain is read from `optax.inject_hyperparams`, else it is an error: optax
+keeps schedules in closures only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`Optimizer`: base of all optimizers, as an optax transformation."""
+"""`Optimizer`: base of all optimizers, as an optax transformation.
+
+An optimizer has the state of one model: the second `compile` with it raises while the first model lives. Accumulated
+gradients are weighted by the divisor of each loss, so that the update is that of one large batch also where batches are
+uneven; `optax.MultiSteps` has no weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`AutoParallel`: the strategy that finds its layout in the traced train step of the model."""
+"""`AutoParallel`: the strategy that finds its layout in the traced train step of the model.
+
+For each candidate the lowered step is laid out anew and propagated, in milliseconds where tracing takes seconds.
+Element-wise work of the optimizer is left out: the bytes are equal, and half the operations go.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A sharding rule maps the dims of operands and results of an operation to common factors. Names of layers or parameters
 are not used. Events of products, convolutions and lookups give a class of dims its name.
+
+Dims are classified by union-find over Shardy's sharding rules of all operations in the traced step. Names of layers and
+tables of primitives do not count: a renamed model must get the same layout, and a foreign module one at all.
 """
 
 from __future__ import annotations

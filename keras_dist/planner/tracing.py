@@ -1,4 +1,8 @@
-"""`trace_step`: a train step, traced and lowered for devices that need not exist. Nothing is allocated."""
+"""`trace_step`: a train step, traced and lowered for devices that need not exist. Nothing is allocated.
+
+Without a loss the mean square of the outputs is planned: the gradient of a mean is a constant without a layout, and
+Shardy then gathers what the backward pass of a loop reads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Configurable`: a class whose instances know the arguments they were made with."""
+"""`Configurable`: a class whose instances know the arguments they were made with.
+
+Overriding a method that is never called is refused when the class is made: it would be dropped silently.
+"""
 
 from __future__ import annotations
 

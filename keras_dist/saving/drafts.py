@@ -1,4 +1,8 @@
-"""Drafts: temporary folders in which files are written before they are moved to their place; and errors of writing."""
+"""Drafts: temporary folders in which files are written before they are moved to their place; and errors of writing.
+
+Each writer holds a `flock` of the folder of its draft, which the system releases however the process ends. Where
+folders have no locks, drafts of others stay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Locks of files and folders, which the system drops when their process ends."""
+"""Locks of files and folders, which the system drops when their process ends.
+
+Locks are `flock`s with the owner in the file: the system drops them with the process, so that no lock is stale. On
+Windows, on disks without locks and in buckets nobody is refused.
+"""
 
 from __future__ import annotations
 

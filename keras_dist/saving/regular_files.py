@@ -1,6 +1,9 @@
 """Reading files of folders that others may have made: regular files alone, and no more of them than expected.
 
 In a bucket all files are regular.
+
+A link to `/dev/zero` has no end, and a config of one line can ask for any memory: only regular files are read, no more
+of them than is stated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Objects to configs of plain values and back, in the form of Keras."""
+"""Objects to configs of plain values and back, in the form of Keras.
+
+Code in files is never run, with `safe_mode=False` neither: `custom_objects` gives what it stood for. Whoever can write
+a file could otherwise run code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Arrays by name in `.safetensors` files: in one, or in several beside an index that names them."""
+"""Arrays by name in `.safetensors` files: in one, or in several beside an index that names them.
+
+safetensors has no checksums, and a checksum of the file could only be written after the header. So each array has one,
+in the metadata, compared as a stream before any weight is set. An index is moved to its place last, and files of a new
+save take free names: replacing files under an old index would leave a mixture that loads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The zip in which Keras keeps a model: configs as JSON, and the arrays in a file of HDF5 that is not compressed."""
+"""The zip in which Keras keeps a model: configs as JSON, and the arrays in a file of HDF5 that is not compressed.
+
+What `.keras` files have no place for (layouts, policies, seeds) is in `metadata.json`: Keras ignores it there, and
+unpacks the archive beside a fourth file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The whole state of a built model as a `Snapshot`, in a folder, and back."""
+"""The whole state of a built model as a `Snapshot`, in a folder, and back.
+
+Arrays are restored by eighths of their bytes, and old arrays of a part are deleted before it is read: both would be
+twice the memory. What cannot be read at all shows in the first part, which deletes nothing.
+"""
 
 from __future__ import annotations
 

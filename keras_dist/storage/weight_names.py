@@ -1,4 +1,8 @@
-"""The arrays in a file that make each weight, where the file has other names and shapes."""
+"""The arrays in a file that make each weight, where the file has other names and shapes.
+
+Functions of `transform` get arrays that are mapped from the file: what they return as a view is read by slices.
+Transposing and splitting need no notation of our own; for joining, shapes determine the dim.
+"""
 
 from __future__ import annotations
 

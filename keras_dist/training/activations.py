@@ -1,4 +1,8 @@
-"""Layout rules for activations and inputs: `rules["d2/output"]`, `rules["input/image"]`."""
+"""Layout rules for activations and inputs: `rules["d2/output"]`, `rules["input/image"]`.
+
+The last, partial batch is not constrained where the mesh does not divide it: with another dim sharded, XLA computes
+wrong gradients of convolutions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Steps compiled for a plan: shardings, donation, accumulated logs, and exact partial batches."""
+"""Steps compiled for a plan: shardings, donation, accumulated logs, and exact partial batches.
+
+Programs of an epoch are traced one after the other and compiled in threads meanwhile: compiling is most of a cold
+start, and XLA works without Python's lock. Each shape of batch is compiled; added rows would give wrong numbers where
+rows are mixed (BatchNorm), so only the user can want them.
+"""
 
 from __future__ import annotations
 

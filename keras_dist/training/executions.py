@@ -1,4 +1,10 @@
-"""Executions: one step on a batch, several steps on a stack of batches, or several steps on resident rows."""
+"""Executions: one step on a batch, several steps on a stack of batches, or several steps on resident rows.
+
+An execution runs as many steps as take a tenth of a second, unless a callback reads single batches: dispatch costs
+nothing then, and Ctrl-C does not wait. Where `fit` determines the number of steps, it is an operand of a loop, so that
+one program serves any number. XLA on GPUs asks the host after each turn, about 10 us; a fixed `steps_per_execution`
+avoids that.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 Without them XLA may gather a weight long before its use, or keep it for the backward pass. Therefore a step is traced,
 and evaluated with each weight gathered in the operation that takes it.
+
+The forward pass is traced, and its jaxpr evaluated with each fully sharded weight constrained in the operation that
+reads it, under a `jax.checkpoint` of that operation: a `scan` gathers one turn at a time, and the backward pass gathers
+again. Constraints where variables are read would gather stacks before the loop and miss raw arrays; without any, XLA
+and Shardy choose differently. Unlike a `custom_vjp`, constraints can be differentiated twice and forwards.
 """
 
 from __future__ import annotations

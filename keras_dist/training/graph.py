@@ -1,4 +1,10 @@
-"""An NNX module as pure functions of its arrays: split once, merged inside each traced step."""
+"""An NNX module as pure functions of its arrays: split once, merged inside each traced step.
+
+`nnx.merge` sorts attributes, and a loop over a dict of layers must follow the order of the user: it is restored. Raw
+arrays that a module assigns in a trace are made part of its state, since Flax takes a traced array for a static
+attribute. A submodule that activation rules name gets a subclass whose call constrains its output: NNX has no hooks,
+and a rule without effect would be silent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Ctrl-C and SIGTERM of a scheduler end a training between two steps, never within a step."""
+"""Ctrl-C and SIGTERM of a scheduler end a training between two steps, never within a step.
+
+A `KeyboardInterrupt` between a donated step and the storing of its result loses the state. So the signal handler only
+notes the signal, which is raised between steps; the second one is raised at once, except from dispatch to storing.
+Steps are compiled before they are dispatched, so the second ends a compilation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The execution loop shared by `fit`, `evaluate` and `predict`."""
+"""The execution loop shared by `fit`, `evaluate` and `predict`.
+
+fit, evaluate and predict are one loop with three kinds of steps. At most two executions are in flight: the batches of
+the second are transferred while the first runs, and more would deadlock fake devices and gain nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The layers in a module, and their names, which are numbered if two are the same."""
+"""The layers in a module, and their names, which are numbered if two are the same.
+
+Layers are numbered within a model: Keras numbers them within the process, and the second model of a run would have
+other paths, which rules would miss. Layers under names of the user are in an `nnx.Dict` that paths leave out, since a
+layer may be called `train`.
+"""
 
 from __future__ import annotations
 

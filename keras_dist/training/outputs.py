@@ -1,4 +1,9 @@
-"""The outputs of a model by name, matched with targets, weights, losses and metrics."""
+"""The outputs of a model by name, matched with targets, weights, losses and metrics.
+
+Outputs of `predict` stay where XLA computes them and are gathered by the host: asked for whole outputs, XLA gathers the
+last kernel instead. Outputs without rows are stacked over batches, also where there is one batch, so that their shape
+does not depend on the number of batches.
+"""
 
 from __future__ import annotations
 

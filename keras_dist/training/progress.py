@@ -1,4 +1,9 @@
-"""`Progress`: the position of a training, from which another process can resume; `Run`: a running training."""
+"""`Progress`: the position of a training, from which another process can resume; `Run`: a running training.
+
+The loop notes its `Progress` after each dispatch, and nobody else counts. Callbacks restore arrays in `on_train_begin`;
+the loop gives all callbacks their states after that and begins at the cursor, so that the order of callbacks does not
+matter.
+"""
 
 from __future__ import annotations
 

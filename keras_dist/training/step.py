@@ -1,4 +1,9 @@
-"""The train, test and predict steps as pure functions, and how their logs are accumulated."""
+"""The train, test and predict steps as pure functions, and how their logs are accumulated.
+
+A batch that the mesh does not divide is padded, placed evenly, and sliced back to its true length inside the step. That
+is exact for every module and loss, also for foreign BatchNorm, and costs one program for each length. Gradients take
+the layout of the parameter and then that of its slots: Shardy otherwise gathers Adam's arrays of replicated biases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Steps in the form of Keras on JAX: methods of a model on lists of arrays."""
+"""Steps in the form of Keras on JAX: methods of a model on lists of arrays.
+
+`(self, state, data)` is Keras's form of a train step, `(state, batch, rngs)` the pure one; the parameters tell which.
+Both are pure functions of arrays and run in the same programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Timing of steps, and the number of steps of an execution: cheap to dispatch, and soon done after Ctrl-C."""
+"""Timing of steps, and the number of steps of an execution: cheap to dispatch, and soon done after Ctrl-C.
+
+Devices count tokens and rows, and the host divides by the wall time of the epoch without compilation. A resumed epoch
+counts anew: the seconds of another process are not known.
+"""
 
 from __future__ import annotations
 

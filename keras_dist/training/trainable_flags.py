@@ -1,4 +1,8 @@
-"""`TrainableFlags`: the variables that are trained according to `trainable` of the layers."""
+"""`TrainableFlags`: the variables that are trained according to `trainable` of the layers.
+
+Setting `trainable` sets all layers inside, so the innermost layer around a weight whose `trainable` was set decides.
+Steps keep the flags of `compile`; reports and eager calls read them anew.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Batches whose rows the mesh does not divide: padding, and removal of the padding."""
+"""Batches whose rows the mesh does not divide: padding, and removal of the padding.
+
+Weights of 0 for padded rows would need losses by row and would change divisors. So the rows are padded around the call
+of the module alone and cut off its outputs, and losses and metrics of any kind stay exact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The context of a call of a model, shared by its layers: training, masks, added losses."""
+"""The context of a call of a model, shared by its layers: training, masks, added losses.
+
+Masks, added losses and the mode of a call are context variables: traced values take no attributes, and arguments would
+have to pass through the code of users. Between eager calls a mask is the `_keras_mask` of its array.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Collective operations of one process in order: two processes that differ in them deadlock."""
+"""Collective operations of one process in order: two processes that differ in them deadlock.
+
+Processes that do different things wait forever, one in a collective and the other for a message; a time-out would have
+to be longer than the longest step. Heartbeats carry the last acts that need all processes, and a difference ends the
+job with one line.
+"""
 
 from __future__ import annotations
 

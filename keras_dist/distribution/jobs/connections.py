@@ -1,4 +1,8 @@
-"""Connections between processes, which are made by the first collective."""
+"""Connections between processes, which are made by the first collective.
+
+Gloo waits without a limit for a peer whose connection another program has taken, so all processes run one small
+collective within the join time-out.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Processes with different learning rates or losses would train a mixture of both without an error. Different shapes of a
 weight would end all processes in a collective.
+
+Facts are exchanged under names that a user knows, long ones by digest: a digest of everything would show that something
+differs, but not what.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Each process writes a heartbeat into JAX's key-value store once a second, and reads the heartbeats of the others. Anyone
 who reaches the coordinator's port may write there: a forged heartbeat can end a job, but run no code.
+
+Gloo reports a closed connection without its process, says nothing of a stopped one, and JAX's own time-out aborts. So
+each process writes a heartbeat a second to JAX's key-value store and reads the others' in a thread. A process silent
+for `heartbeat_timeout_s`, or for 3 s after a failed collective, counts as failed; the others exit with one line.
 """
 
 from __future__ import annotations

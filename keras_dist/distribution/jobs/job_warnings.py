@@ -1,4 +1,8 @@
-"""Warnings of a job: the first process shows a warning that several processes give."""
+"""Warnings of a job: the first process shows a warning that several processes give.
+
+The first process warns at once, others of what it does not warn of within five seconds: only some warnings appear in
+all processes, and whoever warns cannot know.
+"""
 
 from __future__ import annotations
 

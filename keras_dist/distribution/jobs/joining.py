@@ -1,4 +1,9 @@
-"""`initialize`: join this process to its job, through JAX's distributed runtime."""
+"""`initialize`: join this process to its job, through JAX's distributed runtime.
+
+jaxlib aborts a process whose time-out passes, and all processes when the coordination service ends with the first one.
+So the client's time-outs raise, and the service is a child process of the first that forgives the exit of a client. A
+process first takes an abstract Unix socket of its index: the service would give its place to whoever connects last.
+"""
 
 from __future__ import annotations
 

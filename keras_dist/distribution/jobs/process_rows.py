@@ -1,4 +1,9 @@
-"""The rows of a global batch that each process of a job owns and loads."""
+"""The rows of a global batch that each process of a job owns and loads.
+
+Each process gathers the rows of the padded global batch that its devices hold, for `make_array_from_callback`:
+`make_array_from_process_local_data` does not notice wrong rows. Before a run one collective compares lengths and
+orders, since processes with different numbers of steps would wait for each other forever.
+"""
 
 from __future__ import annotations
 
