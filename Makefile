@@ -40,7 +40,7 @@ test-all: $(READY) ## run these, and those with processes, Keras itself, noteboo
 	$(PYTEST)
 
 coverage: $(READY) ## run all tests, and print which share of each room they run
-	$(PYTEST) --cov=keras_dist --cov-branch --cov-report=json:.cache/coverage.json
+	COVERAGE_FILE=.cache/coverage $(PYTEST) --cov=keras_dist --cov-branch --cov-report=json:.cache/coverage.json
 	$(BIN)/python -m tests.rooms_covered .cache/coverage.json
 
 soak: $(READY) ## try more often and larger: kills, deadlocks, memory, last bits (ROUNDS=5; 1 is quick)

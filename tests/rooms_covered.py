@@ -11,7 +11,8 @@ def shares(report: dict) -> dict[str, float]:
     counts: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for name, file in report["files"].items():
         totals = file["summary"]
-        ran, there = (totals[f"{kind}_lines"] + totals[f"{kind}_branches"] for kind in ("covered", "num"))
+        ran = totals["covered_lines"] + totals["covered_branches"]
+        there = totals["num_statements"] + totals["num_branches"]
         room = pathlib.PurePath(name).parts[1]
         for one in (room.removesuffix(".py"), "all"):
             counts[one] = [counts[one][0] + ran, counts[one][1] + there]
