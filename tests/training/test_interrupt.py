@@ -62,6 +62,11 @@ def test_fit_ends_after_the_step_in_which_it_was_pressed(model, hook, steps):
     assert np.isfinite(model.fit(X, Y, verbose=0).history["loss"][0])
 
 
+def test_pressed_after_the_last_step_it_is_not_swallowed(model):
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Press("on_train_end")])
+
+
 @pytest.mark.parametrize("use", ["evaluate", "predict"])
 def test_evaluation_and_prediction_end_too(model, use):
     hook = {"evaluate": "on_test_batch_end", "predict": "on_predict_batch_end"}[use]
@@ -114,6 +119,25 @@ def test_pressed_on_and_on_the_way_out_it_is_raised_at_the_end():
     assert left
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_where_python_swallows_it_it_is_raised_after_the_step(model):
+    class Swallowing:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second press was only noted")
+
+    def drop(batch, logs):
+        kept.clear()
+
+    before = int(model.state.step)
+    kept = [Swallowing()]
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[kd.callbacks.LambdaCallback(on_train_batch_begin=drop)])
+    assert not kept and int(model.state.step) == before + 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_training_that_goes_on_after_a_ctrl_c_hears_the_next_one(model):
     """Inside of an `except KeyboardInterrupt`, the exception that is handled is not one on its way out."""
     try:
@@ -138,6 +162,17 @@ def test_pressed_twice_in_a_callback_it_ends_it_and_the_step_is_whole(model, hoo
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, Y, batch_size=8, verbose=0, validation_data=(X, Y), callbacks=[callback])
     model.train_on_batch(X, Y)
+
+
+def test_an_evaluation_in_a_callback_ends_with_the_fit(model):
+    class Look(kd.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            signal.raise_signal(signal.SIGINT)
+            self.model.evaluate(X, Y, batch_size=8, verbose=0)
+            pytest.fail("the evaluation did not stop")
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, verbose=0, callbacks=[Look()])
 
 
 def test_pressed_between_dispatch_and_storing_the_step_counts(model, monkeypatch):
@@ -241,6 +276,14 @@ def test_who_returns_from_it_is_ended_by_the_signal(sigterm):
         signal.raise_signal(signal.SIGTERM)
         check()
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_an_evaluation_inside_leaves_as_the_training_around_it(sigterm):
+    left = []
+    with pytest.raises(SystemExit), interrupt_between_steps(leave_with(left)), interrupt_between_steps() as check:
+        signal.raise_signal(signal.SIGTERM)
+        check()
+    assert left == [signal.SIGTERM]
 
 
 def test_pressed_again_while_somebody_is_called_it_is_raised_at_once(sigterm):
