@@ -152,7 +152,7 @@ def test_a_folder_is_compared_with_its_manifest(changed, model, tmp_path):
     written(model, tmp_path / "m")
     file = tmp_path / "m" / changed
     file.write_text(file.read_text().replace("net", "nut") if changed == "config.json" else file.read_text() + " ")
-    with pytest.raises(ModelError, match="no model of Keras that can be read"):
+    with pytest.raises(ModelError, match="cannot be read as a model of Keras"):
         kd.models.load_model(tmp_path / "m")
 
 
