@@ -163,7 +163,7 @@ def test_a_layout_on_another_mesh_than_the_current_distribution_is_refused(strat
     assert "the layout of 'd/kernel' belongs to a different mesh" in told
     assert "mesh {model: 2}; the layout's mesh is {model: 2, batch: 4}" in told
     assert (
-        "give the axes without a mesh: (None, 'model'); or set no distribution: the model then uses the mesh of" in told
+        "give the axes without a mesh: (None, 'model'); or set no distribution: the model then uses" in told
     )
 
 
