@@ -162,9 +162,7 @@ def test_a_layout_on_another_mesh_than_the_current_distribution_is_refused(strat
     told = str(caught.value)
     assert "the layout of 'd/kernel' belongs to a different mesh" in told
     assert "mesh {model: 2}; the layout's mesh is {model: 2, batch: 4}" in told
-    assert (
-        "give the axes without a mesh: (None, 'model'); or set no distribution: the model then uses" in told
-    )
+    assert "give the axes without a mesh: (None, 'model'); or set no distribution: the model then uses" in told
 
 
 def test_meshes_of_one_shape_are_told_apart_by_their_devices():
