@@ -240,7 +240,7 @@ class LossFunctionWrapper(Loss):
         self._casts = dtype is not None
 
     def call(self, y_true: PyTree, y_pred: PyTree) -> jax.Array:
-        """Return what the callable returns."""
+        """Call the function."""
         structure: Any = jax.tree.structure(y_pred)
         if structure == jax.tree.structure(y_true):
             pairs = [align_ranks(*pair) for pair in zip(*map(jax.tree.leaves, (y_true, y_pred)), strict=True)]

@@ -144,7 +144,7 @@ def save_model(
         filepath: a folder, or a file that ends in `.keras` or `.h5`.
         overwrite: whether what is there is replaced.
         zipped: False for a folder with the files that a `.keras` file has in it.
-        **options: further ones of `Model.save`.
+        **options: further arguments of `Model.save`.
 
     Raises:
         ModelError: `zipped` does not match the path, or an option is unknown.
@@ -163,10 +163,10 @@ def save_weights(
 
     Args:
         model: the model.
-        filepath: of a file or a folder, whose ending tells the format.
+        filepath: path of a file or a folder; its suffix determines the format.
         overwrite: whether what is there is replaced.
         max_shard_size: in GB; more weights go to several files.
-        **options: further ones of `Model.save_weights`.
+        **options: further arguments of `Model.save_weights`.
 
     Source: `keras.saving.save_weights`.
     """
@@ -180,9 +180,9 @@ def load_weights(
 
     Args:
         model: the model.
-        filepath: of a file or a folder.
+        filepath: path of a file or a folder.
         skip_mismatch: whether what does not fit is left out.
-        **options: further ones of `Model.load_weights`.
+        **options: further arguments of `Model.load_weights`.
 
     Source: `keras.saving.load_weights`.
     """
