@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from keras_dist import planner as planner
     from keras_dist import preprocessing as preprocessing
     from keras_dist import presets as presets
+    from keras_dist import pretrained as pretrained
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
@@ -125,6 +126,7 @@ _PACKAGES = [
     "planner",
     "preprocessing",
     "presets",
+    "pretrained",
     "random",
     "regularizers",
     "saving",
