@@ -32,7 +32,7 @@ from keras_dist.training.accumulators import (
     Count,
     Latest,
     Observation,
-    UpdatesTotal,
+    OpenMean,
     accumulator_of,
     add,
     flat_logs,
@@ -126,6 +126,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
+                context.shards_of = self._shards_of()
                 y_pred, has_rows = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
@@ -156,6 +157,14 @@ class Forward:
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
+
+    def _shards_of(self) -> Callable[[str, int], int] | None:
+        """Return the function from the path of a weight and a dim to the number of its shards where it is used."""
+        plan = self.plan
+        if plan is None:
+            return None
+        layouts = {row.path: row.compute_axes for row in plan.rows}
+        return lambda path, dim: plan.mesh.axis_size(layouts[path][dim]) if path in layouts else 1
 
     def scattered(self, grads: PyTree) -> PyTree:
         """Constrain gradients to the layouts of the slots that they update (traced)."""
@@ -312,7 +321,7 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
     check_state("train_step", before, after)
     logs = flat_logs("train_step", logs)
     for name, value in logs.items():
-        if not isinstance(value, Observation | UpdatesTotal | Latest | Count) and not _is_scalar(value):
+        if not isinstance(value, Observation | OpenMean | Latest | Count) and not _is_scalar(value):
             summary = f"train_step logs {name!r}, which is not a scalar"
             given = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value)
             raise ModelError(summary, given=given, fix=f"for example jnp.mean({name})")

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint  # noqa: F401  # once, in the process that is forked
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import callbacks, layers
@@ -45,6 +46,23 @@ class Batches(kd.utils.PyDataset):
 def forever():
     while True:
         yield from (Batches()[index] for index in range(5))
+
+
+LENGTHS = np.random.default_rng(2).integers(1, 40, 50)
+SEQUENCES = [np.random.default_rng(length).integers(0, 50, length) for length in LENGTHS]
+
+
+class Tokens(nnx.Module):
+    """Logits of tokens from tokens, positions and segments."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.tables = nnx.List([nnx.Embed(size, 8, rngs=rngs) for size in (50, 16, 17)])
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
+        self.head = nnx.Linear(8, 50, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        parts = zip(self.tables, (x["tokens"], x["positions"], x["segments"]), strict=True)
+        return self.head(self.drop(sum(table(part) for table, part in parts)))
 
 
 def network() -> kd.Model:
@@ -91,6 +109,20 @@ CASES: dict[str, dict[str, Any]] = {
         "data": ((X, Y, BATCH_SIZE), {"sample_weight": WEIGHTS, "validation_data": (X[:13], Y[:13])}),
         "callbacks": watchers,
         "save_freq": 2,
+    },
+    "packed rows": {
+        "layout": "fully data=8",
+        "factory": Tokens,
+        "data": ((kd.data.pack(kd.data.mix({"a": SEQUENCES[:20], "b": SEQUENCES[20:]}, (2, 3)), 16), None, 5), {}),
+        "save_freq": 1,
+        "life": (6, 14),
+    },
+    "packed stream": {
+        "layout": "fully data=8",
+        "factory": Tokens,
+        "data": ((kd.data.pack(lambda: iter(SEQUENCES), 16, batch_size=5),), {}),
+        "save_freq": 1,
+        "life": (6, 14),
     },
     "epochs": {
         "layout": "fully data=8",

@@ -14,6 +14,7 @@ from keras_dist import activations, initializers
 from keras_dist._support.arguments import argument_error, check_size
 from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.core.projection import project
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
@@ -62,7 +63,7 @@ class Dense(LoraLayer):
 
     def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
         """Return the output (..., units) for inputs (batch, ..., features)."""
-        outputs = jnp.matmul(inputs, self._adapted_value())
+        outputs = project(inputs, self.kernel, kernel=self._adapted_value())
         if self.use_bias:
             outputs = outputs + self.bias[...]
         return outputs if self.activation is None else self.activation(outputs)
