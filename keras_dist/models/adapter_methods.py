@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
+from keras_dist.models.adapter_saving import load, save
 from keras_dist.models.adapters import enable, merge
 from keras_dist.models.saving_methods import SavingMethods
+from keras_dist.storage.weight_names import NameMap
 
 
 class AdapterMethods(SavingMethods):
@@ -31,7 +34,7 @@ class AdapterMethods(SavingMethods):
                 a `kernel` or `embedding`.
             alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default `rank`.
             dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available in
-                models of `from_nnx`.
+                models of `from_nnx` and for stacks.
 
         Raises:
             ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
@@ -61,3 +64,68 @@ class AdapterMethods(SavingMethods):
             ModelError: the model has no adapters, or is being trained.
         """
         merge(self)
+
+    def save_adapter(
+        self,
+        filepath: str | os.PathLike[str],
+        overwrite: bool = True,
+        *,
+        name_map: NameMap | None = None,
+        base_model_name_or_path: str | None = None,
+        task_type: str | None = None,
+    ) -> None:
+        r"""Save the factors of LoRA alone in a folder, in the format of `peft`.
+
+        The files are `adapter_config.json` and `adapter_model.safetensors`. Modules have their names in the base
+        model's files, where the model has these names or `name_map` gives them. Otherwise they have our paths with
+        dots, and numbers for the layers of a stack. In a job all processes must call; the first writes.
+
+        Args:
+            filepath: a folder, which is created in a folder that exists.
+            overwrite: whether existing files are replaced.
+            name_map: names of weights in the base's files, as in `load_weights`, such as
+                `{r"layers/(\d+)/query/kernel": r"model.layers.\1.self_attn.q_proj.weight"}`. A list for a stack.
+            base_model_name_or_path: where peft finds the base.
+            task_type: of peft, such as `"CAUSAL_LM"`.
+
+        Raises:
+            ModelError: the model has no adapters of `Model.enable_lora`, files exist and are not to be replaced, or the
+                format cannot hold the adapters, for example of a part of a module.
+            OSError: a file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> import keras_dist as kd
+            >>> model = kd.Sequential([kd.Input((8,)), kd.layers.Dense(16, name="up")])
+            >>> model.enable_lora(rank=2, layers="up")
+            >>> folder = pathlib.Path(tempfile.mkdtemp()) / "adapter"
+            >>> model.save_adapter(folder)
+            >>> sorted(path.name for path in folder.iterdir())
+            ['adapter_config.json', 'adapter_model.safetensors']
+
+        Source: `peft.PeftModel.save_pretrained`.
+        """
+        save(self, filepath, overwrite, name_map, base_model_name_or_path=base_model_name_or_path, task_type=task_type)
+
+    def load_adapter(
+        self, filepath: str | os.PathLike[str], *, name_map: NameMap | None = None, dropout: float | None = None
+    ) -> None:
+        """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
+
+        Args:
+            filepath: the folder.
+            name_map: names of weights in the base's files; see `save_adapter`.
+            dropout: instead of the fraction in the files, if the model has no adapters.
+
+        Raises:
+            ModelError: the files cannot be read, have unsupported options such as DoRA, or do not fit the model; all
+                problems are listed, and the model stays as it is.
+            FileNotFoundError: a file does not exist.
+
+        Source: `peft.PeftModel.from_pretrained`.
+        """
+        load(self, filepath, name_map, dropout)
+
+    def _names_in_base(self) -> NameMap | None:
+        """Return the names of weights in files of the base; None for our own."""
+        return None

@@ -17,9 +17,11 @@ from flax import nnx
 from keras_dist._support import tree_paths
 from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
 from keras_dist.errors import ModelError, nearest
+from keras_dist.layers import EinsumDense, Embedding
 from keras_dist.layers.lora import Factors, LoraLayer
 from keras_dist.models.adoption import change_weights
 from keras_dist.models.runtime import Adapters
+from keras_dist.storage.adapter_files import Kind
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
 from keras_dist.training.built_model import BuiltModel
@@ -50,7 +52,8 @@ class Candidate:
         reason: why it cannot be adapted; empty if it can.
         layer: the layer; None in a foreign module.
         parts: names and indices that lead to the parameter in a foreign module.
-        dims: dims of inputs and of outputs of the parameter.
+        dims: dims of inputs and of outputs of the weight; a stack has more dims before.
+        kind: of the module in files.
     """
 
     names: tuple[str, ...]
@@ -59,6 +62,7 @@ class Candidate:
     layer: LoraLayer | None = None
     parts: tree_paths.Parts = ()
     dims: OfDims = ((), ())
+    kind: Kind = "linear"
 
 
 def candidates_in(session: BuiltModel) -> list[Candidate]:
@@ -70,7 +74,10 @@ def _layers(session: BuiltModel) -> Iterator[Candidate]:
     for path, layer in layers_below(session.model):
         if isinstance(layer, LoraLayer):
             weight = f"{path}/{layer.lora_names[0]}".lstrip("/")
-            yield Candidate((path, weight), weight, _reason(layer), layer)
+            dims = layer.dims_of_inputs_and_outputs()
+            kind = "embedding" if isinstance(layer, Embedding) else "convolution" if len(dims[0]) > 1 else "linear"
+            kind = "linear" if isinstance(layer, EinsumDense) else kind
+            yield Candidate((path, weight), weight, _reason(layer), layer, dims=dims, kind=kind)
         elif path:
             yield Candidate((path,), reason=f"{type(layer).__name__} has no weight that LoRA adapts")
 
@@ -97,7 +104,9 @@ def _parameters(session: BuiltModel) -> Iterator[Candidate]:
         dims = _dims_of(owner, name, len(spec.shape))
         reason = "" if dims else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
         reason = reason if place.variable is not None else "it is part of a structure"
-        yield Candidate(names, spec.path, reason, None, parts, dims or ((), ()))
+        kinds: dict[str, Kind] = {"Embed": "embedding", "Conv": "convolution"}
+        kind = kinds.get(type(owner).__name__, "linear")
+        yield Candidate(names, spec.path, reason, None, parts, dims or ((), ()), kind)
 
 
 def _dims_of(owner: Any, name: str, ndim: int) -> OfDims | None:
@@ -152,8 +161,8 @@ def enable(model: AdapterMethods, rank: int, layers: str | Iterable[str], alpha:
     _check_free(model, session)
     candidates = chosen(session, layers)
     factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
+    _check_dropout(dropout, session, candidates)
     if session.cell.graph.is_foreign:
-        _check_no_dropout(dropout)
         change = functools.partial(add_factors, session.model, {one.parts: one.dims for one in candidates}, factors)
         change_weights(session, {"": session.model}, change, is_factor)
         frozen: tuple[Variable, ...] = ()
@@ -212,11 +221,20 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
 
 
-def _check_no_dropout(dropout: float) -> None:
-    if dropout:
-        given = f"dropout={dropout} for a model of from_nnx, whose modules get their inputs without us"
-        fix = "dropout=0; or nnx.Dropout in the module; or a model of layers, such as kd.layers.Dense"
-        raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
+def _check_dropout(dropout: float, session: BuiltModel, candidates: Iterable[Candidate]) -> None:
+    """Check that the layers get their inputs from us, and one at a time: a loop over a stack keeps no random state."""
+    ndims = {
+        one.names[0]: (len(session.cell.row(one.weight).shape), 1 + max(*one.dims[0], *one.dims[1]))
+        for one in candidates
+    }
+    stacks = [name for name, (ndim, own) in ndims.items() if ndim > own]
+    if dropout and (stacks or session.cell.graph.is_foreign):
+        given = f"dropout={dropout} for stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}"
+        fix = "dropout=0, or a model whose layers are not stacked"
+        if session.cell.graph.is_foreign:
+            given = f"dropout={dropout} for a model of from_nnx, whose modules get their inputs from each other"
+            fix = "dropout=0; or nnx.Dropout in the module; or a model of layers, such as kd.layers.Dense"
+        raise ModelError("enable_lora: `dropout` is not available here", given=given, fix=fix)
 
 
 def merge(model: AdapterMethods) -> None:
