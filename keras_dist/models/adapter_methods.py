@@ -24,8 +24,8 @@ class AdapterMethods(SavingMethods):
         several dims of inputs or outputs has them in A or B. A stack of kernels has a stack of factors. B is zero at
         first. The optimizer has slots for the factors alone; that of a compiled model is reset.
 
-        In models of `from_nnx` each call adds the update to the kernels. The factors are below `lora`. `model.module`
-        has the kernels without the update before `merge_lora`.
+        In models of `from_nnx` each call adds the update to the kernels: the backward pass computes gradients of
+        whole kernels. The factors are below `lora`. Before `merge_lora`, `model.module` computes without the update.
 
         Args:
             rank: the rank of the updates.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
 from keras_dist.layers.lora import factor_dims
-from keras_dist.models.adapters import Candidate, candidates_in, enable
+from keras_dist.models.adapters import candidates_in, enable
 from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import (
     AdapterFiles,
@@ -62,11 +62,7 @@ def load(
 ) -> None:
     """Set the adapters of a model to those in files; see `Model.load_adapter`."""
     session, adapters = model._with_weights(), model._runtime.adapters
-    folder, forms, job = (
-        adapter_folder("load_adapter", filepath),
-        _forms(model, session, name_map),
-        Rendezvous("a load"),
-    )
+    folder, forms = adapter_folder("load_adapter", filepath), _forms(model, session, name_map)
     read: list[tuple[AdapterFiles, list[Form], dict[str, Any]]] = []
 
     def look() -> None:
@@ -77,7 +73,7 @@ def load(
         names = [name for form in chosen for name in form.expected(files.rank)]
         read.append((files, chosen, files.reader.read_checked(names)))
 
-    job.each(look)
+    Rendezvous("a load of an adapter").each(look)
     ((files, chosen, arrays),) = read
     if adapters is None:
         layers = [re.escape(form.path) for form in chosen]
@@ -94,14 +90,10 @@ def _chosen(files: AdapterFiles, forms: Iterable[Form], adapters: Adapters | Non
         modules = files.modules()
         known = {module for form in forms for module in form.modules}
         problems = [f"unknown module {module}" for module in modules if module not in known]
+        problems += [] if modules else ["no factors"]
         return [form for form in forms if not modules.keys().isdisjoint(form.modules)], problems
-    problems = []
-    for name, here, there in (
-        ("rank", adapters.rank, files.rank),
-        ("alpha / rank", adapters.alpha / adapters.rank, files.alpha / files.rank),
-    ):
-        if here != there:
-            problems.append(f"{name} is {there}, in the model {here}")
+    here, there = ({"rank": one.rank, "alpha / rank": one.alpha / one.rank} for one in (adapters, files))
+    problems = [f"{name} is {there[name]}, in the model {here[name]}" for name in here if here[name] != there[name]]
     return [form for form in forms if form.path in adapters.weights], problems
 
 
@@ -114,15 +106,13 @@ def _forms(model: AdapterMethods, session: BuiltModel, name_map: NameMap | None)
         shape, names = session.cell.row(path).shape, origins[path].names
         dims = factor_dims(len(shape), *one.dims)
         count = shape[0] if 0 in dims[0] and 0 in dims[1] else None
-        modules = _default(one, count) if names == (path,) else [name.rpartition(".")[0] for name in names]
+        if names == (path,):  # our own path with dots, and the numbers in a stack
+            whole = one.names[0].replace("/", ".")
+            modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
+        else:
+            modules = [name.rpartition(".")[0] for name in names]
         found[path] = Form(path, tuple(modules), one.kind, shape, dims)
     return found
-
-
-def _default(one: Candidate, count: int | None) -> list[str]:
-    """Return our own path with dots, and the numbers in a stack."""
-    whole = one.names[0].replace("/", ".")
-    return [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
 
 
 def _problems(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
@@ -134,8 +124,8 @@ def _problems(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
 
 
 def _targets(chosen: Sequence[Form], forms: Iterable[Form]) -> list[str]:
-    """Return `target_modules`: last names, if all modules with these names are adapted; else whole names."""
+    """Return `target_modules`: last names, if these are no numbers and all modules with them are adapted; else all."""
     adapted = {module for form in chosen for module in form.modules}
     left = {module.rpartition(".")[2] for form in forms for module in form.modules if module not in adapted}
     names = dict.fromkeys(module.rpartition(".")[2] for module in adapted)
-    return sorted(adapted if left & names.keys() else names)
+    return sorted(adapted if left & names.keys() or any(map(str.isdigit, names)) else names)

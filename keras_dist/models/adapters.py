@@ -96,35 +96,35 @@ def _parameters(session: BuiltModel) -> Iterator[Candidate]:
     graph = session.cell.graph
     modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
     for spec, parts, place in zip(graph.specs, graph.parts, places_of(session.model, graph.parts), strict=True):
-        if spec.role != "parameter":
+        if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])
         whole = tree_paths.join(parts[:-1]) if name in ("kernel", "embedding") else ""
         names = tuple(filter(None, (whole, *spec.names)))
-        dims = _dims_of(owner, name, len(spec.shape))
-        reason = "" if dims else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
+        kind, *dims = _form_of(owner, name, len(spec.shape))
+        reason = "" if dims[0] else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
         reason = reason if place.variable is not None else "it is part of a structure"
-        kinds: dict[str, Kind] = {"Embed": "embedding", "Conv": "convolution"}
-        kind = kinds.get(type(owner).__name__, "linear")
-        yield Candidate(names, spec.path, reason, None, parts, dims or ((), ()), kind)
+        yield Candidate(names, spec.path, reason, None, parts, (dims[0], dims[1]), kind)
 
 
-def _dims_of(owner: Any, name: str, ndim: int) -> OfDims | None:
-    """Return the dims of inputs and outputs of a parameter of a module; None if unknown."""
+def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, Sequence[int], Sequence[int]]:
+    """Return kind, dims of inputs and dims of outputs of a parameter of a module; no dims if unknown."""
     if name == "kernel" and isinstance(owner, nnx.Einsum):
         inputs, _, rest = owner.einsum_str.replace(".", "").replace(" ", "").partition(",")
         letters, _, outputs = rest.partition("->")
         inside, outside = ([dim for dim, one in enumerate(letters) if one in term] for term in (inputs, outputs))
-        return inside, outside
+        return "linear", inside, outside
     if name == "kernel" and isinstance(owner, nnx.LinearGeneral):
         count = len(owner.in_features)
-        return range(count), range(count, count + len(owner.out_features))
+        return "linear", range(count), range(count, count + len(owner.out_features))
     if name == "kernel" and isinstance(owner, nnx.Conv):
         count = len(owner.kernel_size) + 1
-        return range(count), (count,)
-    is_matrix = name in ("kernel", "embedding") and isinstance(owner, nnx.Linear | nnx.Embed)
-    is_known = ndim == 2 and name not in ("bias", "scale")
-    return ((0,), (1,)) if is_known or (is_matrix and ndim > 2) else None
+        return "convolution", range(count), (count,)
+    if name == "embedding" and isinstance(owner, nnx.Embed):
+        return "embedding", (0,), (1,)
+    is_linear = name == "kernel" and isinstance(owner, nnx.Linear)
+    is_matrix = ndim == 2 and name not in ("bias", "scale")
+    return ("linear", (0,), (1,)) if is_linear or is_matrix else ("linear", (), ())
 
 
 def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
@@ -152,14 +152,14 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
     return list(found.values())
 
 
-def enable(model: AdapterMethods, rank: int, layers: str | Iterable[str], alpha: float | None, dropout: float) -> None:
+def enable(model: AdapterMethods, rank: int, rules: str | Iterable[str], alpha: float | None, dropout: float) -> None:
     """Adapt the weights that patterns choose, and freeze all others; see `Model.enable_lora`."""
     rank = check_size("rank", rank)
     alpha = check_optional(check_number, "alpha", alpha, above=0)
     dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
     session = model._with_weights()
     _check_free(model, session)
-    candidates = chosen(session, layers)
+    candidates = chosen(session, rules)
     factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
     _check_dropout(dropout, session, candidates)
     if session.cell.graph.is_foreign:
@@ -168,7 +168,9 @@ def enable(model: AdapterMethods, rank: int, layers: str | Iterable[str], alpha:
         frozen: tuple[Variable, ...] = ()
     else:
         frozen = _freezable(session, candidates)
-        change_weights(session, _modules(session, candidates), lambda: _adapt(candidates, factors, frozen))
+        layers = {one.names[0]: one.layer for one in candidates if one.layer is not None}
+        change = functools.partial(_adapt, layers.values(), factors, frozen)
+        change_weights(session, {"": session.model, **layers}, change)
     weights = tuple(one.weight for one in candidates)
     model._runtime.adapters = Adapters(rank, factors.alpha, dropout, weights, frozen)
 
@@ -181,30 +183,24 @@ def written(adapters: Adapters | None) -> dict[str, Any] | None:
     return {"rank": adapters.rank, "alpha": adapters.alpha, "dropout": adapters.dropout, "layers": layers}
 
 
-def _modules(session: BuiltModel, candidates: Iterable[Candidate]) -> dict[str, nnx.Module]:
-    layers = {one.names[0]: one.layer for one in candidates if one.layer is not None}
-    return {"": session.model, **layers}
-
-
-def _adapt(candidates: Iterable[Candidate], factors: Factors, frozen: Iterable[Variable]) -> None:
+def _adapt(layers: Iterable[LoraLayer], factors: Factors, frozen: Iterable[Variable]) -> None:
     for variable in frozen:
         variable.freeze()
-    for one in candidates:
-        if one.layer is not None:
-            one.layer.adapt(factors)
+    for layer in layers:
+        layer.adapt(factors)
 
 
 def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
     """Return the trained weights but the adapted ones; raise for weights of a flax module, which have other owners."""
     adapted = {one.weight for one in candidates}
-    rows = [row for row in session.cell.plan.rows if session.is_trainable(row.path)]
-    foreign = [row.path for row in rows if not isinstance(session.cell.held(row.path), Variable)]
+    paths = [row.path for row in session.cell.plan.rows if session.is_trainable(row.path)]
+    held = {path: session.cell.held(path) for path in paths if path not in adapted}
+    foreign = [path for path, variable in held.items() if not isinstance(variable, Variable)]
     if foreign:
         given = f"trainable weights of flax modules: {', '.join(map(repr, foreign[:_LISTED]))}"
         fix = "set `trainable` of these layers to False first"
         raise ModelError("enable_lora cannot freeze weights of flax modules in layers", given=given, fix=fix)
-    held = {row.path: session.cell.held(row.path) for row in rows}
-    return tuple(variable for path, variable in held.items() if path not in adapted)
+    return tuple(held.values())
 
 
 def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
@@ -223,18 +219,16 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
 
 def _check_dropout(dropout: float, session: BuiltModel, candidates: Iterable[Candidate]) -> None:
     """Check that the layers get their inputs from us, and one at a time: a loop over a stack keeps no random state."""
-    ndims = {
-        one.names[0]: (len(session.cell.row(one.weight).shape), 1 + max(*one.dims[0], *one.dims[1]))
-        for one in candidates
+    sizes = {
+        one.names[0]: len(session.cell.row(one.weight).shape) - max(*one.dims[0], *one.dims[1]) for one in candidates
     }
-    stacks = [name for name, (ndim, own) in ndims.items() if ndim > own]
+    stacks = [name for name, size in sizes.items() if size > 1]
+    given, fix = f"stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}", "a model whose layers are not stacked"
+    if session.cell.graph.is_foreign:
+        given, fix = "a flax.nnx module, which calls its modules itself", "nnx.Dropout in it; or a model of layers"
     if dropout and (stacks or session.cell.graph.is_foreign):
-        given = f"dropout={dropout} for stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}"
-        fix = "dropout=0, or a model whose layers are not stacked"
-        if session.cell.graph.is_foreign:
-            given = f"dropout={dropout} for a model of from_nnx, whose modules get their inputs from each other"
-            fix = "dropout=0; or nnx.Dropout in the module; or a model of layers, such as kd.layers.Dense"
-        raise ModelError("enable_lora: `dropout` is not available here", given=given, fix=fix)
+        summary = "enable_lora: `dropout` is not available here"
+        raise ModelError(summary, given=f"dropout={dropout} for {given}", fix=f"dropout=0; or {fix}")
 
 
 def merge(model: AdapterMethods) -> None:
@@ -257,5 +251,6 @@ def merge(model: AdapterMethods) -> None:
 
     change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
     source = model._runtime.source
-    change_weights(session, {"": session.model, **layers}, change, None if source is None else source.trainable)
+    trainable = None if source is None else source.trainable
+    change_weights(session, {"": session.model, **layers}, change, trainable)
     model._runtime.adapters = None

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import FileMissingError, ModelError
+from tests import processes
 from tests.models.test_adapters import TOLERANCE, X, adapted, made, sharded, stacked, with_updates
 from tests.models.test_adapters_of_modules import X as ROWS
 from tests.models.test_adapters_of_modules import adapted as adapted_module
@@ -168,7 +169,7 @@ def test_adapters_of_a_module_are_saved_and_loaded(tmp_path):
         weight.assign(np.sin(np.arange(weight.size)).reshape(weight.shape))
     model.save_adapter(tmp_path / "a")
     config, arrays = files(tmp_path / "a")
-    assert config["target_modules"] == ["0", "1", "matrix", "output", "query"]
+    assert config["target_modules"] == ["blocks.0", "blocks.1", "heads.0", "matrix", "output", "query"]
     assert arrays[f"{BASE}blocks.1.lora_A.weight"].shape == (2, 8)
     config["lora_dropout"] = 0.05
     (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config))
@@ -256,3 +257,47 @@ def test_damaged_files_are_errors(folder, tmp_path):
         made().load_adapter(path)
     with pytest.raises(ModelError, match="has no adapters"):
         made().save_adapter(tmp_path / "b")
+
+
+JOB = """
+import os
+import pathlib
+import keras_dist as kd
+from keras_dist.distribution import sharded_init
+
+if "SOAK" not in os.environ:
+    sharded_init._CPU_OPTIONS["xla_backend_optimization_level"] = 0
+folder = pathlib.Path(sys.argv[4])
+draws = np.random.default_rng(0)
+X, Y = draws.normal(size=(8, 4)).astype("f4"), draws.normal(size=(8, 8)).astype("f4")
+
+
+def adapted():
+    kd.random.set_random_seed(1)
+    rules = kd.LayoutMap(kd.DeviceMesh((1, 4), ("data", "model")))
+    rules["up/kernel"], rules["down/kernel"] = (None, "model"), ("model", None)
+    with kd.ModelParallel(rules, "data").scope():
+        layers = [kd.layers.Dense(8, "relu", name="up"), kd.layers.Dense(8, name="down")]
+        model = kd.Sequential([kd.Input((4,)), *layers])
+        model.enable_lora(2, "up|down", dropout=0.5)
+    return model
+
+
+model = adapted()
+model.compile("adam", "mse")
+model.fit(X, Y, epochs=3, verbose=0)
+assert not model.get_layer("up").lora_kernel_b.value.is_fully_addressable
+model.save_adapter(folder / "a")
+other = adapted()
+other.load_adapter(folder / "a")
+np.testing.assert_equal(other.get_weights(), model.get_weights())
+expected = model.predict(X, verbose=0)
+model.merge_lora()
+np.testing.assert_allclose(model.predict(X, verbose=0), expected, atol=1e-5)
+model.fit(X, Y, verbose=0)
+"""
+
+
+@pytest.mark.multiprocess
+def test_processes_save_load_and_merge_together(tmp_path):
+    processes.run(JOB, tmp_path)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import layers
@@ -245,6 +246,22 @@ def test_one_error_lists_what_patterns_miss_and_what_cannot_be_adapted():
             model.enable_lora(**{"rank": 2, "layers": "query", **bad})
     with pytest.raises(ModelError, match="not a regular expression"):
         model.enable_lora(2, "(")
+
+
+def test_weights_that_cannot_be_frozen_or_adapted_here_are_errors():
+    def with_module():
+        return kd.Sequential([kd.Input((8,)), nnx.Linear(8, 8, rngs=nnx.Rngs(0)), layers.Dense(3, name="head")])
+
+    model = made(make=with_module)
+    with pytest.raises(ModelError, match="cannot freeze weights of flax modules in layers"):
+        model.enable_lora(2, "head")
+    model.layers[0].trainable = False
+    model.enable_lora(2, "head")
+    assert {weight.path for weight in model.trainable_weights} == {"head/lora_kernel_a", "head/lora_kernel_b"}
+    model = made()
+    model._runtime.keras_model = object()
+    with pytest.raises(ModelError, match="Keras's layers have their own adapters"):
+        model.enable_lora(2, "head")
 
 
 def test_all_layers_are_adapted_or_none():
