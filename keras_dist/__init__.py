@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from keras_dist import errors as errors
     from keras_dist import export as export
     from keras_dist import initializers as initializers
+    from keras_dist import interop as interop
     from keras_dist import layers as layers
     from keras_dist import losses as losses
     from keras_dist import metrics as metrics
@@ -113,6 +114,7 @@ _PACKAGES = [
     "errors",
     "export",
     "initializers",
+    "interop",
     "layers",
     "losses",
     "metrics",
