@@ -16,6 +16,7 @@ from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.errors import ModelError
 from keras_dist.mixed_precision import under_policy
+from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described
 from keras_dist.models.describing import written_compile
 from keras_dist.models.placing import in_place_of
@@ -44,18 +45,18 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         with model.at_rest():
             arrays = [host_copy(array) for array in session.cell.arrays]
         state = (session.seed, session.fits, dict(zip(names_of(session), arrays, strict=True)))
-    return _unpickled, (custom_objects, *documents, state)
+    return _unpickled, (custom_objects, *documents, state, written(model._runtime.adapters))
 
 
 def copied(model: SavingMethods) -> Any:
     """Return a copy of the model, with copied arrays, on the same distribution."""
     make, arguments = reduced(model)
-    made_under = model._runtime.made_under if arguments[-1] is None else model._with_weights().distribution
+    made_under = model._runtime.made_under if arguments[4] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):
         return make(*arguments)
 
 
-def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any) -> Any:
+def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, state: Any, lora: Any = None) -> Any:
     with under_policy(policy):
         model = deserialize_keras_object(config, custom_objects)
         if compiled:
@@ -63,6 +64,8 @@ def _unpickled(custom_objects: Any, config: Any, compiled: Any, policy: Any, sta
     if state is not None:
         seed, fits, values = state
         session = model._with_weights()
+        if lora:
+            model.enable_lora(**lora)
         session.use_seed(seed)
         session.fits = fits
         cell = session.cell

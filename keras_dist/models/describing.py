@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist.distribution import lint
 from keras_dist.errors import CheckpointWarning, ConfigError
+from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.saving import serialize_keras_object
 from keras_dist.saving.serialization import is_lambda
 from keras_dist.storage.keras_files import Description
-from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY
 
 if TYPE_CHECKING:
     from keras_dist.models.saving_methods import SavingMethods
@@ -31,7 +32,8 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    return documents
+    lora = written(model._runtime.adapters)
+    return documents if lora is None else {**documents, LORA: lora}
 
 
 def _written_model(model: SavingMethods) -> dict[str, Any]:

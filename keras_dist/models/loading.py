@@ -26,7 +26,7 @@ from keras_dist.storage.keras_configs import from_keras
 from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY, check_shapes, noted_of, restore
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, noted_of, restore
 from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
 from keras_dist.storage.weights_files import files_of_others
 from keras_dist.training.built_model import BuiltModel
@@ -126,6 +126,10 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
             with _reading(stored, CONFIG):
                 model = _of_config(config)
                 model._with_weights()
+        if stored.has(LORA):
+            lora = stored.document(LORA)
+            with _reading(stored, LORA):
+                model.enable_lora(**lora)
         is_compiled = compile and bool(compiled)
         if is_compiled:
             with _reading(stored, COMPILE):

@@ -15,6 +15,18 @@ from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
+from keras_dist.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapters:
+    """Arguments of `Model.enable_lora`, paths of the adapted weights, and the other weights that it has frozen."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    weights: tuple[str, ...]
+    frozen: tuple[Variable, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,4 +46,5 @@ class ModelRuntime(LayerRuntime):
     keras_model: KerasModel | None = None  # of a `from_keras` model
     losses_given: list[Any] | None = None  # value of `losses` while a loss is computed from values of variables
     stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there is a session
+    adapters: Adapters | None = None  # of `enable_lora`
     session_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed

@@ -11,6 +11,7 @@ from typing import Any, Self, SupportsIndex
 from keras_dist._support.arguments import check_flag
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.errors import ModelError
 from keras_dist.models.build_configs import build_as, written_build
 from keras_dist.models.config import (
     check_described,
@@ -343,7 +344,8 @@ class SavingMethods(Trainer):
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.
             CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights do not exist yet, the path has another suffix, or an argument is unknown.
+            ModelError: the weights do not exist yet, the path has another suffix, an argument is unknown, or a file of
+                Keras would have to hold adapters of `enable_lora`.
             OSError: it cannot be written.
 
         Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
@@ -361,6 +363,9 @@ class SavingMethods(Trainer):
         Source: `keras.Model.save`.
         """
         form, path = format_of_model(filepath, zipped, save_format, unknown)
+        if form != "folder" and self._runtime.adapters is not None:
+            fix = "merge_lora() first; or save to a folder; or save_adapter, which saves the adapters alone"
+            raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
         if form == "folder":
             session = self._with_weights()
             save_folder(session, documents_of(self), path, overwrite)

@@ -7,6 +7,7 @@ the layout of the parameter and then that of its slots: Shardy otherwise gathers
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,6 +39,7 @@ from keras_dist.training.accumulators import (
     flat_logs,
 )
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
+from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
@@ -216,11 +218,12 @@ class Forward:
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """Return the outputs for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
-        if self.precision is None:
-            return self._run(module, at, x, training)
-        inputs = cast_floats(x, self.precision.compute_dtype)
-        outputs = compute_under(self.precision, module, lambda: self._run(module, at, inputs, training))
-        return cast_floats(outputs, self.precision.variable_dtype)
+        with adapted(module, self.plan) if self.graph.is_foreign else contextlib.nullcontext():
+            if self.precision is None:
+                return self._run(module, at, x, training)
+            inputs = cast_floats(x, self.precision.compute_dtype)
+            outputs = compute_under(self.precision, module, lambda: self._run(module, at, inputs, training))
+            return cast_floats(outputs, self.precision.variable_dtype)
 
     def _run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         if self.call is not None:

@@ -39,6 +39,7 @@ class Embedding(LoraLayer):
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}
     _adapted = "embeddings"
+    _drops_inputs = False  # they are integers
 
     def __init__(
         self,
