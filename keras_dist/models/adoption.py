@@ -7,7 +7,6 @@ by the layers themselves would be whole on one device.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.names import keras_paths
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import split_module
@@ -118,7 +118,7 @@ class ModelMembership:
             raise ModelError(f"cannot change the weights of layer {prefix!r} now", given=given, fix=fix)
         seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
         runtime: Any = layer._runtime
-        with _undone_on_error(layer):
+        with undone_on_error(layer):
             runtime.membership = None  # a layer of a model may not change its attributes
             try:
                 with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
@@ -132,23 +132,6 @@ class ModelMembership:
             graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
             plan = session.distribution.plan_variables(graph.specs, graph.treedef)
         session.extend(graph, plan)
-
-
-@contextlib.contextmanager
-def _undone_on_error(layer: Layer) -> Iterator[None]:
-    """Restore the attributes and weights of a layer if an error is raised inside."""
-    attributes = dict(vars(layer))
-    kinds = [(value, type(value), dict(value.get_metadata())) for value in layer.weights if isinstance(value, Lendable)]
-    try:
-        yield
-    except BaseException:
-        vars(layer).clear()
-        vars(layer).update(attributes)
-        for variable, kind, metadata in kinds:
-            object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
-        raise
 
 
 def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:

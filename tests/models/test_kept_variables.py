@@ -428,6 +428,19 @@ def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
     assert kernel == kd.TensorLayout((None, "model"), mesh)
 
 
+def test_factors_of_lora_that_cannot_be_made_leave_a_layer_of_no_model_as_it_was():
+    layer = layers.Dense(4, name="d1")
+    layer.build((None, 3))
+    weights = layer.trainable_weights
+    with pytest.raises(ZeroDivisionError):
+        layer.enable_lora(2, b_initializer=lambda shape, dtype=None: 1 / 0)
+    assert layer.lora_rank is None and layer.trainable_weights == weights and not hasattr(layer, "lora_kernel_a")
+    assert layer.get_config().get("lora_rank") is None
+    layer.enable_lora(2)
+    model = kd.Sequential([kd.Input((3,)), layer])
+    assert [weight.path for weight in model.trainable_weights] == ["d1/bias", "d1/lora_kernel_a", "d1/lora_kernel_b"]
+
+
 @pytest.mark.filterwarnings("ignore:.*had no effect")
 def test_factors_of_lora_that_no_layout_fits_leave_the_layer_as_it_was():
     rules = kd.LayoutMap(kd.DeviceMesh((2, 4), ("data", "model")))
