@@ -162,6 +162,25 @@ def test_a_factorys_module_is_the_models() -> None:
     np.testing.assert_array_equal(seen[1], module.d1.kernel[...])
 
 
+def test_layers_that_a_factory_makes_are_the_models() -> None:
+    model = kd.Model.from_nnx(lambda rngs: layers_of_factory(), seed=0)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    module = model.module
+    assert module is model.module
+    optimizer = nnx.Optimizer(module, optax.sgd(1.0), wrt=nnx.Param)
+    optimizer.update(module, nnx.grad(lambda module: (module(X) ** 2).mean())(module))
+    kernel = np.array(module.get_layer("d1").kernel[...])
+    np.testing.assert_array_equal(model.module.get_layer("d1").kernel[...], kernel)
+    np.testing.assert_allclose(model.predict(X, verbose=0), module(X), atol=1e-6)
+    model.fit(X, Y, verbose=0)
+    assert np.any(module.get_layer("d1").kernel[...] != kernel)
+    np.testing.assert_allclose(model.predict(X, verbose=0), module(X), atol=1e-6)
+
+
+def layers_of_factory() -> kd.Sequential:
+    return kd.Sequential([kd.Input((8,)), layers.Dense(16, name="d1"), layers.Dense(3, "softmax", name="d2")])
+
+
 def test_models_with_a_layer_in_common_have_one_set_of_arrays(model) -> None:
     shared = model.get_layer("d1")
     with model.distribution.scope():
