@@ -157,8 +157,8 @@ class Model(DistributionMethods):
         Args:
             factory_or_module: a function of `flax.nnx.Rngs` that makes the module; its arrays are created sharded,
                 never whole on one device. Its only required argument is called `rngs`, or is positional. Or an
-                existing module, which is copied and never changed. `model.module` is the module that is trained: pass it
-                to functions of NNX and to other models, not the model, which does not contain it.
+                existing module, which is copied and never changed. `model.module` is the module that is trained: pass
+                it, not the model, to functions of NNX and to other models.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: filter of the trained variables: an NNX filter, or a regular expression for whole paths of
