@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from keras_dist import initializers
 from keras_dist._support.arguments import check_number, check_optional, check_size
 from keras_dist.errors import ModelError
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.layer import Layer
 from keras_dist.layers.regularization.regularization import Dropout
 from keras_dist.layers.weight_arguments import Identifier
@@ -128,7 +129,8 @@ class LoraLayer(Layer):
         given = (initializers.get(a_initializer), initializers.get(b_initializer))
         factors = Factors(rank, rank if alpha is None else alpha, *given)
         if self._runtime.membership is None:
-            self.adapt(factors)
+            with undone_on_error(self):
+                self.adapt(factors)
         else:
             self._runtime.membership.add_weights(self, lambda: self.adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too

@@ -22,6 +22,7 @@ from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.names import keras_paths
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import Trainable, split_module
@@ -134,7 +135,7 @@ def change_weights(
     seed = np.uint32((session.seed + zlib.crc32(name.encode())) % 2**32)  # distinct for each layer
     with contextlib.ExitStack() as undo:
         for module in modules.values():
-            undo.enter_context(_undone_on_error(module))
+            undo.enter_context(undone_on_error(module))
         created = call_context.entered(False, anew=True)
         with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
             change()
@@ -159,24 +160,6 @@ def _outside_of_models(modules: Iterable[nnx.Module]) -> Iterator[None]:
     finally:
         for runtime, membership in zip(runtimes, memberships, strict=True):
             runtime.membership = membership
-
-
-@contextlib.contextmanager
-def _undone_on_error(module: Any) -> Iterator[None]:
-    """Restore the attributes of a module, and the weights of a layer, if an error is raised inside."""
-    attributes = dict(vars(module))
-    weights = module.weights if isinstance(module, Layer) else []
-    kinds = [(value, type(value), dict(value.get_metadata())) for value in weights if isinstance(value, Lendable)]
-    try:
-        yield
-    except BaseException:
-        vars(module).clear()
-        vars(module).update(attributes)
-        for variable, kind, metadata in kinds:
-            object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
-        raise
 
 
 def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:

@@ -209,8 +209,8 @@ class BuiltModule:
         return module
 
     def shown_module(self) -> Any:
-        """Return the foreign module with its current values; for layers a copy."""
-        if not self.cell.graph.is_foreign:
+        """Return the module of `from_nnx` with its current values; for a model of layers a copy."""
+        if self.trainability is not None:
             return self.module()
         self.cell.is_shown = True
         self.cell.show()
