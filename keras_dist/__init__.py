@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from keras_dist.planner import AutoParallel as AutoParallel
     from keras_dist.planner import LogicalRules as LogicalRules
     from keras_dist.planner import plan as plan
+    from keras_dist.pretrained import generate as generate
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.regularizers import Regularizer as Regularizer
     from keras_dist.training import check_equivalence as check_equivalence
@@ -153,6 +154,7 @@ _NAMES_IN = {
     "models": "Model Sequential",
     "optimizers": "Optimizer",
     "planner": "AutoParallel LogicalRules plan",
+    "pretrained": "generate",
     "random": "set_random_seed",
     "regularizers": "Regularizer",
     "training": "check_equivalence",

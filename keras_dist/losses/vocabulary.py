@@ -43,6 +43,11 @@ class Projection:
         """The shape of the logits."""
         return (*self.inputs.shape[:-1], self.kernel.shape[self.vocabulary_dim])
 
+    def logits(self, inputs: jax.Array) -> jax.Array:
+        """Return the logits of other inputs (..., features)."""
+        logits = jnp.matmul(inputs, self.kernel if self.vocabulary_dim else self.kernel.T)
+        return logits if self.soft_cap is None else self.soft_cap * jnp.tanh(logits / self.soft_cap)
+
     @property
     def shard_size(self) -> int:
         """Size of the vocabulary on one device."""

@@ -18,11 +18,13 @@ from keras_dist.pretrained.decoder import Decoder
 from keras_dist.pretrained.encoder import Encoder
 from keras_dist.pretrained.family import Family, register_family
 from keras_dist.pretrained.folder import describe, load, save
+from keras_dist.pretrained.generation import CachedModel, generate
 from keras_dist.pretrained.rules import rules
 
 __all__ = [
     "AttentionConfig",
     "Cache",
+    "CachedModel",
     "Decoder",
     "DecoderConfig",
     "Encoder",
@@ -33,6 +35,7 @@ __all__ = [
     "Rotary",
     "describe",
     "families",
+    "generate",
     "load",
     "register_family",
     "rules",

@@ -101,6 +101,11 @@ class Decoder(Model):
         logits = self._logits(self._members["norm"](hidden))
         return logits if cache is None else (logits, cache)
 
+    @property
+    def max_positions(self) -> int | None:
+        """Number of learned positions; None if positions are not learned."""
+        return self.config.max_length if self.config.learned_positions else None
+
     def empty_cache(self, batch_size: int, slots: int) -> Cache:
         """Return a cache without tokens.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -113,6 +114,31 @@ class BuiltModule:
         self._note_losses(losses)
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
+
+    def run_compiled(
+        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+    ) -> PyTree:
+        """Return `run(module, *operands)` of the module in evaluation mode; it must not change the module.
+
+        The program is compiled once for each key and for shapes of operands; `donated` operands are consumed.
+        """
+
+        def program(trainable: PyTree, rest: PyTree, *operands: PyTree) -> PyTree:
+            def call(trainable: PyTree, rest: PyTree) -> PyTree:
+                module = self.forward.module(trainable, rest)
+                if not isinstance(module, Layer):
+                    module.eval()
+                with call_context.entered(False, anew=True):
+                    return run(module, *operands)
+
+            trace = functools.partial(self.forward.gathering, call, trainable, rest, operands)
+            return traced_in(self.distribution, None, trace, (trainable, rest, operands))
+
+        if key not in self._programs:
+            self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated])
+        with self.cell.lock:
+            state = self.cell.state
+            return self._programs[key](state.trainable, state.rest, *operands)
 
     def _call_in_scope(
         self, scope: StatelessScope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
