@@ -218,7 +218,7 @@ class NetworkConfig:
 
     def get_config(self) -> dict[str, Any]:
         """Return the options as plain values."""
-        return dataclasses.asdict(self)
+        return _written(dataclasses.asdict(self))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -317,6 +317,13 @@ _GROUPS = {
     "rotary": Rotary,
     "sliding_rotary": Rotary,
 }
+
+
+def _written(value: Any) -> Any:
+    """Return a value with lists for tuples, as in JSON."""
+    if isinstance(value, Mapping):
+        return {name: _written(each) for name, each in value.items()}
+    return list(map(_written, value)) if isinstance(value, tuple | list) else value
 
 
 def _made(cls: Any, config: Mapping[str, Any]) -> Any:

@@ -65,6 +65,8 @@ def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool
         found["norm/(scale|gamma|beta)"] = (None,)
         if not config.tied_head:
             found["head/kernel"] = (None, tokens)
+        if config.learned_positions:
+            found["position_embedding/embeddings"] = (None, None)
     elif config.vocab_size is not None:
         found["embedding/tokens/embeddings"] = (tokens, None)
     return found
@@ -100,6 +102,8 @@ def _of_layer(config: NetworkConfig, heads: Axis, kv: Axis, units: Axis) -> dict
         "feed_forward/down/kernel": (units, None),
         "(attention|feed_forward)(_post)?_norm/(scale|gamma|beta)": (None,),
     }
+    if attention.qk_norm == "head":
+        found |= {"attention/(query|key)_norm/scale": (None,)}
     if attention.use_bias:
         found |= {"attention/query/bias": (heads, None), "attention/(key|value)/bias": (kv, None)}
     if attention.qk_norm == "all":
