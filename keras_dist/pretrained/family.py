@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
-from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary, network_config
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary
 
 _HARMLESS = """
 _name_or_path architectures attention_dropout attention_probs_dropout_prob auto_map bos_token_id cache_implementation
@@ -104,7 +104,7 @@ class Family:
         try:
             fields |= self.options(document)
             if not problems:
-                found = network_config({"family": self.model_type, "extra": extra, **fields}, self.kind)
+                found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
             problems.append(error.given)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -159,12 +159,6 @@ def register_family(model_type: str) -> Callable[[Kind], Kind]:
 
     Args:
         model_type: the entry of `config.json`.
-
-    Example:
-        >>> from keras_dist.pretrained import families, register_family
-        >>> @register_family("my_llama")
-        ... class MyLlama(families.Llama):
-        ...     '''Llama under another name.'''
     """
 
     def register(family: Kind) -> Kind:
