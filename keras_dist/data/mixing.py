@@ -33,8 +33,8 @@ def mix(
 ) -> MixedExamples | MixedStream:
     """Mix the examples of several sources in exact proportion.
 
-    Any `sum(weights)` successive draws from a multiple of that number on have `weights[i]` examples of source i, spread
-    evenly. Weights count examples: to fix the proportion of tokens, mix datasets that `pack` returned.
+    For whole weights without a common divisor, each block of `sum(weights)` draws has `weights[i]` examples of source
+    i, spread evenly. Weights count examples: to fix the proportion of tokens, mix datasets that `pack` returned.
 
     Args:
         sources: sources by name. Each is a list, an array or another object with `__len__` and `__getitem__`; an

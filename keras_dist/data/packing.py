@@ -52,7 +52,8 @@ def pack(
 
     Args:
         source: sequences, or dicts with them, as a list, an array or another object with `__len__` and `__getitem__`,
-            for example the result of `mix`; an iterable; or a function that returns an iterable for each epoch.
+            for example the result of `mix`; an iterable; or a function that returns an iterable for each epoch. Sources
+            with a length are read once to count tokens, and a sequence again with each of its rows.
         length: number of tokens in a row.
         pad_id: token of the padding.
         overlong: "split" cuts sequences longer than `length` into several segments; "drop" leaves them out; "error"

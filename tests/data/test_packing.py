@@ -77,14 +77,10 @@ def test_every_piece_is_one_segment_of_one_row(lengths, length, counted):
     assert len(rows) * length < 2 * sum(lengths) + length  # no two rows would fit into one
 
 
-def test_the_source_keeps_its_order_where_nothing_fits_into_earlier_rows():
-    given = sequences([6, 7, 3, 8, 1])
-    assert [x["tokens"].tolist() for x, *_ in rows_of(pack(given, 8))] == [
-        [*given[0].tolist(), 0, 0],
-        [*given[1].tolist(), *given[4].tolist()],
-        [*given[2].tolist(), 0, 0, 0, 0, 0],
-        given[3].tolist(),
-    ]
+def test_a_piece_is_in_the_latest_of_the_fullest_rows():
+    rows = pack(sequences([6, 7, 3, 6, 8, 1, 2]), 8)
+    found = [np.unique(np.searchsorted([6, 13, 16, 22, 30, 31], y[y > 0])).tolist() for _, y, _ in rows]
+    assert found == [[0], [1, 5], [2], [3, 6], [4]]
 
 
 @pytest.mark.parametrize(("counted", "least"), [(True, 0.96), (False, 0.89)])
@@ -177,6 +173,12 @@ class TestReading:
 def assert_equal(found, expected):
     assert len(found) == len(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_mixture_of_rows_has_its_proportion_of_tokens():
+    mixed = mix({"a": pack([[1] * 4] * 9, 8), "b": pack([[2] * 8] * 9, 8)}, (1, 2), seed=None)
+    (batch,) = source_of(mixed).batches(len(mixed), 1)
+    assert batch.arrays[1][:, 0].tolist() == [2, 1, 2] * 4 + [2, 1]
 
 
 STREAMS = {

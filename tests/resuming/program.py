@@ -27,6 +27,7 @@ from keras_dist.checkpoint.snapshot import Snapshot
 from keras_dist.errors import CheckpointWarning
 from tests import layouts
 from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, Noisy, blobs
+from tests.pretrained import python_source
 
 X, Y = blobs(45)
 WEIGHTS = np.linspace(0.5, 1.5, 45).astype(np.float32)
@@ -77,6 +78,10 @@ def network() -> kd.Model:
     )
 
 
+def with_accuracy() -> dict[str, Any]:
+    return {"optimizer": kd.optimizers.Adam(0.01), "loss": LOSS, "metrics": ["accuracy"]}
+
+
 def watchers() -> list[Any]:
     """Callbacks with a memory."""
     return [
@@ -110,12 +115,14 @@ CASES: dict[str, dict[str, Any]] = {
         "callbacks": watchers,
         "save_freq": 2,
     },
-    "packed rows": {
-        "layout": "fully data=8",
-        "factory": Tokens,
-        "data": ((kd.data.pack(kd.data.mix({"a": SEQUENCES[:20], "b": SEQUENCES[20:]}, (2, 3)), 16), None, 5), {}),
+    "fine-tuning": {
+        "layout": "data=2,model=4",
+        "rules": python_source.RULES,
+        "model": python_source.decoder,
+        "compile": lambda: {"optimizer": kd.optimizers.Adam(0.01, gradient_accumulation_steps=2), "loss": "causal_lm"},
+        "data": ((python_source.packed, None, 8), {"steps_per_epoch": 7}),
         "save_freq": 1,
-        "life": (6, 14),
+        "life": (6, 11),  # in an epoch, and between two updates
     },
     "packed stream": {
         "layout": "fully data=8",
@@ -171,10 +178,10 @@ def life(name: str, folder: str, kill: int | None) -> dict[str, Any]:
     """Train, from where the life before was killed, and tell what came of it."""
     case = CASES[name]
     begun = bool(list(pathlib.Path(folder).glob("step_*")))
-    with layouts.on(case["layout"]).scope():
+    with layouts.on(case["layout"], case.get("rules", layouts.RULES)).scope():
         kd.set_random_seed(8 if begun else 7)  # a life that goes on with another is not told its seed
-        model = kd.Model.from_nnx(case["factory"]) if "factory" in case else network()
-    model.compile(kd.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+        model = kd.Model.from_nnx(case["factory"]) if "factory" in case else case.get("model", network)()
+    model.compile(**case.get("compile", with_accuracy)())
     watching = case.get("callbacks", list)()
     save_freq = case["save_freq"]
     if kill is None and not begun and save_freq != "epoch":
