@@ -34,7 +34,7 @@ class AdapterMethods(SavingMethods):
                 a `kernel` or `embedding`.
             alpha: scaling factor; the updates are multiplied by `alpha / rank`. By default `rank`.
             dropout: fraction of the inputs of the factors to drop in training; not for embeddings, and not available in
-                models of `from_nnx` and for stacks.
+                models of `from_nnx`.
 
         Raises:
             ModelError: an argument cannot be used; a pattern matches nothing, or layers that cannot be adapted, all of
