@@ -12,6 +12,7 @@ from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.saving import serialize_keras_object
 from keras_dist.saving.serialization import is_lambda
+from keras_dist.saving.shared_objects import one_config_written
 from keras_dist.storage.keras_files import Description
 from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY
 
@@ -38,7 +39,8 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
 
 def _written_model(model: SavingMethods) -> dict[str, Any]:
     """Return the config of a model; warn of lambdas, whose code no file holds."""
-    written = serialize_keras_object(model)
+    with one_config_written():
+        written = serialize_keras_object(model)
     lambdas = dict(_lambdas_in(written))
     if lambdas:
         functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())

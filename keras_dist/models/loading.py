@@ -20,6 +20,7 @@ from keras_dist.models.initialization import weights_checked
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
+from keras_dist.saving.shared_objects import one_config_read
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
@@ -102,7 +103,8 @@ def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
 
 
 def _of_config(config: Any) -> Model:
-    model = deserialize_keras_object(config, {"Functional": Model})
+    with one_config_read():
+        model = deserialize_keras_object(config, {"Functional": Model})
     if not isinstance(model, Model):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
@@ -209,7 +211,8 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         fix = "to read a file: model_from_json(pathlib.Path(name).read_text())"
         raise ConfigError("model_from_json: `json_string` must be JSON", given=shorten(json_string), fix=fix) from error
     objects = {"Functional": Model, **(custom_objects or {})}
-    model = deserialize_keras_object(from_keras(config), objects)
+    with one_config_read():
+        model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
         fix = "for other objects: saving.deserialize_keras_object(json.loads(...))"
         raise ConfigError("model_from_json: `json_string` must describe a model", given=shorten(json_string), fix=fix)

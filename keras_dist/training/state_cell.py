@@ -56,6 +56,17 @@ class StateCell(BorrowedArrays):
         """Return the index of a variable in `arrays`."""
         return self._places[self.index(path)]
 
+    @property
+    def places(self) -> Sequence[int]:
+        """The indices of all variables in `arrays`."""
+        return self._places
+
+    @property
+    def assignable(self) -> frozenset[int]:
+        """The indices in `arrays` of variables of layers that `call` may assign: untrained ones."""
+        rows = self.state_plan.rows
+        return frozenset(index for index, _ in self._ours if rows[index].role in ("statistic", "counter"))
+
     def path_of(self, variable: Any) -> str | None:
         """Return the path of a variable in this model; None if the model does not contain it."""
         index = self._index_of.get(id(variable))

@@ -357,17 +357,23 @@ Logs = dict[str, Any]
 
 
 class PureStep:
-    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`."""
+    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`.
 
-    changed: Sequence[int] = ()  # indices of further arrays that a test step changes
+    `accumulators` finds `changed`: which of the `assignable` arrays a test step changes, by index in the state.
+    """
+
+    changed: Sequence[int] = ()
     may_read_values = False
 
-    def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:
-        self._step, self._trains = step, trains
+    def __init__(self, step: Callable[..., Any], *, trains: bool, assignable: Collection[int] = ()) -> None:
+        self._step, self._trains, self._assignable = step, trains, assignable
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """Return the accumulators in the order of the logs (traced); JAX would sort the names."""
-        _, found = self._run(state, batch, Draw.begun(0, 0))
+        after, found = self._run(state, batch, Draw.begun(0, 0))
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        changed = {index for index, (old, new) in enumerate(pairs) if new is not old}
+        self.changed = sorted(changed.intersection(self._assignable))
         return {name: accumulator_of(name, value) for name, value in found.items()}
 
     def advance(

@@ -42,7 +42,7 @@ class StepRunner:
     def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
         self._options = self._choices.options
-        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
+        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, self._choices, cell)
         self._logged_steps: dict[Mode, LoggedStep] = {}
@@ -411,7 +411,8 @@ def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mo
     """Return the steps of `compile` by mode; a predict step only if the user wrote it."""
     found: dict[Mode, Any] = {}
     if choices.objective is not None:
-        found["test"] = PureStep(steps.make_test_step(forward, choices.objective), trains=False)
+        measured = steps.make_test_step(forward, choices.objective)
+        found["test"] = PureStep(measured, trains=False, assignable=cell.assignable)
     if choices.train_step is not None:
         own = steps.own_train_step(forward, choices.train_step, choices.optimizers)
         found["train"] = PureStep(own, trains=True)
