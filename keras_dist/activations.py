@@ -205,7 +205,6 @@ _ACTIVATIONS = ObjectRegistry(
     accepted="a function of one array",
     example='"relu", or with arguments: lambda x: activations.threshold(x, 0.5, 0.0)',
     convert=callable_with_one_array,
-    wrong="cannot be called as activation(x)",
     functions=True,
 )
 

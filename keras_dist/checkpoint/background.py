@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures.thread  # noqa: F401  # so that its exit hook is registered before ours, which runs first
 import pathlib
 import threading
-import warnings
 from collections.abc import Callable
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.snapshot import Snapshot
 from keras_dist.distribution.jobs import heartbeat
 from keras_dist.errors import CheckpointError, CheckpointWarning
@@ -22,7 +22,7 @@ def _wait_at_the_end() -> None:
         try:
             writer.check()
         except CheckpointError as error:
-            warnings.warn(f"the last save failed: {error}", CheckpointWarning, stacklevel=2)
+            warn(f"the last save failed: {error}", CheckpointWarning)
 
 
 # `atexit` is too late: the thread pools of orbax are closed then

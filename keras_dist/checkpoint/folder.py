@@ -12,9 +12,9 @@ import os
 import pathlib
 import shutil
 import time
-import warnings
 from typing import Any, cast
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint.manifest import NAME, damage_of, listed_in, write_manifest
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, CheckpointWarning, cause, shorten
@@ -215,7 +215,7 @@ def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
 def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
     os.rename(path, place)
     what = "the previous state is used again" if ".replaced-" in path.name else "it was complete, and is used"
-    warnings.warn(f"{path}: a save was killed; {what}", CheckpointWarning, 4)
+    warn(f"{path}: a save was killed; {what}", CheckpointWarning)
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
@@ -232,7 +232,7 @@ def present(place: pathlib.Path) -> pathlib.Path:
     # nothing is moved, since a reader may lack the permission to write; the draft is newer than what it replaces
     for path in sorted(resolved.parent.iterdir()):
         if place_of(path) == resolved and not _is_locked(path) and not damage_of(path):
-            warnings.warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning, stacklevel=4)
+            warn(f"{place} is not there: a save was killed; {path} is used", CheckpointWarning)
             return path
     return place
 

@@ -13,11 +13,11 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import warnings
 from types import NoneType
 from typing import Protocol, Self, runtime_checkable
 
 from keras_dist._support.arguments import check_flag, check_int, check_kind, check_path
+from keras_dist._support.located_warnings import warn
 from keras_dist.checkpoint import manifest
 from keras_dist.checkpoint.background import BackgroundSave, not_written
 from keras_dist.checkpoint.base import FINGERPRINTS, SHARED_BYTES, Bases, fingerprints
@@ -298,7 +298,7 @@ class CheckpointManager:
                 problems = "; ".join(error.problems) or error.given
                 tried.append(f"{self._path(step).name}: {problems}")
                 text = f"{self._path(step)} is skipped, for an older one if there is any: {problems}"
-                warnings.warn(text, CheckpointWarning, stacklevel=3)
+                warn(text, CheckpointWarning)
         if tried:
             summary = f"no checkpoint in {str(self.directory)!r} can be restored"
             fix = "to start again, choose another directory or move these away; nothing was deleted"
@@ -386,7 +386,7 @@ class CheckpointManager:
         for path in (*map(self._path, self.steps), *bases_in(self.directory)):
             if not (path / manifest.NAME).is_file():
                 discard(path)
-                warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, stacklevel=2)
+                warn(f"{path}: left by a process that was killed; removed", CheckpointWarning)
 
     def _make_room(self, step: int) -> None:
         """Raise if there are states of later steps; rename a damaged state of this step."""
@@ -409,7 +409,7 @@ class CheckpointManager:
                 aside = aside.with_name(f"{aside.name}_")
             with writing_to(path):
                 path.rename(aside)
-            warnings.warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning, stacklevel=4)
+            warn(f"{path} is damaged, and is kept as {aside.name}", CheckpointWarning)
         self._damaged.discard(step)
 
     def _prune(self) -> None:

@@ -279,14 +279,15 @@ class Stored:
             except (ValueError, RecursionError) as error:
                 raise self.unreadable(name, cause(error)) from error
 
-    def unreadable(self, name: str, given: str) -> CheckpointError:
+    def unreadable(self, name: str, given: str, fix: str = "") -> CheckpointError:
         """Return the error for an invalid document.
 
         Args:
             name: name of the document.
             given: its mistake.
+            fix: by default, to restore another checkpoint.
         """
-        fix = "restore another checkpoint, or write it again; it may be from another version, or forged"
+        fix = fix or "restore another checkpoint, or write it again; another version may have written it"
         return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
@@ -367,7 +368,8 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 def _problems_of(folder: pathlib.Path) -> list[str]:
     if folder.is_dir():
         return damage_of(folder)
-    return [f"{folder} is not a folder" + (", but is being written" if is_being_written(folder) else "")]
+    what = "is not a folder" if folder.exists() else "does not exist"
+    return [f"{folder} {what}" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:

@@ -6,18 +6,17 @@ import collections
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.data.batch import Batch, stacked
 from keras_dist.data.cursor import Cursor
 from keras_dist.data.source import RowSource
 from keras_dist.data.streams import KeptSource, StreamSource, shown_skipping
 from keras_dist.distribution.jobs.process_rows import HostSlice
-from keras_dist.distribution.lint import frames_inside
 from keras_dist.errors import DataError
 
 Epochs = Iterator[tuple[int, Iterator[Batch]]]
@@ -272,7 +271,7 @@ def _warn_of_end(steps: int | None, left: int, given: str, fix: str) -> None:
 
 def _warn(ends: str, given: str, expected: str, fix: str) -> None:
     text = f"Your input ran out of data: {ends}\n  given:    {given}\n  expected: {expected}\n  fix:      {fix}"
-    warnings.warn(text, stacklevel=frames_inside())
+    warn(text)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,18 +7,12 @@ failure of distributed training.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import os
 import re
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-import jax
-from flax import nnx
-
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.safe_patterns import pattern
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
@@ -174,11 +168,7 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         text = "\n".join(f"{problem.summary}: {problem.fix}" for problem in without_effect[:LIMIT_EXPLAINED])
         more = len(without_effect) - LIMIT_EXPLAINED
         text += f"\n... and {more} more, in `problems` of the plan" if more > 0 else ""
-        warnings.warn(
-            f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
-            LayoutWarning,
-            stacklevel=frames_inside(),
-        )
+        warn(f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}", LayoutWarning)
 
 
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str], is_explained: bool) -> Problem:
@@ -224,14 +214,3 @@ def _widened(rule: str, path: str) -> str:
         return f", or {widened!r}" if pattern(widened).fullmatch(path) else ""
     except re.error:
         return ""
-
-
-def frames_inside() -> int:
-    """Return the number of frames from the caller to the user's code, for `stacklevel` of a warning."""
-    # Flax's metaclass calls constructors of modules, and JAX calls steps to trace them
-    libraries = map(os.path.dirname, (nnx.__file__, jax.__file__, concurrent.futures.__file__))
-    inside = (os.path.dirname(os.path.dirname(__file__)), *libraries)
-    frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        frame, level = frame.f_back, level + 1
-    return level

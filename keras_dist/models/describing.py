@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import CheckpointWarning, ConfigError
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.saving import serialize_keras_object
@@ -41,12 +40,11 @@ def _written_model(model: SavingMethods) -> dict[str, Any]:
     if lambdas:
         functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
         way = f"to load it, load_model needs custom_objects={{{functions}}}"
-        warnings.warn(
+        warn(
             f"the model is saved without the code of {', '.join(lambdas)}: "
             f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
             "@saving.register_keras_serializable()",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
     return written
 
@@ -72,9 +70,8 @@ def written_compile(model: SavingMethods) -> dict[str, Any]:
     try:
         return model.get_compile_config()
     except ConfigError as error:
-        warnings.warn(
+        warn(
             f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
         return {}

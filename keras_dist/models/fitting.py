@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import jax
 
 from keras_dist import random
 from keras_dist._support.arguments import check_int, check_number, check_option, is_int
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, CallbackList, History
 from keras_dist.config.settings import limited, max_epochs, max_steps_per_epoch
@@ -20,7 +20,6 @@ from keras_dist.data.batch import BatchKeys
 from keras_dist.data.batching import Batching, Streaming, Validation
 from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size, weights_of_classes
 from keras_dist.data.streams import StreamSource
-from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
 from keras_dist.training.loop import Mode
 from keras_dist.training.step import ModuleCall
@@ -43,7 +42,7 @@ def batching(
             fix = f"leave out {size_argument}, or let the source make larger or smaller batches"
             error = DataError(f"`{size_argument}` cannot be given beside batches", given=given, fix=fix)
             # Keras ignores it; its guides pass it with a PyDataset and a DataLoader of torch
-            warnings.warn(f"{error}; it is ignored", stacklevel=lint.frames_inside())
+            warn(f"{error}; it is ignored")
         return Streaming(source, limited(steps_argument, steps, max_steps_per_epoch()), steps_argument)
     default = 32 if steps is None else -(-source.length // steps)
     batch_size = check_batch_size(batch_size, size_argument, default)
@@ -86,8 +85,7 @@ def training_sources(
     validation_data: Any,
 ) -> tuple[Source, Source | None]:
     """Return the examples for training and for validation."""
-    wrong = "is not a part of the examples"
-    check_number("validation_split", validation_split, 0, below=1, wrong=wrong, example=0.2, error=DataError)
+    check_number("validation_split", validation_split, 0, below=1, example=0.2, error=DataError)
     examples, validation = source(model, *arrays), None
     if validation_data is not None:
         inputs = None if model._graph is None else len(jax.tree.leaves(model._graph.inputs))
@@ -207,11 +205,11 @@ def keras_result(values: dict[str, float], return_dict: bool) -> Any:
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
     """Return a number of steps."""
-    return check_int(argument, value, 1, wrong="is not a number of steps", alternative=alternative, example=10)
+    return check_int(argument, value, 1, alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
     """Return the numbers of the epochs from `initial_epoch` to `epochs`."""
-    first = check_int("initial_epoch", initial_epoch, 0, wrong="is not a number of epochs")
-    last = check_int("epochs", epochs, 0, wrong="is not a number of epochs", example=3)
+    first = check_int("initial_epoch", initial_epoch, 0)
+    last = check_int("epochs", epochs, 0, example=3)
     return range(first, limited("epochs", last, max_epochs()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import PyTree
-from keras_dist.distribution import lint
 from keras_dist.errors import ModelError, did_you_mean, shorten, with_type
 from keras_dist.layers import InputLayer, Layer
 from keras_dist.layers.host_layer import as_rows
@@ -200,10 +199,9 @@ class Graph:
         if structure not in self._warned_of:
             self._warned_of.add(structure)
             given = f"a dict with {[*inputs]}" if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}"
-            warnings.warn(
+            warn(
                 "The structure of `inputs` doesn't match the expected structure: "
-                f"given {given}, expected a dict with {[*self.inputs]}; pass such a dict",
-                stacklevel=lint.frames_inside(),
+                f"given {given}, expected a dict with {[*self.inputs]}; pass such a dict"
             )
 
     def _matched(self, wanted: PyTree, given: PyTree, place: str) -> Iterator[tuple[int, Any]]:

@@ -23,7 +23,7 @@ from keras_dist.saving.buckets import in_bucket
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
-from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
+from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
 from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY, check_shapes, noted_of, restore
@@ -221,8 +221,9 @@ def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
 
 
 def _reading(stored: Stored, document: str) -> contextlib.AbstractContextManager[None]:
-    """Make what a constructor or `compile` says of odd values in a document the error of that document."""
-    return config_read(f"in {document}.json in {str(stored.folder)!r}", functools.partial(stored.unreadable, document))
+    """Enter a context in which errors of constructors and `compile` over values in a document name the document."""
+    unreadable = functools.partial(stored.unreadable, document, fix=OF_CONFIG)
+    return config_read(f"in {document}.json in {str(stored.folder)!r}", unreadable)
 
 
 def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from keras_dist._support.arguments import check_int
+from keras_dist._support.arguments import check_int, names_unknown_keywords
 from keras_dist._support.array_operators import values_in
 from keras_dist._support.text_tables import render
 from keras_dist._support.types import DTypeLike, PyTree
@@ -288,6 +288,7 @@ class Model(DistributionMethods):
 
     compute_output_shape.is_default = True  # type: ignore[attr-defined]
 
+    @names_unknown_keywords
     def summary(
         self,
         line_length: int | None = None,
@@ -319,8 +320,7 @@ class Model(DistributionMethods):
         """
         del positions
         if line_length is not None:
-            wrong = "is not the width of a table"
-            check_int("line_length", line_length, 40, wrong=wrong, alternative="None", example=120)
+            check_int("line_length", line_length, 40, alternative="None", example=120)
         table = summary_table(self, expand_nested, show_trainable, layer_range)
         if print_fn is not None:
             print_fn(render(table, line_length=line_length))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.data.batching import Batching
-from keras_dist.distribution import devices, lint
+from keras_dist.distribution import devices
 from keras_dist.distribution.data_parallel import DataParallel
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement, facts_of_plan
 from keras_dist.distribution.layout import TensorLayout
@@ -48,12 +48,11 @@ def tell_of_one_device() -> None:
     """Warn, once in a process, that no distribution is set, and that models use one device of several."""
     names = devices.list_devices()
     if len(names) > 1:
-        warnings.warn(
+        warn(
             f"no distribution is set: one device, {names[0]}, is used of {len(names)}. To use all of them call "
             "keras_dist.set_distribution(keras_dist.DataParallel()) before the model is made; "
             f'DataParallel(devices=["{names[0]}"]) is the same as now, without this warning',
             LayoutWarning,
-            stacklevel=lint.frames_inside(),
         )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
-from keras_dist._support.arguments import check_flag
+from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.models.build_configs import build_as, written_build
@@ -26,6 +26,7 @@ from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.regular_files import explaining_missing
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_files import save_keras
 from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
@@ -68,6 +69,7 @@ class SavingMethods(Trainer):
         """
         set_state_tree_of(self, state_tree)
 
+    @names_unknown_keywords
     def save_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -136,6 +138,7 @@ class SavingMethods(Trainer):
         else:
             save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
+    @names_unknown_keywords
     def load_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -223,9 +226,11 @@ class SavingMethods(Trainer):
         check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
             options = (strict, name_map, transform, merged_weights(self, session))
-            return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
+            with explaining_missing("load_weights", filepath):
+                return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
         check_no_rules(path, name_map, transform)
-        return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
+        with explaining_missing("load_weights", filepath):
+            return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.

@@ -63,7 +63,6 @@ _OPTIMIZERS = ObjectRegistry(
     accepted="an Optimizer, or an optax transformation such as optax.adam(1e-3)",
     example='optimizer="adam", optimizer=Adam(1e-3) or optimizer=optax.adam(1e-3)',
     convert=_converted,
-    wrong="is neither a name nor an optax transformation",
     spell=str.lower,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from flax import traverse_util
 
 from keras_dist._support import tree_paths
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import current_scope
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError, shorten
@@ -156,7 +156,7 @@ class CustomLoops(OptimizerVariables):
             summary = f"the optimizer {self.name!r} was given no gradients"
             fix = "take gradients of a loss that depends on the variables"
             raise ModelError(summary, given=f"None for {shorten(absent)}", fix=fix)
-        warnings.warn(f"Gradients do not exist for variables {absent}: they do not change.", stacklevel=3)
+        warn(f"Gradients do not exist for variables {absent}: they do not change.")
         return {*absent}
 
     def _check_own(self, method: str) -> None:

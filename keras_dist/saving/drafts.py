@@ -12,9 +12,9 @@ import os
 import pathlib
 import re
 import shutil
-import warnings
 from collections.abc import Generator
 
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import CheckpointWarning, KerasDistError, WriteDeniedError, WriteError, WriteFolderError, shorten
 from keras_dist.saving.locks import lock_folder, unlock_folder
 
@@ -163,7 +163,7 @@ def remove_left(path: pathlib.Path, is_only_writer: bool = False) -> None:
         if is_only_writer:
             raise
     else:
-        warnings.warn(f"{path}: left by a process that was killed; removed", CheckpointWarning, 4)
+        warn(f"{path}: left by a process that was killed; removed", CheckpointWarning)
 
 
 def draft_path(place: pathlib.Path, number: str) -> pathlib.Path:

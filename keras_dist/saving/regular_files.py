@@ -8,16 +8,17 @@ of them than is stated.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from io import FileIO
 from typing import Any, TypeVar, cast
 
-from keras_dist.errors import OverwrittenError
+from keras_dist.errors import FileMissingError, KerasDistError, OverwrittenError
 from keras_dist.saving.buckets import in_bucket, size_of
 
 T = TypeVar("T")
@@ -46,6 +47,23 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     wanted = ["O_BINARY", "O_NONBLOCK"] + ["O_NOFOLLOW"] * (not follow_links)  # should it be another one now
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))  # Windows lacks some
     return os.fdopen(descriptor, "rb", buffering=0)
+
+
+@contextlib.contextmanager
+def explaining_missing(caller: str, filepath: object) -> Generator[None]:
+    """Enter a context in which the error for a missing file names `caller` and the path that it was called with.
+
+    Raises:
+        FileMissingError: the file does not exist.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, KerasDistError):
+            raise
+        missing = str(error).rpartition("directory: ")[2].strip("'")  # safetensors sets no `filename`
+        summary, given = f"{caller}: {missing!r} does not exist", f"filepath={str(filepath)!r}"
+        raise FileMissingError(summary, given=given, fix="correct the path") from error
 
 
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:

@@ -269,7 +269,7 @@ class TensorReader:
             raise self._damaged(f"{file.name!r} is not a regular file")
 
     def _damaged(self, given: str) -> ModelError:
-        fix = "check that all was copied whole"
+        fix = "check that the file was copied completely"
         return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
 

@@ -7,7 +7,6 @@ narrowing element types, and reading for each device the part that it holds.
 from __future__ import annotations
 
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -15,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.distribution import lint
 from keras_dist.distribution.placement import place_copy
 from keras_dist.errors import ModelError
 from keras_dist.saving import regular_files
@@ -142,8 +141,7 @@ def warn_unchecked(store: ArrayStore, names: Iterable[str]) -> None:
     if _warned or not store.lacks_checksums(names):
         return
     _warned.append(store.path)
-    warnings.warn(
+    warn(
         f"{store.caller}: {str(store.path)!r} has no checksums, so that damaged bytes would not be noticed: keras_dist "
-        "did not write it; model.save_weights writes checksums",
-        stacklevel=lint.frames_inside(),
+        "did not write it; model.save_weights writes checksums"
     )

@@ -160,7 +160,7 @@ class KerasArchive:
             f"{self._caller}: {str(self.path)!r} cannot be read as a model of Keras",
             given=given,
             expected=f"a zip with {CONFIG}, {METADATA} and {WEIGHTS}, as model.save writes it",
-            fix="check that all was copied whole, or save the model again with Keras 3",
+            fix="check that the file was copied completely, or save the model again with Keras 3",
         )
 
 

@@ -23,7 +23,6 @@ from keras_dist.errors import (
     ConfigError,
     DeviceError,
     DistributionError,
-    FileMissingError,
     KerasDistError,
     LayoutError,
     MissingExtraError,
@@ -31,6 +30,7 @@ from keras_dist.errors import (
     cause,
     shorten,
 )
+from keras_dist.saving.regular_files import explaining_missing
 from keras_dist.storage.h5_files import H5Reader
 from keras_dist.storage.keras_archives import OWN, WEIGHTS, KerasArchive, KerasFolder, texts_of, write_archive
 from keras_dist.storage.keras_configs import compile_to_keras, from_keras, to_keras
@@ -146,11 +146,8 @@ def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
 
 
 def _opened(path: pathlib.Path) -> KerasArchive:
-    try:
+    with explaining_missing("load_model", path):
         return (KerasFolder if path.is_dir() else KerasArchive)("load_model", path)
-    except FileNotFoundError as error:
-        summary = f"load_model: {str(path)!r} is not there"
-        raise FileMissingError(summary, given=f"filepath={str(path)!r}", fix="correct the path") from error
 
 
 def _config_of_keras(written: dict[str, Any], compiled: dict[str, Any]) -> dict[str, Any]:
@@ -186,11 +183,16 @@ def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
         raise ConfigError("the config describes a model that is larger than what is in the file", given=given, fix=fix)
 
 
+OF_CONFIG = (
+    "check get_config and from_config of your own classes; or make the model in code, and then model.load_weights(path)"
+)
+"""The fix for a config from which a class cannot be created."""
+
+
 def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Make what a constructor or `compile` says of odd values in a config the error of this file."""
-    fix = "check that all was copied whole; make the model in code, and then model.load_weights(path)"
+    """Enter a context in which errors of constructors and `compile` over values in a config name this file."""
     summary = f"load_model: the config in {str(path)!r} cannot be read"
-    return config_read(f"in {str(path)!r}", lambda given: ModelError(summary, given=given, fix=fix))
+    return config_read(f"in {str(path)!r}", lambda given: ModelError(summary, given=given, fix=OF_CONFIG))
 
 
 @contextlib.contextmanager

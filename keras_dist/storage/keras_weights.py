@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import is_key_dtype, key_impl
-from keras_dist.distribution import lint
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.distribution.placement import host_copy, place_copy
@@ -317,10 +316,9 @@ def set_optimizer(session: BuiltModel, slots: Sequence[Slot], reader: H5Reader) 
         return False
     wrong = [slot.name for slot in slots if slot.name not in stored or _misfits(reader, slot)]
     if wrong or len(stored) != len(slots):
-        warnings.warn(
+        warn(
             f"{str(reader.path)!r} has the state of another optimizer, or of one that took no step: {len(stored)} "
-            f"arrays for {len(slots)}; the optimizer stays as it is",
-            stacklevel=lint.frames_inside(),
+            f"arrays for {len(slots)}; the optimizer stays as it is"
         )
         return False
     for slot in slots:

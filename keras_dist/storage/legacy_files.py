@@ -9,12 +9,11 @@ import functools
 import json
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from keras_dist import constraints, initializers, layers, losses, metrics, optimizers, regularizers
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import CheckpointError, ModelError
 from keras_dist.storage.h5_files import H5Reader
@@ -49,10 +48,9 @@ def save_legacy(
     include_optimizer: bool,
 ) -> None:
     """Write a model to an `.h5` file that Keras reads; see `Model.save`."""
-    warnings.warn(
+    warn(
         f"save: {str(path)!r} has the format of Keras 2, which does not store layouts, dtype policies and random "
-        "streams; 'model.keras' keeps them",
-        stacklevel=lint.frames_inside(),
+        "streams; 'model.keras' keeps them"
     )
     check_file_path("save", path, overwrite, CheckpointError)
     if model._graph is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Sequence
 
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import ModelError
 
 _LISTED = 5
@@ -40,7 +39,7 @@ class LoadReport:
     def warn_of_rest(self, path: str) -> None:
         """Warn of what was left out."""
         if self.missing or self.extra or self.misshaped or self.unused:
-            warnings.warn(f"load_weights: {path!r} fits in part: {self}", stacklevel=lint.frames_inside())
+            warn(f"load_weights: {path!r} fits in part: {self}")
 
 
 def misfit(model: str, path: str, problems: Sequence[Iterable[str]], caller: str = "load_weights") -> ModelError:

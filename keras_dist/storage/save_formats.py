@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist._support.arguments import check_number
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
@@ -70,7 +69,7 @@ def format_of_model(
             summary = "the path determines the format, and not `save_format`"
             raise _misnamed(summary, f"save_format={save_format!r}", "m.keras")
         text = f"save: `save_format={save_format!r}` is ignored; the format follows from the path {str(filepath)!r}"
-        warnings.warn(text, stacklevel=lint.frames_inside())
+        warn(text)
     if zipped is not None and not zipped:
         return "unzipped", _unzipped_path(filepath, archive is not None)
     if archive is not None:
@@ -178,6 +177,5 @@ def checked_size(max_shard_size: float | None) -> float | None:
     """Return `max_shard_size` [GB] in bytes."""
     if max_shard_size is None:
         return None
-    wrong, example = "must be a file size in GB", 0.5
-    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
+    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, example=0.5)
     return max_shard_size * _BYTES_PER_GB

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, with_type
 from keras_dist.metrics import Metric
@@ -54,7 +55,8 @@ class Observation(NamedTuple):
 
     def added_to(self, variables: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Return the metric's variables after the batch."""
-        return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
+        with explaining_traced_values(f"metric {self.metric.name!r}"):
+            return tuple(self.metric.stateless_update_state(variables, *self._arguments()))
 
     def update(self) -> None:
         """Update the metric's own variables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
@@ -214,10 +213,7 @@ class BuiltModel(BuiltModule):
     def warn_of_trainable(self) -> None:
         """Warn if `trainable` of a layer has changed since `compile`."""
         if self.trainability is not None and self.trainability.stated() != self.stated:
-            warnings.warn(
-                "`trainable` of a layer was set after compile; it has no effect before the next compile",
-                stacklevel=lint.frames_inside(),
-            )
+            warn("`trainable` of a layer was set after compile; it has no effect before the next compile")
 
     def check_current_distribution(self, method: str) -> None:
         """Check that the current distribution, if there is one, equals the distribution of the model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +12,10 @@ from flax import nnx
 
 from keras_dist._support import integer_checks
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import StatelessScope, current_scope, without_scope
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
-from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan
@@ -93,10 +92,9 @@ class BuiltModule:
             del self._programs[next(iter(self._programs))]
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn(
+                warn(
                     f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
-                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                    stacklevel=lint.frames_inside(),
+                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))"
                 )
         with self.cell.lock:
             state = self.cell.state

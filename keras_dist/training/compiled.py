@@ -11,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
@@ -281,14 +281,13 @@ class CompiledSteps:
                 lines.append(f"layout_map[{row.path!r}] = {axes}  # shape {row.shape}, {row.nbytes} bytes a device")
         if lines:
             self._warned_of_splits = True
-            warnings.warn(
+            warn(
                 f"a shard_map of the module splits {len(lines)} weight(s) that no layout rule shards: each device "
                 f"holds all of them\n"
                 f"  mesh:     {self._mesh.describe()}\n"
                 f"  fix:      add to the LayoutMap of a ModelParallel, before the model is made:\n"
                 + "\n".join(f"            {line}" for line in lines),
                 LayoutWarning,
-                stacklevel=lint.frames_inside(),
             )
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
@@ -312,7 +311,7 @@ class CompiledSteps:
             )
         else:
             return
-        warnings.warn(what, RecompileWarning, stacklevel=2)
+        warn(what, RecompileWarning)
 
     def _compile_train(self, step: LoggingStep, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays

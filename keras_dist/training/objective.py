@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from keras_dist import metrics
 from keras_dist._support.arguments import check_number
+from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, with_type
 from keras_dist.layers import Layer
@@ -47,7 +48,8 @@ class _Term:
     def measure(self) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the loss, a scalar, and the scalars that it reports, by name."""
         loss, of = self.loss, self.output
-        value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
+        with explaining_traced_values(f"loss {loss.name!r}"):
+            value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
             summary = f"the loss {loss.name!r} is not reduced to a number"
             given = f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}"
@@ -327,7 +329,7 @@ def _is_by_output(given: PyTree) -> bool:
 
 
 def _number(weight: Any) -> float:
-    return check_number("loss_weights", weight, wrong="contains a value that is not a number", example=[1.0, 0.5])
+    return check_number("loss_weights", weight, example=[1.0, 0.5])
 
 
 def _resolved_metrics(given: PyTree) -> PyTree:

@@ -87,9 +87,9 @@ def as_layer(value: Any) -> Layer:
         return value
     if isinstance(value, nnx.Module):
         return NNXLayer(value)
-    check_is_ours("not a layer: it", value)
-    fix = "make an object of a class; wrap a function as layers.Lambda(function)"
-    raise ModelError("not a layer", given=with_type(value), fix=fix)
+    check_is_ours("the layer", value)
+    fix = "pass an object, not a class; wrap a function as layers.Lambda(function)"
+    raise ModelError("a layer must be a Layer or an nnx.Module", given=with_type(value), fix=fix)
 
 
 class JaxLayer(Layer):
