@@ -19,7 +19,14 @@ from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes_keyword
 from keras_dist._support.traced_values import explaining_traced_values
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
-from keras_dist._unstable.flax_internals import attribute_order, restore_order, shown_as
+from keras_dist._unstable.flax_internals import (
+    PRIVATE_PREFIXES,
+    attribute_order,
+    is_data_attribute,
+    restore_order,
+    shown_as,
+    trace_state_of,
+)
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.errors import KerasDistError, ModelError, did_you_mean, shorten, unknown_name_error
 from keras_dist.layers import symbolic
@@ -301,7 +308,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
                 self._number_weight(variable)
                 if not variable._owners:
                     variable.belong_to((self,), variable._known_as)
-        if name in vars(self) and nnx.is_data(value) and not self._pytree__nodes.get(name, False):
+        if name in vars(self) and nnx.is_data(value) and not is_data_attribute(self, name):
             value = nnx.data(value)  # `self.kernel = None` before
         super().__setattr__(name, value)
 
@@ -314,7 +321,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
     def __getattr__(self, name: str) -> Any:
         if name == "_runtime":
             return self._begin_runtime()
-        if name.startswith(("__", "_pytree__")) or name == "_arguments":
+        if name.startswith(("__", *PRIVATE_PREFIXES)) or name == "_arguments":
             raise AttributeError(name)
         if isinstance(getattr(type(self), name, None), property):
             return getattr(type(self), name).__get__(self)  # its own error, again
@@ -372,7 +379,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         check_inputs(self.input_spec, first, self.name)
         masks = {name: value for name, value in kwargs.items() if name.endswith("mask") and _any(value)}
         if context.root is None:
-            context.root = self._pytree__state.trace_state
+            context.root = trace_state_of(self)
         self._build_once({**tensors, **masks}, context)
         if "training" in parameters and list(parameters).index("training") >= len(args):
             kwargs["training"] = value_given(parameters, args, kwargs, "training", training_of(parameters, context))

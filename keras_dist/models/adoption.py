@@ -20,6 +20,7 @@ from flax import nnx
 from keras_dist import random
 from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
+from keras_dist._unstable.flax_internals import PRIVATE_PREFIXES, is_data_attribute
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
 from keras_dist.layers.names import keras_paths
@@ -40,7 +41,7 @@ def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mappin
     seen: set[int] = set()
     for ours, theirs in pairs:
         for name, value in _attributes(theirs):
-            before, is_data = vars(ours).get(name, _MISSING), theirs._pytree__nodes.get(name, False)
+            before, is_data = vars(ours).get(name, _MISSING), is_data_attribute(theirs, name)
             if isinstance(value, nnx.Variable | nnx.Pytree):
                 value = own.get(id(value), value)
                 _replace_copies(value, own, seen)
@@ -50,12 +51,11 @@ def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mappin
                 nnx.Pytree.__setattr__(ours, name, nnx.data(value) if is_data else value)
     for path, layer in layers_below(module):
         for name, value in built_with.get(path, {}).items():
-            if not name.startswith(_OF_FLAX) and vars(layer).get(name, _MISSING) is not value:
+            if not name.startswith(PRIVATE_PREFIXES) and vars(layer).get(name, _MISSING) is not value:
                 nnx.Pytree.__setattr__(layer, name, value)
 
 
 _MISSING = object()
-_OF_FLAX = ("_pytree__", "_object__")
 
 
 def _pairs(module: Any, built: Any) -> Iterator[tuple[Any, Any]]:
@@ -79,7 +79,7 @@ def _attributes(node: Any) -> list[tuple[str, Any]]:
     """Return the attributes of a module without the internal attributes of Flax; none for a variable."""
     if isinstance(node, nnx.Variable):
         return []
-    return [(name, value) for name, value in vars(node).items() if not name.startswith(_OF_FLAX)]
+    return [(name, value) for name, value in vars(node).items() if not name.startswith(PRIVATE_PREFIXES)]
 
 
 def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
@@ -146,8 +146,7 @@ def _undone_on_error(layer: Layer) -> Iterator[None]:
         vars(layer).update(attributes)
         for variable, kind, metadata in kinds:
             object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
+            variable.set_metadata(metadata)
         raise
 
 

@@ -115,7 +115,7 @@ def key_stream(key: jax.Array) -> Generator[None]:
 
 
 class SeedState(Lendable, nnx.RngState):  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
-    """The position `[seed, draws]` of a generator, as a variable of Keras."""
+    """The state `[seed, draws]` of a generator, with the attributes of a Keras variable."""
 
     trainable = False
     is_key = True

@@ -15,7 +15,7 @@ from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import flax_internals
-from keras_dist._unstable.flax_internals import is_variable
+from keras_dist._unstable.flax_internals import is_data_attribute, is_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ def _holder(module: Any, names: tree_paths.Parts) -> tuple[Any, Any, str]:
             break
         if isinstance(node, nnx.Pytree):
             members = vars(node).get(tree_paths.MEMBERS)
-            if members is not None and str(name) in vars(members) and not node._pytree__nodes.get(str(name), False):
+            if members is not None and str(name) in vars(members) and not is_data_attribute(node, str(name)):
                 node = members
             owner, attribute = node, str(name)
             node = vars(node)[attribute]
