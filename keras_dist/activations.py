@@ -153,7 +153,7 @@ def silu(x: ArrayLike) -> jax.Array:
 
 
 def gelu(x: ArrayLike, approximate: bool = False) -> jax.Array:
-    """`x * P(X <= x)` for a normally distributed X, by erf or approximately by tanh: https://arxiv.org/abs/1606.08415."""
+    """`x * P(X <= x)` for a standard normal X, with tanh if `approximate`, else with erf: https://arxiv.org/abs/1606.08415."""
     return jax.nn.gelu(jnp.asarray(x), approximate)
 
 

@@ -114,7 +114,7 @@ class Draft:
             shutil.rmtree(replaced, ignore_errors=True)  # the new one is in its place, even if this fails
 
     def abandon(self) -> None:
-        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing after `commit`, when called again, and in processes other than the first."""
         if not self._is_over:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._release()
@@ -125,7 +125,7 @@ class Draft:
 
 
 class BucketDraft:
-    """A folder in a bucket. It is written in place, and is valid once it has its manifest, which is written last.
+    """A folder in a bucket, written in place; valid once its manifest is written, which happens last.
 
     The previous content is deleted first. The next draft of the place removes what a killed writer leaves.
     """
@@ -147,7 +147,7 @@ class BucketDraft:
         self._is_over = True
 
     def abandon(self) -> None:
-        """Remove the folder. Does nothing the second time, after `commit`, or in processes other than the first."""
+        """Remove the folder. Does nothing after `commit`, when called again, and in processes other than the first."""
         if not self._is_over:
             self._is_over = True
             with contextlib.suppress(OSError):  # the next draft removes it
@@ -191,7 +191,7 @@ def _check_holds_no_other(place: pathlib.Path) -> None:
 
 
 def settled(place: pathlib.Path, is_only_writer: bool = True) -> None:
-    """Finish or undo the work of a killed writer: move a folder back whose replacement is missing, and remove drafts.
+    """Finish or undo the work of a killed writer: restore a folder without replacement, and remove drafts.
 
     Unless it `is_only_writer`, drafts of others are kept, and the folder that `present` finds is moved to its place,
     since it may have been read there.
@@ -219,7 +219,7 @@ def _put_back(path: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def present(place: pathlib.Path) -> pathlib.Path:
-    """Return the folder at its place, once a writer has moved it there; or a complete draft of a killed writer."""
+    """Return the folder once a writer has moved it to its place; or the complete draft of a killed writer."""
     if in_bucket(place):
         return refreshed(place)
     for wait in WAITS:

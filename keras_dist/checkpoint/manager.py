@@ -43,7 +43,7 @@ class Checkpointable(Protocol):
     """An object that a manager saves and restores: a `Model`."""
 
     def at_rest(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which no other thread consumes the arrays of a snapshot."""
+        """Return a context in which other threads do not consume the arrays of a snapshot."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -207,7 +207,7 @@ class CheckpointManager:
         return str(path)
 
     def note_frozen(self) -> None:
-        """Note the weights before training, for `share_frozen`: weights that are equal at the first save are frozen."""
+        """Record the weights before training, for `share_frozen`: weights equal at the first save are frozen."""
         if self._share_frozen:
             with self._model.at_rest():
                 self._noted = self._fingerprints(self._model.snapshot())
@@ -271,7 +271,7 @@ class CheckpointManager:
             writer.check()
 
     def newest(self) -> Stored | None:
-        """Return the newest good state, or None if there are no states. Warns of damaged ones.
+        """Return the newest undamaged state, or None without states. Warns of damaged states.
 
         Raises:
             CheckpointError: all states are damaged.
@@ -306,7 +306,7 @@ class CheckpointManager:
         return None
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest good state.
+        """Restore the newest undamaged state.
 
         Returns:
             Its path; None if there is no state, in which case the model is unchanged.
@@ -322,7 +322,7 @@ class CheckpointManager:
         return str(stored.folder)
 
     def delete(self) -> None:
-        """Delete all states that are not known to be damaged, and the directory if it is then empty."""
+        """Delete all states except those known to be damaged, and the directory if it is then empty."""
         self._check_open()
         try:
             self.wait_until_finished()

@@ -291,7 +291,7 @@ class Stored:
         return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some arrays, on devices if a sharding is given, else on the host.
+        """Return arrays by name: on devices if `wanted` gives a sharding, else on the host.
 
         Raises:
             CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
@@ -307,7 +307,7 @@ class Stored:
             return found
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
-        """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
+        """Return the arrays whose names begin with `prefix`, on the host, by the remainder of their names."""
         check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), dtype_named(noted["dtype"]))
@@ -387,7 +387,7 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
 
 
 def is_array(noted: Any) -> bool:
-    """Whether a value of a document is the shape and the dtype of an array."""
+    """Whether a value of a document describes an array by shape and dtype."""
     shape = noted.get("shape") if isinstance(noted, dict) else None
     if not isinstance(shape, list) or not all(map(is_count, shape)):
         return False
@@ -399,7 +399,7 @@ def is_array(noted: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of a document is a number of steps, devices, bytes ..."""
+    """Whether a value of a document is an integer of at least 0."""
     return is_int(value, 0, _LIMIT - 1)
 
 

@@ -28,7 +28,7 @@ Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "subs
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem of the rules, in the four parts of an error."""
+    """A problem of the layout rules, in the four parts of an error."""
 
     kind: Kind  # "dead", "substring": no effect; "reshard": moves data without a rule; others cannot be applied
     path: str  # of the variable, or the rule if it had no effect
@@ -106,7 +106,10 @@ def check_layout(
 
 
 def check_names(unknown: Mapping[str, tuple[str, str]], mesh: DeviceMesh, strategy: str) -> list[Problem]:
-    """Return one problem for all names in sharding metadata that are not axes: by name, a path and its metadata."""
+    """Return one problem for all names in sharding metadata that are not mesh axes.
+
+    The names map to a path and its metadata.
+    """
     if not unknown:
         return []
     said = dict(unknown.values())

@@ -107,7 +107,7 @@ def shard_weights(layer: Any) -> None:
 
 
 class Building:
-    """Creates the weights of a layer."""
+    """Creation of the weights of a layer."""
 
     __slots__ = ()
 
@@ -269,7 +269,7 @@ class Building:
         constraint: Identifier = None,
         name: str | None = None,
     ) -> Variable:
-        """Create a weight, as `add_weight` does."""
+        """Alias of `add_weight` with `shape` and `initializer` first."""
         options = {"regularizer": regularizer, "constraint": constraint, "name": name}
         return self.add_weight(shape, initializer, dtype, trainable, autocast, **options)
 

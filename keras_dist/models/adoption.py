@@ -1,4 +1,4 @@
-"""The weights of a model's layers: moved from a built copy, and added later.
+"""Transfer of a model's weights from a built copy to its layers, and weights that are added later.
 
 NNX forbids changing objects in a trace that were made outside. So a model copies its layers inside a trace, builds the
 copies, creates all weights in compiled programs, and moves what building made to the layers of the user. Weights made
@@ -31,7 +31,7 @@ from keras_dist.variables import call_context
 
 
 def adopt(module: nnx.Module, built: nnx.Module, built_with: Mapping[str, Mapping[str, Any]]) -> None:
-    """Move variables, submodules and attributes that building created in the copy `built` to `module`.
+    """Move the variables, submodules and attributes that building created in the copy `built` to `module`.
 
     Objects that the module has already are kept, and so are attributes that only a call changed. `built_with` are
     static attributes after building, by layer path. The copy must not be used afterwards.
@@ -96,7 +96,7 @@ def _replace_copies(node: PyTree, own: dict[int, Any], seen: set[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelMembership:
-    """Membership of a layer in a model: the session and the path of the layer."""
+    """The model of a layer, and the path of the layer in it."""
 
     session: BuiltModel
     prefix: str
@@ -107,7 +107,7 @@ class ModelMembership:
         return variable if path is None else self.session.variable(path)
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
-        """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
+        """Run `change`, which adds or replaces weights of the layer as LoRA does, and update the model."""
         session, prefix = self.session, self.prefix
         cell = session.cell
         variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if prefix in prefixes(row.path)]

@@ -1,4 +1,4 @@
-"""Models as documents, for files: their configs, the arguments of `compile`, and their dtype policies."""
+"""Descriptions of models for files: configs, arguments of `compile`, and dtype policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def described(model: SavingMethods) -> Description:
 
 
 def documents_of(model: SavingMethods) -> dict[str, Any]:
-    """Return what a folder needs besides arrays so that `load_model` can make the model."""
+    """Return the JSON documents, beside the arrays, from which `load_model` recreates the model."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
@@ -66,7 +66,7 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
 
 
 def written_compile(model: SavingMethods) -> dict[str, Any]:
-    """Return the arguments of `compile` as plain values; warn and return nothing where they cannot be written."""
+    """Return the arguments of `compile` as plain values; empty, with a warning, if they have none."""
     try:
         return model.get_compile_config()
     except ConfigError as error:

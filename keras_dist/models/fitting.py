@@ -1,4 +1,4 @@
-"""Arguments of fit, evaluate and predict: from data to batches, epochs and callbacks."""
+"""Conversion of the arguments of `fit`, `evaluate` and `predict` to batches, epochs and callbacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples = Batching | Streaming
 def batching(
     source: Source, batch_size: Any, steps: Any, size_argument: str = "batch_size", steps_argument: str = "steps"
 ) -> Batching | Streaming:
-    """Batch a source; `batch_size` is 32 by default, or divides the examples into `steps` batches."""
+    """Divide a source into batches of `batch_size`, 32 by default, or into `steps` batches."""
     if steps is not None:
         steps = check_steps(steps_argument, steps)
     if isinstance(source, StreamSource):
@@ -52,7 +52,7 @@ def batching(
 
 
 def source(model: Trainer, x: Any, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False) -> Source:
-    """Return the source of examples; inputs are transformed by the model's layers on the host."""
+    """Return the source of examples, with inputs transformed by the model's host layers."""
     return source_of(x, y, sample_weight, prepare=prepare_of(model), keys=keys_of(model, only_inputs))
 
 
@@ -65,7 +65,7 @@ def keys_of(model: Trainer, only_inputs: bool = False) -> BatchKeys | None:
 def arrays_of_batch(
     model: Trainer, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, only_inputs: bool = False
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Return inputs of the compiled part of the model, targets and weights of a batch."""
+    """Return the inputs of the compiled part of the model, the targets and the weights of a batch."""
     keys = keys_of(model, only_inputs)
     if keys is not None and y is None and sample_weight is None:
         x, y, sample_weight = unpack_or_inputs(x, keys, "the batch")
@@ -73,7 +73,7 @@ def arrays_of_batch(
 
 
 def prepare_of(model: Trainer) -> Callable[[PyTree], PyTree] | None:
-    """Return the transformation of inputs by the model's layers on the host; None without such layers."""
+    """Return the transformation of inputs by the model's host layers; None without host layers."""
     return model._prepared if model._has_host_part else None
 
 
@@ -96,7 +96,7 @@ def training_sources(
 
 
 def weighted_by_class(source: Source, class_weight: Mapping[int, float] | None) -> Any:
-    """Return the source with weights of classes multiplied into the weights of examples."""
+    """Return the source with example weights multiplied by class weights."""
     if class_weight is None:
         return source
     if isinstance(source, StreamSource):
@@ -164,7 +164,7 @@ def _not_in_memory(argument: str, source: Source) -> DataError:
 
 
 def checked_seed(model: Trainer, mode: Mode, seed: Any, call: ModuleCall | None = None) -> int | None:
-    """Return `seed`; raise unless the step of this mode draws from the `rngs` of a call."""
+    """Return `seed`; raise if the step of this mode draws nothing from the `rngs` of a call."""
     if seed is None:
         return None
     source = model._runtime.source
@@ -197,19 +197,19 @@ def callback_list(
 
 
 def keras_result(values: dict[str, float], return_dict: bool) -> Any:
-    """Return logs as Keras does: a dict, the only value, or a list."""
+    """Return logs in the form of Keras: a dict, a single value, or a list."""
     if return_dict:
         return values
     return next(iter(values.values())) if len(values) == 1 else list(values.values())
 
 
 def check_steps(argument: str, value: Any, alternative: str = "None") -> int:
-    """Return a number of steps."""
+    """Check and return a number of steps."""
     return check_int(argument, value, 1, alternative=alternative, example=10)
 
 
 def epoch_range(initial_epoch: Any, epochs: Any) -> range:
-    """Return the numbers of the epochs from `initial_epoch` to `epochs`."""
+    """Return the range of epochs from `initial_epoch` to `epochs`."""
     first = check_int("initial_epoch", initial_epoch, 0)
     last = check_int("epochs", epochs, 0, example=3)
     return range(first, limited("epochs", last, max_epochs()))

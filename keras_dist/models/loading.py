@@ -1,4 +1,4 @@
-"""`load_model` and `model_from_json`: what `model.save` and `model.to_json` have written as a model again."""
+"""`load_model` and `model_from_json`: models from the files and JSON of `model.save` and `model.to_json`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_model(
     call: ModuleCall | None = None,
     trainable: Trainable = None,
 ) -> Model:
-    """Load a model that `model.save` or Keras wrote, each weight in the layout that the distribution gives it.
+    """Load a model that `model.save` or Keras wrote, with each weight in its layout of the distribution.
 
     Of a `.keras` file each device reads its part of each array. Files are checked before they are read. No code in the
     files runs.
@@ -176,7 +176,7 @@ def save_weights(
 def load_weights(
     model: Model, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **options: Any
 ) -> LoadReport:
-    """Load the weights of a model, and return what was set; see `Model.load_weights`.
+    """Load the weights of a model, and return a report; see `Model.load_weights`.
 
     Args:
         model: the model.
@@ -190,7 +190,7 @@ def load_weights(
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """Make a model from what `model.to_json()` returned, with new weights on the current distribution.
+    """Create a model from the result of `model.to_json()`, with new weights on the current distribution.
 
     Args:
         json_string: JSON, from here or from Keras.

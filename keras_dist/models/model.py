@@ -145,7 +145,7 @@ class Model(DistributionMethods):
         seed: int | None = None,
         dtype: DTypeLike | DTypePolicy | None = None,
     ) -> Model:
-        """Make a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
+        """Create a model from any `flax.nnx.Module`, on the current distribution, by default on the first device.
 
         Under a mixed policy, steps cast floating inputs and parameters (`nnx.Param`) to half precision. Values,
         gradients, slots, statistics, outputs, losses and metrics stay float32. Each module that owns parameters casts
@@ -184,7 +184,7 @@ class Model(DistributionMethods):
 
     @classmethod
     def from_keras(cls, model: Any, *, seed: int | None = None) -> Model:
-        """Make a model from a Keras model object, on the current distribution, by default on the first device.
+        """Create a model from a Keras model object, on the current distribution, by default on the first device.
 
         Any built `keras.Model` on Keras's JAX backend is accepted: functional, `Sequential`, subclassed, of KerasHub.
         It is called through its `stateless_call`. Layout rules match Keras's `variable.path`. Losses of layers and
@@ -216,7 +216,7 @@ class Model(DistributionMethods):
         return self
 
     def to_keras(self) -> Any:
-        """Write the weights into the Keras model object that was passed to `from_keras`, and return it.
+        """Write the weights to the Keras model object that was passed to `from_keras`, and return this object.
 
         Its `predict`, `evaluate` and `save` then use them. It keeps them until the next call of `to_keras`. The
         variables are gathered on the host one at a time. The state of the optimizer is not written. In a job all
@@ -235,7 +235,7 @@ class Model(DistributionMethods):
         return source.model
 
     def build(self, input_shape: PyTree = None) -> None:
-        """Create the weights for inputs of this shape, the batch dim included.
+        """Create the weights for inputs of this shape, including the batch dim.
 
         Args:
             input_shape: one shape, or a list or dict of shapes; None for a model that knows its inputs.
@@ -282,7 +282,7 @@ class Model(DistributionMethods):
         return self._with_weights(*args, **kwargs).call(args, kwargs)
 
     def compute_output_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Return the shapes of the outputs for inputs of this shape, the batch dim included."""
+        """Return the shapes of the outputs for inputs of this shape, including the batch dim."""
         shapes = super().compute_output_shape(*args, **kwargs)
         return shapes if self._graph is None else self._graph.structured(shapes)
 

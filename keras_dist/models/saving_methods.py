@@ -1,4 +1,4 @@
-"""`SavingMethods`: a model as a config, in files, as a program, and copied."""
+"""`SavingMethods`: configs, files, exported programs and copies of a model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SavingMethods(Trainer):
         max_shard_size: float | None = None,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> None:
-        """Save the weights in a safetensors file under their paths, or in several files if they are large.
+        """Save the weights by path in a safetensors file, or in several files if they are large.
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
@@ -150,7 +150,7 @@ class SavingMethods(Trainer):
         by_name: bool = False,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
-        r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
+        r"""Load weights that `save_weights` or another program wrote. They apply from the next step.
 
         The model keeps its layouts and element types, so the file may come from another mesh. Only
         the parts that devices of this process hold are copied, after checksums are compared. Files of other programs
@@ -260,7 +260,7 @@ class SavingMethods(Trainer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Make a model from what `get_config` returned, with new weights on the current distribution.
+        """Create a model from the result of `get_config`, with new weights on the current distribution.
 
         Args:
             config: plain values.
@@ -288,14 +288,14 @@ class SavingMethods(Trainer):
         return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
+        """Return the argument of `build_from_config`; None if there are no weights or it needs none.
 
         Source: `keras.Layer.get_build_config`.
         """
         return written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Create the weights for inputs that `get_build_config` has described.
+        """Create the weights for the inputs that `get_build_config` described.
 
         Source: `keras.Layer.build_from_config`.
         """
@@ -315,7 +315,7 @@ class SavingMethods(Trainer):
         return {name: written_argument(name, value) for name, value in arguments.items()}
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model with what `get_compile_config` returned.
+        """Compile the model with the result of `get_compile_config`.
 
         Raises:
             ConfigError: the config names a class or function that is not registered.
@@ -335,7 +335,7 @@ class SavingMethods(Trainer):
         save_format: str | None = None,
         **unknown: Any,
     ) -> None:
-        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts, versions.
 
         The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
         any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
@@ -390,7 +390,7 @@ class SavingMethods(Trainer):
             save_keras(self, session, description, path, overwrite, form == "keras")
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
-        """Return everything that is needed to continue training: weights, statistics, slots and random streams.
+        """Return the whole training state: weights, statistics, optimizer slots and random streams.
 
         While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
         `CheckpointManager` writes it. The next step deletes its arrays.
@@ -408,7 +408,7 @@ class SavingMethods(Trainer):
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
+        """Context manager in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
 
         Raises:
             ModelError: the weights do not exist yet.
@@ -443,7 +443,7 @@ class SavingMethods(Trainer):
         batch_size: int | None = None,
         platforms: str | Sequence[str] | None = None,
     ) -> None:
-        """Export what `predict` computes as a program that runs without this model's code, with the weights beside it.
+        """Export the computation of `predict` as a program that runs without the model code, and its weights.
 
         It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.

@@ -143,7 +143,7 @@ class Trainer(CompileMethods):
 
     @property
     def history(self) -> History | None:
-        """The `History` of the last `fit`, even if that was interrupted; None before the first.
+        """The `History` of the last `fit`, complete or interrupted; None before the first.
 
         Source: `keras.Model.history`.
         """
@@ -211,7 +211,7 @@ class Trainer(CompileMethods):
         local: bool = False,
         seed: int | None = None,
     ) -> PyTree:
-        """Return the outputs for all examples, in order, as NumPy arrays; in a job the same in all processes.
+        """Return the outputs for all examples, in order, as NumPy arrays; equal in all processes of a job.
 
         If each process passes its own examples (`auto_shard_dataset=False`), the outputs contain the rows of all
         processes in the order of the batches; `data.process_rows` returns the rows of each process.

@@ -67,7 +67,7 @@ def softmax(x: ArrayLike, axis: int | tuple[int, ...] = -1) -> jax.Array:
 
 @operation
 def gelu(x: ArrayLike, approximate: bool = True) -> jax.Array:
-    """Return `x * P(X <= x)` for a normally distributed X, computed by tanh if `approximate`, else by erf."""
+    """Return `x * P(X <= x)` for a standard normal X, with tanh if `approximate`, else with erf."""
     return activations.gelu(as_array(x), approximate)
 
 

@@ -110,7 +110,7 @@ def serialize(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Optimizer:
-    """Return the optimizer of a config of `serialize`, here or in Keras, with its name in any case.
+    """Create an optimizer from the config that `serialize`, here or in Keras, returns. The case of names is ignored.
 
     Args:
         config: the config.

@@ -20,7 +20,7 @@ from keras_dist.optimizers.optimizer_variables import OptimizerVariables, is_var
 
 
 class CustomLoops(OptimizerVariables):
-    """The variables of an optimizer, and its steps on lists of arrays."""
+    """The variables of an optimizer, and methods for steps on lists of arrays."""
 
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
@@ -105,7 +105,7 @@ class CustomLoops(OptimizerVariables):
         return self.iterations
 
     def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Assign the averages of `use_ema` to the variables `var_list`, for which the optimizer was built.
+        """Assign the averages of `use_ema` to `var_list`, the variables the optimizer was built for.
 
         Raises:
             ModelError: the optimizer is not built, or was built for other variables.

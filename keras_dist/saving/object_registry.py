@@ -32,7 +32,7 @@ def snake_case(name: str) -> str:
 
 
 def callable_with_one_array(found: Any) -> Any:
-    """Return what was found if it can be called with one argument, else None."""
+    """Return `found` if it can be called with one argument, else None."""
     return found if callable(found) and takes(found, None) else None
 
 
@@ -83,7 +83,7 @@ class ObjectRegistry:
 
     @functools.cached_property
     def names(self) -> dict[str, Any]:
-        """The exported objects by all of their names."""
+        """The exported objects, by each of their names."""
         package = importlib.import_module(self._package)
         exported = {name: getattr(package, name) for name in package.__all__}
         known = {name: found for name, found in exported.items() if self._counts(name, found)}
@@ -134,7 +134,7 @@ class ObjectRegistry:
         return converted
 
     def deserialize(self, config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-        """Return what `get` finds when `custom_objects` are known by name, too."""
+        """Return `get(config)`, with `custom_objects` as further names."""
         with custom_object_scope(custom_objects):
             return self.get(config)
 

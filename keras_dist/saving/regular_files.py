@@ -31,7 +31,7 @@ MOST_BYTES = 2**28
 
 
 def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
-    """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
+    """Open a regular file for reading; refuse devices and pipes, which may block or never end.
 
     Args:
         path: of the file.
@@ -51,7 +51,7 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
 
 @contextlib.contextmanager
 def explaining_missing(caller: str, filepath: object) -> Generator[None]:
-    """Enter a context in which the error for a missing file names `caller` and the path that it was called with.
+    """Enter a context in which the error for a missing file names `caller` and `filepath`.
 
     Raises:
         FileMissingError: the file does not exist.
@@ -76,7 +76,7 @@ def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
 
 
 def identity_of(path: pathlib.Path) -> tuple[int, ...] | None:
-    """Return what tells a file or a folder from another one that takes its place; None in buckets, and for nothing."""
+    """Return device, inode and time of change of a path, to detect its replacement; None in buckets or if missing."""
     try:
         found = None if in_bucket(path) else os.stat(path)
     except OSError:
@@ -92,7 +92,7 @@ def overwritten(caller: str, path: pathlib.Path) -> OverwrittenError:
 
 
 def retried(read: Callable[[], T]) -> T:
-    """Return what a function reads, which is called again, after some time, if files are overwritten meanwhile."""
+    """Return `read()`; call it again after a wait while another process replaces the files."""
     for wait in WAITS:
         try:
             return read()

@@ -1,4 +1,4 @@
-"""Whole models in files of Keras: `model.save("m.keras")`, and `load_model`, also of what Keras wrote."""
+"""Whole models in files of Keras: `model.save("m.keras")` and `load_model`, also for files that Keras wrote."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FEW_BYTES, _MOST_WIDENED = 2**28, 8
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model in files, except for its arrays.
+    """The description of a saved model, without its arrays.
 
     Attributes:
         config: the model, as `serialize_keras_object` writes it.
@@ -76,7 +76,7 @@ MakeModel = Callable[[Description, Check], tuple[Any, BuiltModel]]
 def save_keras(
     model: Any, session: BuiltModel, description: Description, path: pathlib.Path, overwrite: bool, zipped: bool
 ) -> None:
-    """Write a model to a file that Keras reads, or to a folder with the contents of one; see `Model.save`."""
+    """Save a model as a `.keras` archive, or as a folder with the members of one; see `Model.save`."""
     job = Rendezvous("a save")
     if zipped:
         check_file_path("save", path, overwrite, CheckpointError)
@@ -115,7 +115,7 @@ def save_keras(
 
 
 def load_keras(path: pathlib.Path, make: MakeModel, compile: bool) -> Any:
-    """Make the model in a file of Keras, on the current distribution; see `load_model`."""
+    """Load a model from a `.keras` archive, on the current distribution; see `load_model`."""
     with _opened(path) as archive:
         own, reader = archive.own, archive.arrays()
         is_own = isinstance(own.get("config"), dict) and isinstance(own.get("compile"), dict)
@@ -175,7 +175,7 @@ def _differences(own: Any, of_keras: Any, place: str) -> Iterator[str]:
 
 
 def check_bytes(reader: H5Reader, specs: Sequence[VariableSpec]) -> None:
-    """Check that a model is about as large as what a file holds, before any of it is created."""
+    """Check, before creating weights, that the described model is not much larger than the arrays in the file."""
     wanted = sum(math.prod(spec.shape) * jax_internals.itemsize(spec.dtype) for spec in specs)
     if wanted > _FEW_BYTES + _MOST_WIDENED * reader.most_bytes():
         given = f"{wanted} bytes of weights, of which the file holds at most {reader.most_bytes()}"
@@ -197,7 +197,7 @@ def reading(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def config_read(place: str, unreadable: Callable[[str], KerasDistError]) -> Iterator[None]:
-    """Raise `unreadable(description)` for errors of constructors or `compile` over values in a config."""
+    """Enter a context in which errors of constructors and `compile` become `unreadable(description)`."""
     try:
         yield
     except (CheckpointError, DeviceError, DistributionError, LayoutError, MissingExtraError):

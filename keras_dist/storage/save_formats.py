@@ -1,4 +1,4 @@
-"""Formats of models and of weights, determined by their paths; and checks of paths that are written."""
+"""File formats of models and weights, chosen by path; checks of paths for writing."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def check_file_path(caller: str, path: pathlib.Path, overwrite: bool, error: typ
 
 
 def weights_path(caller: str, filepath: str | os.PathLike[str], suffixes: Sequence[str]) -> pathlib.Path:
-    """Check and return the path of weights that ends in one of these suffixes."""
+    """Check and return a path of weights with one of these suffixes."""
     if isinstance(filepath, str | os.PathLike) and os.fspath(filepath).endswith(tuple(suffixes)):
         path = folder_path(os.fspath(filepath))
         if not in_bucket(path) or path.suffix == FOLDER_SUFFIX:

@@ -65,7 +65,7 @@ class Origin:
     transform: Callable[[np.ndarray], np.ndarray] | None = None
 
     def of(self, reader: TensorReader, path: str, shape: tuple[int, ...]) -> Parts:
-        """The weight, which reads from the disk what is asked for; all of it, if a transform looks at elements."""
+        """Return a lazy array that reads requested slices only; all of the weight if a transform needs elements."""
         arrays = [self._transformed(reader.view(name), name, path) for name in self.names]
         return Parts(arrays, shape if self.is_joined else arrays[0].shape)
 

@@ -33,13 +33,13 @@ class UpdatesTotal(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """A scalar that is logged as it was in the last step."""
+    """A scalar that is logged with its value in the last step."""
 
     value: Any
 
 
 class Count(NamedTuple):
-    """A number of things in a batch, logged per second."""
+    """A count in a batch, logged per second."""
 
     value: Any
 
@@ -119,14 +119,14 @@ class LastAccumulator(_ScalarAccumulator):
 
 
 class RateAccumulator(_ScalarAccumulator):
-    """The number of things in the epoch; `LazyLogs` divides it by the duration."""
+    """The sum of a count over the epoch; `LazyLogs` divides it by the duration."""
 
     def start(self) -> np.float32:
         """Return the initial state."""
         return np.float32(0)
 
     def read(self, state: Any) -> dict[str, Any]:
-        """Return the number."""
+        """Return the sum."""
         return {self.name: float(state)}
 
 

@@ -105,7 +105,7 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Take over changed weights of the layers, given by their graph and plan. A compiled model is recompiled."""
+        """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
         choices = self.choices
         self.release_optimizers()
         self.choices = None
@@ -180,14 +180,14 @@ class BuiltModel(BuiltModule):
             optimizer.transformation.attach(state)
 
     def use_seed(self, seed: int) -> None:
-        """Use the seed of another process for Dropout of foreign modules and the order of rows."""
+        """Set the seed for Dropout of foreign modules and for the order of rows."""
         if seed != self.seed:
             self.seed = seed
             self.trainer.use_seed(seed)
             self._programs.clear()
 
     def redistribute(self, distribution: Distribution) -> None:
-        """Move everything to another distribution, unless its rules cannot be applied."""
+        """Move the whole state to another distribution; change nothing if its rules cannot be applied."""
         distribution = distribution.snapshot()
         self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
@@ -201,12 +201,12 @@ class BuiltModel(BuiltModule):
         return objective
 
     def check_measures(self, method: str) -> None:
-        """Check that there is a loss, or a test step of the user."""
+        """Check that the model has a loss or a custom test step."""
         if self.choices is None or not self.choices.is_own("test"):
             self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:
-        """Return the key of the order of rows in the next `fit` without a seed."""
+        """Return the key for the order of rows in the next `fit` without a seed."""
         self.fits += 1
         return self.seed, self.fits - 1
 

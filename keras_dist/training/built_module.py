@@ -56,7 +56,7 @@ class BuiltModule:
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
 
     def next_draw(self, seed: int | None = None) -> Draw:
-        """Return the position of random numbers of the next call, evaluation or prediction."""
+        """Return the position of the random numbers of the next call, evaluation or prediction."""
         if seed is not None:
             return Draw.begun(seed, 0)
         self.draws += 1
@@ -207,7 +207,7 @@ class BuiltModule:
         return module
 
     def shown_module(self) -> Any:
-        """Return the foreign module with its current values; for layers a copy."""
+        """Return the foreign module with current values; for layers a copy."""
         if not self.cell.graph.is_foreign:
             return self.module()
         self.cell.is_shown = True

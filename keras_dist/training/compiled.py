@@ -77,12 +77,12 @@ class LoggedStep:
     zeros: Logs
 
     def resumed(self, states: Logs) -> Logs:
-        """Return the states of another process; rates start again, since its duration is not known."""
+        """Return the states of a resumed process; rates restart, since the earlier duration is unknown."""
         rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
-        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
+        """Return the states at the start of an epoch or evaluation; call user-defined `reset_state`."""
         own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
@@ -115,12 +115,12 @@ class CompiledSteps:
             del self._shapes[counted]
 
     def forget_programs(self) -> None:
-        """Trace the steps again, because they depend on something that changed."""
+        """Discard the programs, because something they depend on has changed."""
         self._programs.clear()
 
     @property
     def count(self) -> int:
-        """The number of programs."""
+        """The number of compiled programs."""
         return len(self._programs)
 
     def train(

@@ -45,7 +45,7 @@ Trainable = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleGraph:
-    """The part of an NNX module that is not arrays, with the names of its arrays.
+    """The static part of an NNX module, with the names of its arrays.
 
     Arrays travel as two nested dicts keyed by attribute names, `trainable` and `rest`, so that optax masks and labels
     can be written against them. Tuples have an entry for each variable, in flattening order of the module's state.
@@ -94,7 +94,7 @@ class ModuleGraph:
         return "; ".join(f"{kind}: {', '.join(map(repr, paths[:6]))}" for kind, paths in by_kind.items())
 
     def nest(self, leaves: Sequence[PyTree]) -> tuple[PyTree, PyTree]:
-        """Return a value for each variable as the nested dicts `(trainable, rest)`."""
+        """Arrange a value for each variable as the nested dicts `(trainable, rest)`."""
         by_kind: tuple[dict[tree_paths.Parts, Any], dict[tree_paths.Parts, Any]] = ({}, {})
         for parts, trained, leaf in zip(self.parts, self.trained, leaves, strict=True):
             by_kind[not trained][parts] = leaf

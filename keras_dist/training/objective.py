@@ -115,7 +115,7 @@ class Objective:
         return found
 
     def batch_weight(self, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree = None) -> ArrayLike:
-        """Return the weight of a batch in a gradient that is accumulated over several: the divisor of its loss.
+        """Return the weight of a batch in accumulated gradients: the divisor of its loss.
 
         The mean over several losses is exact if their divisors are proportional. Without a loss it is the number of
         rows.

@@ -82,7 +82,7 @@ class NNXLayer(Layer):
 
 
 def as_layer(value: Any) -> Layer:
-    """Return a layer as it is, and a module as an `NNXLayer`."""
+    """Return a layer unchanged; wrap a module in an `NNXLayer`."""
     if isinstance(value, Layer):
         return value
     if isinstance(value, nnx.Module):
@@ -93,7 +93,7 @@ def as_layer(value: Any) -> Layer:
 
 
 class JaxLayer(Layer):
-    """A JAX function with parameters, and perhaps a state, as a layer.
+    """A JAX function with parameters and optional state, as a layer.
 
     Paths of weights are paths in the pytrees, such as `params/Dense_0/kernel` and `state/batch_stats/mean`.
 
@@ -160,7 +160,7 @@ class JaxLayer(Layer):
             setattr(self, f"_{name}_tree", (treedef, tuple(parts)))
 
     def call(self, inputs: PyTree, training: bool | None = False) -> PyTree:
-        """Return what `call_fn` returns, without the state."""
+        """Return the output of `call_fn`, and store its state."""
         given: dict[str, Any] = {"inputs": inputs, "training": training}
         for name in ("params", "state"):
             if name in self._called_with:

@@ -77,7 +77,7 @@ class ImageLayer(Layer):
         return arrays
 
     def get_random_transformation(self, data: jax.Array, training: bool = True, seed: Any = None) -> Any:
-        """Return the `transformation` that the methods below get, the same for images, labels and masks."""
+        """Return the `transformation` argument of the methods below, shared by images, labels and masks."""
         return None
 
     def transform_images(self, images: jax.Array, transformation: Any = None, training: bool = True) -> jax.Array:
