@@ -1,4 +1,4 @@
-"""Runs of configs: creates the objects that a config describes, and imports modules by path."""
+"""Runs of configs: creates the objects that a config describes, and imports modules by import path."""
 
 from keras_dist.assembly.components import imported
 from keras_dist.assembly.placing import PlanInputs, distribution_from_config, distribution_of, plan_inputs

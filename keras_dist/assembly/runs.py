@@ -1,4 +1,4 @@
-"""`Run`: the objects of a config, and its training."""
+"""`Run`: the objects of a config, ready to train."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESOLVED_CONFIG = "run.json"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A compiled model with distribution and data, as `build` returns it.
+    """A compiled model with its distribution and data, as `build` returns it.
 
     Attributes:
         config: the config, with inferred sizes and layouts.
@@ -42,7 +42,7 @@ class Run:
     held_out: Examples | None
 
     def train(self) -> History:
-        """Train the model; with `[checkpoint]`, resume an interrupted run of the same directory.
+        """Train the model; with `[checkpoint]`, resume an interrupted run from the same directory.
 
         The resolved config is saved as `run.json` in the directory. `config.load` reads it, to repeat the run with
         another `checkpoint.directory`.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 
 from keras_dist._support.arguments import check_path
+from keras_dist._support.located_warnings import warn
 from keras_dist.callbacks.callback import Callback, EpochLogs, Logs, Mode
 from keras_dist.callbacks.save_frequency import SaveFrequency, SaveTimer, check_save_freq, timer_of
 from keras_dist.checkpoint import CheckpointManager
@@ -179,7 +179,7 @@ class BackupAndRestore(Callback):
         except CheckpointError as failure:
             if error is None:
                 raise
-            warnings.warn(f"the last save failed, too: {failure}", CheckpointWarning, stacklevel=2)
+            warn(f"the last save failed, too: {failure}", CheckpointWarning)
 
     def _open(self) -> CheckpointManager:
         """Return the manager of the running training."""

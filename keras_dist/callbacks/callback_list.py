@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.signatures import takes
 from keras_dist.callbacks.callback import Callback, Logs, Mode, has_own, watches
 from keras_dist.callbacks.history import History
@@ -163,7 +163,7 @@ class CallbackList(Callback):
             callback = next((callback for callback in waiting if type(callback).__name__ == name), None)
             if callback is None:
                 text = f"the interrupted training had a callback {name}, which is missing here: its state is ignored"
-                warnings.warn(text, CheckpointWarning, stacklevel=2)
+                warn(text, CheckpointWarning)
                 continue
             waiting.remove(callback)
             try:

@@ -55,7 +55,7 @@ class SavedArray:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`, or `other`."""
+        """One of `KINDS`, or `"other"`."""
         kind = self.name.partition("/")[0]
         return kind if kind in KINDS else "other"
 
@@ -96,7 +96,7 @@ class SavedState:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is not damaged."""
+        """Whether the checkpoint is undamaged."""
         return not self.problems
 
     @property
@@ -135,7 +135,7 @@ class Diagnosis:
         return render_diagnosis(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the diagnosis as JSON values."""
         found = dataclasses.asdict(self)
         found |= {"path": str(self.path), "is_good": self.is_good}
         entries = [*found["states"], *found["bases"]]
@@ -145,7 +145,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """Whether there is at least one state, and none is damaged, except folders that were moved aside."""
+        """Whether there is a state and all are undamaged; folders that were moved aside are ignored."""
         return bool(self.states) and all(state.is_good for state in self.states)
 
 

@@ -279,18 +279,19 @@ class Stored:
             except (ValueError, RecursionError) as error:
                 raise self.unreadable(name, cause(error)) from error
 
-    def unreadable(self, name: str, given: str) -> CheckpointError:
+    def unreadable(self, name: str, given: str, fix: str = "") -> CheckpointError:
         """Return the error for an invalid document.
 
         Args:
             name: name of the document.
             given: its mistake.
+            fix: by default, to restore another checkpoint.
         """
-        fix = "restore another checkpoint, or write it again; it may be from another version, or forged"
+        fix = fix or "restore another checkpoint, or write it again; another version may have written it"
         return CheckpointError(f"{name}.json in {str(self.folder)!r} cannot be read", given=given, fix=fix)
 
     def arrays(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array | np.ndarray]:
-        """Return some arrays, on devices if a sharding is given, else on the host.
+        """Return arrays by name: on devices if `wanted` gives a sharding, else on the host.
 
         Raises:
             CheckpointError: they cannot be read; or another process has replaced the checkpoint since it was opened.
@@ -306,7 +307,7 @@ class Stored:
             return found
 
     def arrays_below(self, prefix: str) -> dict[str, jax.Array | np.ndarray]:
-        """Return the arrays whose names begin with `prefix`, on the host, by the rest of their names."""
+        """Return the arrays whose names begin with `prefix`, on the host, by the remainder of their names."""
         check_kind("prefix", prefix, str, "a string", error=CheckpointError)
         like = {
             name: jax.ShapeDtypeStruct(tuple(noted["shape"]), dtype_named(noted["dtype"]))
@@ -367,7 +368,8 @@ def newest_in(directory: pathlib.Path) -> pathlib.Path | None:
 def _problems_of(folder: pathlib.Path) -> list[str]:
     if folder.is_dir():
         return damage_of(folder)
-    return [f"{folder} is not a folder" + (", but is being written" if is_being_written(folder) else "")]
+    what = "is not a folder" if folder.exists() else "does not exist"
+    return [f"{folder} {what}" + (", but is being written" if is_being_written(folder) else "")]
 
 
 def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
@@ -385,7 +387,7 @@ def _unopened(folder: pathlib.Path, problems: Sequence[str]) -> CheckpointError:
 
 
 def is_array(noted: Any) -> bool:
-    """Whether a value of a document is the shape and the dtype of an array."""
+    """Whether a value of a document describes an array by shape and dtype."""
     shape = noted.get("shape") if isinstance(noted, dict) else None
     if not isinstance(shape, list) or not all(map(is_count, shape)):
         return False
@@ -397,7 +399,7 @@ def is_array(noted: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value of a document is a number of steps, devices, bytes ..."""
+    """Whether a value of a document is an integer of at least 0."""
     return is_int(value, 0, _LIMIT - 1)
 
 

@@ -1,4 +1,4 @@
-"""`keras-dist launch`: runs a script in several processes, and restarts them when one dies."""
+"""`keras-dist launch`: runs a script in several processes, and restarts them when one fails."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Place:
         coordinator: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Place:
-        """Return the place, with None replaced by values of the scheduler."""
+        """Return the position, with values of None taken from the scheduler."""
         found = _detected(environ) if nodes is None else None
         options = {"--node-rank": rank, "--coordinator": coordinator}
         given = [f"{name} {value}" for name, value in options.items() if value is not None]

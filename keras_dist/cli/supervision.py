@@ -1,4 +1,4 @@
-"""`Supervisor`: starts the processes of a job on this node, and restarts them when one dies."""
+"""`Supervisor`: starts the processes of a job on this node, and restarts them when one fails."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Job:
 
 @dataclasses.dataclass
 class Death:
-    """The failure of a process, as in the report."""
+    """The failure of a process, as an entry of the report."""
 
     process: int
     how: str  # exit code and error, or signal
@@ -71,7 +71,7 @@ class Death:
 
 
 class Supervisor:
-    """Runs the processes of a job on one node, and writes deaths to the JSON file `report`."""
+    """Supervisor of the processes of a job on one node; it writes failures to the JSON file `report`."""
 
     def __init__(
         self, job: Job, *, max_restarts: int = 3, grace_s: int = 30, report: pathlib.Path | None = None

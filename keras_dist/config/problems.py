@@ -44,12 +44,12 @@ _TYPES: dict[type, str] = {
 
 
 def as_table(value: object) -> dict[Any, Any] | None:
-    """Return `value` if it is a table."""
+    """Return `value` if it is a table; raise otherwise."""
     return cast("dict[Any, Any]", value) if isinstance(value, dict) else None
 
 
 def as_tuple(value: object) -> object:
-    """Return a list as a tuple, and anything else as it is."""
+    """Convert a list to a tuple; return anything else unchanged."""
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
@@ -70,7 +70,7 @@ class Table(BaseModel):
 
     @classmethod
     def unknown(cls, loc: Loc, beside: object) -> Problem | None:
-        """Return the problem with an unknown key; None if another key of the table is the problem."""
+        """Return the problem with an unknown key; None if the table has another, larger problem."""
         name, names = str(loc[-1]), cls.key_names()
         near = nearest(name, names)
         what, fix = f"unknown key{did_you_mean(name, names)}", f"write {near}" if near else ""

@@ -65,7 +65,7 @@ def is_abstract(sharding: jax.sharding.Sharding) -> bool:
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Return the arrays of a tree with these shardings, perhaps in shared memory; on an abstract mesh shapes."""
+    """Place the arrays of a tree with these shardings, possibly without a copy; on an abstract mesh return shapes."""
     if any(map(is_abstract, jax.tree.leaves(shardings))):
         if isinstance(shardings, jax.sharding.Sharding):
             return jax.tree.map(functools.partial(place_copy, sharding=shardings), tree)

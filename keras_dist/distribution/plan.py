@@ -132,7 +132,7 @@ class LayoutPlan:
             raise self._unknown(path) from None
 
     def show(self, path: str) -> ShardPicture:
-        """Return a picture of the shards of one array: the blocks of the array and the devices that hold them.
+        """Return a picture of the shards of one array: its blocks and the devices that hold them.
 
         Printing it gives a table; in a notebook, a drawing of the array and the mesh.
 
@@ -158,7 +158,7 @@ class LayoutPlan:
         return picture_of(self.row(path), self.mesh)
 
     def arrange(self, paths: PyTree) -> LayoutPlan:
-        """Return the plan for some of the arrays in another structure.
+        """Return this plan restricted to `paths`, in their structure.
 
         Args:
             paths: a pytree of paths of this plan.
@@ -246,7 +246,7 @@ class LayoutPlan:
 
     @staticmethod
     def join(plans: PyTree) -> LayoutPlan:
-        """Join a pytree of plans on one mesh to one plan."""
+        """Combine a pytree of plans on one mesh into one plan."""
         parts, treedef = jax.tree.flatten(plans)
         return LayoutPlan(
             parts[0].mesh,

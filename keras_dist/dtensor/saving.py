@@ -1,4 +1,4 @@
-"""Checkpoints of variables and arrays with layouts, in the format of `keras_dist.checkpoint`, for any layout."""
+"""Checkpoints of variables and arrays with layouts, in the format of `keras_dist.checkpoint`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 5
 
 
 class DTensorCheckpoint:
-    """Saves the variables of objects, and restores them onto the layouts that they have then.
+    """Saves the variables of objects, and restores them in their layouts at that time.
 
     A checkpoint is a folder, written as a whole, with a checksum of each file. In a job of several processes all call
     `save` and `restore` with a folder that all can access; each writes and reads the shards of its devices.

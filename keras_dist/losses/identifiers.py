@@ -20,7 +20,6 @@ _LOSSES = ObjectRegistry(
     accepted="a Loss, or a callable (y_true, y_pred) -> values",
     example='loss="mse"',
     convert=lambda found: found if callable(found) else None,
-    wrong="is neither a name nor a callable",
     functions=True,
     aliases={
         "bce": "binary_crossentropy",

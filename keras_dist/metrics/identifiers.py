@@ -37,7 +37,6 @@ _METRICS = ObjectRegistry(
     accepted="a Metric, or a callable (y_true, y_pred) -> values",
     example='metrics=["accuracy"]',
     convert=_converted,
-    wrong="is neither a name nor a callable (y_true, y_pred)",
     aliases={
         "bce": "BinaryCrossentropy",
         "mse": "MeanSquaredError",

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.types import ArrayLike, DTypeLike
 from keras_dist.config.settings import epsilon
 from keras_dist.errors import ModelError
@@ -99,10 +99,9 @@ class IoU(Metric, direction="up"):
             return ones
         weight = jnp.asarray(sample_weight)
         if jnp.issubdtype(weight.dtype, jnp.floating) and jnp.issubdtype(jnp.dtype(self.dtype), jnp.integer):
-            warnings.warn(
+            warn(
                 f"{type(self).__name__}: weights of dtype {weight.dtype} lose their fractions, for the metric counts "
-                f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.',
-                stacklevel=3,
+                f'in {self.dtype}. Pass {type(self).__name__}(..., dtype="float32") to keep them.'
             )
         return weight.astype(self.dtype) if weight.shape == (found.size,) else spread(weight, ones)
 

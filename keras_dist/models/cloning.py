@@ -61,7 +61,7 @@ def clone_model(
     if not isinstance(model, Model):
         check_is_ours("clone_model: `model`", model)
         expected = "a Model; a layer is cloned by type(layer).from_config(layer.get_config())"
-        raise argument_error("model", model, expected, wrong="is not a model")
+        raise argument_error("model", model, expected)
     if call_function is not None and not _is_functional(model):
         raise _misfit("call_function", call_function, model, "a functional model")
     with in_place_of(model):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from keras_dist import optimizers
-from keras_dist._support.arguments import check_callable, check_option
+from keras_dist._support.arguments import check_callable, check_option, names_unknown_keywords
 from keras_dist._support.stateless_scope import StatelessScope
 from keras_dist._support.types import PyTree
 from keras_dist.data.batch import check_batch_keys
@@ -34,6 +34,7 @@ _BOOLS = (False, True)
 class CompileMethods(StepMethods):
     """The methods of `Model` for `compile` and its optimizers."""
 
+    @names_unknown_keywords
     def compile(
         self,
         optimizer: Any = "rmsprop",

@@ -1,4 +1,4 @@
-"""Models and arguments of `compile` as configs of plain values in the form of Keras, and back."""
+"""Conversion of models and arguments of `compile` to configs in the form of Keras and back."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registe
 
 
 def takes_graph(cls: type) -> bool:
-    """Whether the constructor takes symbolic inputs and outputs, or any arguments."""
+    """Return whether the constructor of a class accepts symbolic inputs and outputs."""
     parameters = inspect.signature(cls.__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     return {"inputs", "outputs"} <= {*parameters} or {_ANY_LISTED, _ANY_NAMED} <= kinds
 
 
 def is_of_graph(model: SavingMethods) -> bool:
-    """Whether symbolic inputs and outputs were arguments of the model's constructor."""
+    """Return whether the model's constructor got symbolic inputs and outputs."""
     return model._graph is not None and takes_graph(type(model)) and any(name in model._arguments for name in _OF_GRAPH)
 
 
 def arguments_but(model: SavingMethods, *names: str) -> dict[str, Any]:
-    """Return the other arguments of a model's constructor, with its current name and `trainable`."""
+    """Return the model's constructor arguments except `names`, with the current name and `trainable`."""
     others = {name: value for name, value in model._arguments.items() if name not in names}
     return others | {"name": model.name, "trainable": model.trainable}
 
 
 def check_not_of_keras(model: SavingMethods) -> None:
-    """Raise for a model of `from_keras`, which Keras itself saves."""
+    """Raise for a model of `from_keras`, which only Keras can save."""
     if model._runtime.keras_model is not None:
         given = f"model {model.name!r}, which wraps a keras.Model"
         fix = 'model.to_keras().save("model.keras"); or kd.checkpoint.CheckpointManager(model, directory).save()'
@@ -64,7 +64,7 @@ def check_described(model: SavingMethods) -> None:
 
 
 def graph_config(model: SavingMethods) -> dict[str, Any]:
-    """Return the config of a functional model: layers with their calls, and the origins of inputs and outputs."""
+    """Return the config of a functional model: layers, their calls, and the origins of inputs and outputs."""
     graph: Any = model._graph
 
     def places_of(tree: PyTree) -> PyTree:
@@ -89,7 +89,7 @@ def with_graph(cls: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_argument(name: str, value: Any) -> Any:
-    """Return an argument of `compile` as plain values that can be read again."""
+    """Convert an argument of `compile` to plain values from which it can be created."""
     try:
         written = serialize_keras_object(value)
         deserialize_keras_object(written)
@@ -120,7 +120,7 @@ def read_layer(config: Any) -> Layer:
 
 
 def named(layer: Layer, name: str) -> Layer:
-    """Set the name of a layer; other models add a number if it is taken."""
+    """Set the name of a layer; models append a number if the name is taken."""
     layer._base_name = layer._name = name
     return layer
 

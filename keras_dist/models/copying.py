@@ -1,4 +1,4 @@
-"""Copies of models, and models as `pickle` and `copy` make them again.
+"""Copies and pickles of models.
 
 A copy goes through config, arguments of `compile` and arrays on the host, as in Keras: the arrays of a model have one
 owner, and a copy is a model of its own.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how the model is made again, on the then current distribution, with the state of its optimizer."""
+    """Return the `__reduce__` value of a model: it is recreated on the current distribution, with optimizer state."""
     if jax.process_count() > 1:
         summary = f"model {model.name!r} cannot be pickled or copied in a job of several processes"
         given = f"{jax.process_count()} processes, each of which holds a part of the weights"
@@ -50,7 +50,7 @@ def reduced(model: SavingMethods) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def copied(model: SavingMethods) -> Any:
-    """Return a copy of the model, with copied arrays, on the same distribution."""
+    """Return a copy of the model with copied arrays, on the same distribution."""
     make, arguments = reduced(model)
     made_under = model._runtime.made_under if arguments[4] is None else model._with_weights().distribution
     with contextlib.nullcontext() if made_under is None else made_under.scope(), in_place_of(model):

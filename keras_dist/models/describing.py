@@ -1,12 +1,11 @@
-"""Models as documents, for files: their configs, the arguments of `compile`, and their dtype policies."""
+"""Descriptions of models for files: configs, arguments of `compile`, and dtype policies."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.errors import CheckpointWarning, ConfigError
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
@@ -28,7 +27,7 @@ def described(model: SavingMethods) -> Description:
 
 
 def documents_of(model: SavingMethods) -> dict[str, Any]:
-    """Return what a folder needs besides arrays so that `load_model` can make the model."""
+    """Return the JSON documents, beside the arrays, from which `load_model` recreates the model."""
     check_not_of_keras(model)
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
@@ -45,12 +44,11 @@ def _written_model(model: SavingMethods) -> dict[str, Any]:
     if lambdas:
         functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())
         way = f"to load it, load_model needs custom_objects={{{functions}}}"
-        warnings.warn(
+        warn(
             f"the model is saved without the code of {', '.join(lambdas)}: "
             f"{'load_model will refuse it' if None in lambdas.values() else way}. Register a named function instead: "
             "@saving.register_keras_serializable()",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
     return written
 
@@ -72,13 +70,12 @@ def _lambdas_in(written: Any, place: str = "", layer: str | None = None) -> Iter
 
 
 def written_compile(model: SavingMethods) -> dict[str, Any]:
-    """Return the arguments of `compile` as plain values; warn and return nothing where they cannot be written."""
+    """Return the arguments of `compile` as plain values; empty, with a warning, if they have none."""
     try:
         return model.get_compile_config()
     except ConfigError as error:
-        warnings.warn(
+        warn(
             f"the model is saved without what `compile` was given, so that it is loaded uncompiled: {error}",
             CheckpointWarning,
-            stacklevel=lint.frames_inside(),
         )
         return {}

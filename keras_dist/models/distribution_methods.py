@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def has_built_parts(model: Layer) -> bool:
-    """Whether a model without inputs has weights, because all of its layers are built."""
+    """Whether a model without inputs has weights because all of its layers are built."""
     if (
         not isinstance(model, DistributionMethods)
         or model._graph is not None
@@ -70,7 +70,7 @@ class DistributionMethods(GraphMethods):
 
     @property
     def module(self) -> Any:
-        """The module of `from_nnx` with the current values; for other models an NNX module with copies of them.
+        """The module of `from_nnx` with current values; for other models an NNX module with copies.
 
         Assign a module to set the values.
         """

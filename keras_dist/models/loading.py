@@ -1,4 +1,4 @@
-"""`load_model` and `model_from_json`: what `model.save` and `model.to_json` have written as a model again."""
+"""`load_model` and `model_from_json`: models from the files and JSON of `model.save` and `model.to_json`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from keras_dist.saving.shared_objects import one_config_read
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
-from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
+from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
 from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, noted_of, restore
@@ -46,7 +46,7 @@ def load_model(
     call: ModuleCall | None = None,
     trainable: Trainable = None,
 ) -> Model:
-    """Load a model that `model.save` or Keras wrote, each weight in the layout that the distribution gives it.
+    """Load a model that `model.save` or Keras wrote, with each weight in its layout of the distribution.
 
     Of a `.keras` file each device reads its part of each array. Files are checked before they are read. No code in the
     files runs.
@@ -182,7 +182,7 @@ def save_weights(
 def load_weights(
     model: Model, filepath: str | os.PathLike[str], skip_mismatch: bool = False, **options: Any
 ) -> LoadReport:
-    """Load the weights of a model, and return what was set; see `Model.load_weights`.
+    """Load the weights of a model, and return a report; see `Model.load_weights`.
 
     Args:
         model: the model.
@@ -196,7 +196,7 @@ def load_weights(
 
 
 def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
-    """Make a model from what `model.to_json()` returned, with new weights on the current distribution.
+    """Create a model from the result of `model.to_json()`, with new weights on the current distribution.
 
     Args:
         json_string: JSON, from here or from Keras.
@@ -228,8 +228,9 @@ def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
 
 
 def _reading(stored: Stored, document: str) -> contextlib.AbstractContextManager[None]:
-    """Make what a constructor or `compile` says of odd values in a document the error of that document."""
-    return config_read(f"in {document}.json in {str(stored.folder)!r}", functools.partial(stored.unreadable, document))
+    """Enter a context in which errors of constructors and `compile` over values in a document name the document."""
+    unreadable = functools.partial(stored.unreadable, document, fix=OF_CONFIG)
+    return config_read(f"in {document}.json in {str(stored.folder)!r}", unreadable)
 
 
 def _path_of_keras(filepath: str | os.PathLike[str]) -> pathlib.Path | None:

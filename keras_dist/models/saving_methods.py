@@ -1,4 +1,4 @@
-"""`SavingMethods`: a model as a config, in files, as a program, and copied."""
+"""`SavingMethods`: configs, files, exported programs and copies of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
-from keras_dist._support.arguments import check_flag
+from keras_dist._support.arguments import check_flag, names_unknown_keywords
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.errors import ModelError
@@ -20,6 +20,7 @@ from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.regular_files import explaining_missing
 from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_files import save_keras
@@ -63,6 +64,7 @@ class SavingMethods(Trainer):
         """
         set_state_tree_of(self, state_tree)
 
+    @names_unknown_keywords
     def save_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -74,7 +76,7 @@ class SavingMethods(Trainer):
         dtype: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save the weights in a safetensors file under their paths, or in several files if they are large.
+        """Save the weights by path in a safetensors file, or in several files if they are large.
 
         An existing file stays whole until the new one is complete. In a job of several processes all must call: the
         first one writes, the others wait and raise the same errors. The keys of random streams and the optimizer's
@@ -144,6 +146,7 @@ class SavingMethods(Trainer):
             check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
             save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
+    @names_unknown_keywords
     def load_weights(
         self,
         filepath: str | os.PathLike[str],
@@ -154,7 +157,7 @@ class SavingMethods(Trainer):
         by_name: bool = False,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
-        r"""Load weights that `save_weights` or another program wrote. They count from the next step on.
+        r"""Load weights that `save_weights` or another program wrote. They apply from the next step.
 
         The model keeps its layouts and element types, so the file may come from another mesh. Only
         the parts that devices of this process hold are copied, after checksums are compared. Files of other programs
@@ -205,9 +208,11 @@ class SavingMethods(Trainer):
         check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
             options = (strict, weight_map, merged_weights(self, session))
-            return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
+            with explaining_missing("load_weights", filepath):
+                return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
         check_no_map("load_weights", path, weight_map)
-        return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
+        with explaining_missing("load_weights", filepath):
+            return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
@@ -238,7 +243,7 @@ class SavingMethods(Trainer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
-        """Make a model from what `get_config` returned, with new weights on the current distribution.
+        """Create a model from the result of `get_config`, with new weights on the current distribution.
 
         Args:
             config: plain values.
@@ -267,14 +272,14 @@ class SavingMethods(Trainer):
             return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
+        """Return the argument of `build_from_config`; None if there are no weights or it needs none.
 
         Source: `keras.Layer.get_build_config`.
         """
         return written_build(self)
 
     def build_from_config(self, config: Mapping[str, Any]) -> None:
-        """Create the weights for inputs that `get_build_config` has described.
+        """Create the weights for the inputs that `get_build_config` described.
 
         Source: `keras.Layer.build_from_config`.
         """
@@ -294,7 +299,7 @@ class SavingMethods(Trainer):
         return {name: written_argument(name, value) for name, value in arguments.items()}
 
     def compile_from_config(self, config: Mapping[str, Any]) -> None:
-        """Compile the model with what `get_compile_config` returned.
+        """Compile the model with the result of `get_compile_config`.
 
         Raises:
             ConfigError: the config names a class or function that is not registered.
@@ -314,7 +319,7 @@ class SavingMethods(Trainer):
         save_format: str | None = None,
         **unknown: Any,
     ) -> None:
-        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts and versions.
+        """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts, versions.
 
         The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
         any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
@@ -373,7 +378,7 @@ class SavingMethods(Trainer):
             save_keras(self, session, description, path, overwrite, form == "keras")
 
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
-        """Return everything that is needed to continue training: weights, statistics, slots and random streams.
+        """Return the whole training state: weights, statistics, optimizer slots and random streams.
 
         While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
         `CheckpointManager` writes it. The next step deletes its arrays.
@@ -391,7 +396,7 @@ class SavingMethods(Trainer):
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Make steps of other threads wait inside of the context, so that none consumes the arrays of a `snapshot`.
+        """Context manager in which steps of other threads wait, so that none consumes the arrays of a `snapshot`.
 
         Raises:
             ModelError: the weights do not exist yet.
@@ -426,7 +431,7 @@ class SavingMethods(Trainer):
         batch_size: int | None = None,
         platforms: str | Sequence[str] | None = None,
     ) -> None:
-        """Export what `predict` computes as a program that runs without this model's code, with the weights beside it.
+        """Export the computation of `predict` as a program that runs without the model code, and its weights.
 
         It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
         several processes, all must call; the first one writes, and the others wait for it and raise what it does.

@@ -63,7 +63,7 @@ class Sequential(Model):
         self._chain = _Chain()
         if layers is not None and not isinstance(layers, Iterable):
             name = getattr(layers, "name", "layer")
-            raise argument_error("layers", layers, f"a list of layers: Sequential([{name}])", wrong="is not a list")
+            raise argument_error("layers", layers, f"a list of layers: Sequential([{name}])")
         self._extend(layers or ())
 
     @property

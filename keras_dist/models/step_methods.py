@@ -1,4 +1,4 @@
-"""`StepMethods`: the methods of a model that Keras's training steps consist of, and its access to its runtime."""
+"""`StepMethods`: Keras's methods of a model for single steps, and access to its runtime."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class StepMethods(Layer):
         training: bool = False,
         optimizer_variables: Lists | None = None,
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Compute the loss that is differentiated, scaled by the optimizer, from values of all variables.
+        """Compute the loss to differentiate, scaled by the optimizer, from values of all variables.
 
         Args:
             trainable_variables: values for `trainable_variables`.
@@ -312,7 +312,7 @@ class StepMethods(Layer):
         return [metric.name for metric in self.metrics]
 
     def reset_metrics(self) -> None:
-        """Reset the state of all `metrics`. `fit` and `evaluate` do this themselves.
+        """Reset the state of all `metrics`. `fit` and `evaluate` call it themselves.
 
         Source: `keras.Model.reset_metrics`.
         """

@@ -162,7 +162,9 @@ def crop_images(
     target_width: int | None = None,
     data_format: str | None = None,
 ) -> jax.Array:
-    """Crop images. For each dim, give two of the two croppings and the target size; see `pad_images`.
+    """Crop images to `target_height` and `target_width`.
+
+    For each dim give two of: leading cropping, trailing cropping, target size.
 
     Raises:
         ModelError: not exactly two are given, or one would be negative.

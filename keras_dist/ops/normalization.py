@@ -204,7 +204,7 @@ def normalize(x: ArrayLike, axis: int | Sequence[int] = -1, order: int = 2, epsi
         order: order of the norm: 1 for the sum of absolute values, 2 for the root of the sum of squares.
         epsilon: the smallest divisor; None for `config.epsilon()`.
     """
-    check_int("order", order, 1, wrong="is not the order of a norm", layer="normalize", example=2)
+    check_int("order", order, 1, layer="normalize", example=2)
     values: Any = jnp.atleast_1d(as_array(x))
     axes = numpy_arguments.axes(axis)
     least = _or_default(epsilon)

@@ -1,4 +1,4 @@
-"""`OptimizerVariables`: variables of an optimizer and its learning rate. `ModelState`: variables that a model holds."""
+"""`OptimizerVariables`: the variables and the learning rate of an optimizer. `ModelState`: variables in a model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class OptimizerVariables:
             self._own_state = self.in_variables(state, lambda path, array: Variable.holding(jnp.array(array), path))
 
     def in_variables(self, state: PyTree, create: Callable[[str, Any], Variable]) -> PyTree:
-        """Return a state with `create(path, leaf)` for each leaf, except variables that `iterations` has returned."""
+        """Replace each leaf of a state by `create(path, leaf)`, except variables that `iterations` has returned."""
         flat, structure = jax.tree_util.tree_flatten_with_path(state)
         known = self._counts(structure.unflatten(range(len(flat))))
         paths = [tree_paths.join(tree_paths.parts_of(path)) for path, _ in flat]
@@ -207,7 +207,7 @@ class OptimizerVariables:
         return self.in_order(variables_in(self._state))
 
     def in_order(self, leaves: Sequence[Any]) -> list[Any]:
-        """Convert leaves of the state to the order of `variables`, with steps before the rate, or back."""
+        """Convert leaves of the state to the order of `variables`, or back: steps first, then the rate."""
         found = list(leaves)
         numbered = jax.tree.structure(self._state, is_leaf=is_variable).unflatten(range(len(found)))
         for node in jax.tree.leaves(numbered, is_leaf=has_rate):
@@ -236,9 +236,9 @@ class OptimizerVariables:
 
     @property
     def learning_rate(self) -> Any:
-        """The rate of the next step, a float; before there is state, the argument of the optimizer.
+        """Learning rate of the next step; before training, the rate or schedule given to the optimizer.
 
-        A new rate applies from the next step on, without recompilation. Before there is state it may be a schedule.
+        A rate that is set applies from the next step, without recompilation. Before training it may be a schedule.
 
         Raises:
             ModelError: the rate is not in the state (plain optax), follows a schedule, or is not a finite number.

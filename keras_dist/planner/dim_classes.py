@@ -91,7 +91,7 @@ class DimClasses:
 
     @functools.cached_property
     def screen(self) -> Screen:
-        """The step, for propagation under other layouts."""
+        """The step, for propagation of other layouts."""
         return Screen(self.program)
 
     def names_of(self, path: str) -> tuple[str | None, ...]:

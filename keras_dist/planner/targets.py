@@ -1,4 +1,4 @@
-"""Machines to plan for, which need not exist here: `target("v5e:4x4")`."""
+"""Machines to plan for, whose devices need not exist: `target("v5e:4x4")`."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> li
 
 
 def as_target(name: str | Target) -> Target:
-    """Return a target that is given as such or by name."""
+    """Return a target; convert the name of a target."""
     return name if isinstance(name, Target) else target(name)
 
 

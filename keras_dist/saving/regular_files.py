@@ -8,16 +8,17 @@ of them than is stated.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from io import FileIO
 from typing import Any, TypeVar, cast
 
-from keras_dist.errors import OverwrittenError
+from keras_dist.errors import FileMissingError, KerasDistError, OverwrittenError
 from keras_dist.saving.buckets import in_bucket, size_of
 
 T = TypeVar("T")
@@ -30,7 +31,7 @@ MOST_BYTES = 2**28
 
 
 def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
-    """Open a regular file for reading; devices and pipes, which have no end, are refused, and do not block.
+    """Open a regular file for reading; refuse devices and pipes, which may block or never end.
 
     Args:
         path: of the file.
@@ -48,6 +49,23 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
+@contextlib.contextmanager
+def explaining_missing(caller: str, filepath: object) -> Generator[None]:
+    """Enter a context in which the error for a missing file names `caller` and `filepath`.
+
+    Raises:
+        FileMissingError: the file does not exist.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, KerasDistError):
+            raise
+        missing = str(error).rpartition("directory: ")[2].strip("'")  # safetensors sets no `filename`
+        summary, given = f"{caller}: {missing!r} does not exist", f"filepath={str(filepath)!r}"
+        raise FileMissingError(summary, given=given, fix="correct the path") from error
+
+
 def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
     """Return the content of a regular file of at most `MOST_BYTES`; see `open_regular`."""
     with open_regular(path, follow_links) as file:
@@ -58,7 +76,7 @@ def read_regular(path: pathlib.Path, follow_links: bool = False) -> bytes:
 
 
 def identity_of(path: pathlib.Path) -> tuple[int, ...] | None:
-    """Return what tells a file or a folder from another one that takes its place; None in buckets, and for nothing."""
+    """Return device, inode and time of change of a path, to detect its replacement; None in buckets or if missing."""
     try:
         found = None if in_bucket(path) else os.stat(path)
     except OSError:
@@ -74,7 +92,7 @@ def overwritten(caller: str, path: pathlib.Path) -> OverwrittenError:
 
 
 def retried(read: Callable[[], T]) -> T:
-    """Return what a function reads, which is called again, after some time, if files are overwritten meanwhile."""
+    """Return `read()`; call it again after a wait while another process replaces the files."""
     for wait in WAITS:
         try:
             return read()

@@ -63,7 +63,7 @@ _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_ke
 
 
 def serialize_keras_object(obj: Any) -> Any:
-    """Return `obj` as plain values, which JSON can hold.
+    """Convert an object to plain values that JSON can represent.
 
     Numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with
     `get_config`, which may give objects, too; named functions. The result of `get_build_config`, if a class defines it,
@@ -136,7 +136,7 @@ def deserialize_keras_object(
     safe_mode: bool = True,
     module_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the object from the result of `serialize_keras_object`.
+    """Create the object that `serialize_keras_object` described.
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
@@ -145,8 +145,8 @@ def deserialize_keras_object(
         module_objects: further objects that the outermost config may refer to by bare name.
 
     Raises:
-        ConfigError: a class or function is not known, or has a registered name that is not its own; it is a
-            lambda; or the config is damaged, which is a `TypeError`, too.
+        ConfigError: a class is unknown or registered under another name; the config contains a lambda; or it is
+            damaged (also a `TypeError`).
     """
     del safe_mode
     with custom_object_scope(custom_objects):
@@ -155,7 +155,7 @@ def deserialize_keras_object(
 
 @contextlib.contextmanager
 def lambdas_kept() -> Generator[None]:
-    """Context manager in which configs keep lambdas themselves, for copies in this process and for pickles."""
+    """Context manager in which configs contain lambdas themselves, for copies in this process and for pickles."""
     token = _lambdas_kept.set(True)
     try:
         yield
@@ -164,7 +164,7 @@ def lambdas_kept() -> Generator[None]:
 
 
 def is_lambda(written: Any) -> bool:
-    """Whether a part of a config stands for a lambda."""
+    """Whether a part of a config represents a lambda."""
     return isinstance(written, Mapping) and (written.get("class_name") == "__lambda__" or _is_code(written))
 
 
@@ -175,7 +175,7 @@ def _is_code(written: Mapping[str, Any]) -> bool:
 
 
 def lambda_name(written: Mapping[str, Any]) -> str:
-    """Return what a config says of a lambda."""
+    """Return the name of the lambda that a config represents."""
     inner = written.get("config")
     return shorten(inner["name"]) if isinstance(inner, Mapping) and "name" in inner else "its code is in the config"
 

@@ -1,4 +1,4 @@
-"""Arrays by name in `.safetensors` files: in one, or in several beside an index that names them.
+"""Arrays by name in `.safetensors` files: in one file, or in shards with an index.
 
 safetensors has no checksums. So each array has one, in the metadata, compared as a stream before any weight is set. A
 file is written array by array: the header has its final length from the beginning, and its checksums at the end.
@@ -78,7 +78,7 @@ Groups = Sequence[Sequence[str]]
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: float | None) -> list[list[str]]:
-    """Split names, in their order, into groups of at most `max_bytes`; a larger array is a separate group."""
+    """Split names into consecutive groups of at most `max_bytes`; a larger array is a group by itself."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -112,7 +112,7 @@ class _Entry:
 
 
 class TensorReader:
-    """Reads the arrays in a file, or in the files that an index names. The constructor checks their headers.
+    """Reader of the arrays in a file, or in the shards of an index. The constructor checks the headers.
 
     Args:
         caller: name of the caller in error messages.
@@ -139,11 +139,11 @@ class TensorReader:
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether some of these arrays have no checksum."""
+        """Whether any of these arrays has no checksum."""
         return any(not self._entries[name].checksums for name in names)
 
     def check(self, names: Iterable[str]) -> None:
-        """Compare the bytes of arrays with their checksums, a small part at a time."""
+        """Compare arrays with their checksums, in small chunks."""
         for name in names:
             entry = self._entries[name]
             if not entry.checksums:
@@ -157,7 +157,7 @@ class TensorReader:
                 raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
 
     def view(self, name: str) -> np.ndarray:
-        """Return a read-only, memory-mapped array: only the parts that are used are read from the disk."""
+        """Return a read-only, memory-mapped array; only accessed parts are read from disk."""
         entry = self._entries[name]
         dtype = self.dtype(name)
         if not math.prod(entry.shape):
@@ -171,11 +171,11 @@ class TensorReader:
             raise self._damaged(f"{name!r} in {entry.file.name!r}: {error}") from error
 
     def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Return a copy of a part of an array, which is not checked."""
+        """Read the slice `index` of the array `name`, without comparing its checksum."""
         return np.array(self.view(name)[index])
 
     def read_checked(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Check and return whole arrays."""
+        """Read arrays completely, and compare their checksums."""
         self.check(names)
         return {name: self.read(name) for name in names}
 
@@ -195,7 +195,7 @@ class TensorReader:
         return _digits(checksum)
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the elements of an array, a small part at a time."""
+        """Yield the elements of an array in small chunks."""
         elements = self.view(name).reshape(-1)
         for begin in range(0, elements.size, _CHUNK_BYTES):
             yield elements[begin : begin + _CHUNK_BYTES]
@@ -208,7 +208,7 @@ class TensorReader:
         return all(np.array_equal(one.view(np.uint8), two.view(np.uint8)) for one, two in both)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the type of the elements of an array."""
+        """Return the dtype of an array."""
         entry = self._entries[name]
         if entry.type_name not in _TYPES:
             raise self._damaged(f"{name!r} in {entry.file.name!r} has elements {entry.type_name!r}, which numpy lacks")
@@ -287,12 +287,12 @@ class TensorReader:
             raise self._damaged(f"{file.name!r} is not a regular file")
 
     def _damaged(self, given: str) -> ModelError:
-        fix = "check that all was copied whole"
+        fix = "check that the file was copied completely"
         return ModelError(f"{self.caller}: {str(self.path)!r} cannot be read", given=given, fix=fix)
 
 
 class TensorWriter:
-    """Writes arrays to one file, or one file for each group of names beside an index.
+    """Writer of arrays to one file, or to one shard per group of names with an index.
 
     Existing files at the path stay until `commit` replaces them, the index last. The context manager removes what was
     not committed.
@@ -336,7 +336,7 @@ class TensorWriter:
         self._checksums |= write_file(self._caller, draft, arrays, fetch, self._path, metadata)
 
     def commit(self) -> None:
-        """Move the written files to their places, and remove the files of an earlier save. Other writers wait."""
+        """Move the drafts to their final paths, and remove the files of an earlier save. Other writers wait."""
         index = index_path(self._path)
         drafts = [self._draft() / str(number) for number in range(len(self._groups))]
         with alone_in(self._path.parent):
@@ -437,12 +437,12 @@ def in_parts(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
-    """Fetch arrays with their elements in C order, as the format wants them; it does not check the order itself."""
+    """Copy arrays to the host in C order, which the format requires and does not check."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
 
 
 def checksum_of(array: np.ndarray) -> str:
-    """Return the checksum of an array whose elements are in C order."""
+    """Return the checksum of an array in C order."""
     begun = checksum_begun(array.dtype, array.shape)
     return _digits(google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)))
 
@@ -452,7 +452,7 @@ def _digits(checksum: int) -> str:
 
 
 def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Return the checksum of dtype and shape, which the checksum of the elements continues."""
+    """Return the checksum of dtype and shape, to be continued with the elements."""
     return google_crc32c.value(f"{dtype.name} {shape}".encode())
 
 
@@ -468,7 +468,7 @@ def _move(drafts: Sequence[pathlib.Path], places: Sequence[pathlib.Path]) -> Non
 
 
 def index_path(path: pathlib.Path) -> pathlib.Path:
-    """Return the path of the index that belongs to the path of a file."""
+    """Return the path of the index of sharded files, given the path of the file."""
     return path.with_name(path.name.removesuffix(SUFFIX) + INDEX_SUFFIX)
 
 

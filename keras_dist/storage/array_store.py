@@ -1,4 +1,4 @@
-"""`ArrayStore`: arrays by name in files of any format, and how they become the arrays of a model.
+"""`ArrayStore`: named arrays in files of any format, and their transfer to the arrays of a model.
 
 Formats differ in how names and bytes are stored. Everything after that is written once, here: comparing checksums,
 narrowing element types, and reading for each device the part that it holds.
@@ -7,7 +7,6 @@ narrowing element types, and reading for each device the part that it holds.
 from __future__ import annotations
 
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_dist._support import backend_environment
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable.jax_internals import is_key_dtype
-from keras_dist.distribution import lint
 from keras_dist.distribution.placement import copied_by_jax
 from keras_dist.errors import ModelError
 from keras_dist.saving import regular_files
@@ -34,7 +33,7 @@ PartReader = Callable[[Any], np.ndarray]
 
 
 class ArrayStore(Protocol):
-    """Arrays by name in files."""
+    """Protocol of named arrays in files."""
 
     @property
     def caller(self) -> str:
@@ -56,7 +55,7 @@ class ArrayStore(Protocol):
         ...
 
     def lacks_checksums(self, names: Iterable[str]) -> bool:
-        """Whether damage of some of these arrays would not be noticed."""
+        """Whether damage to any of these arrays would go undetected."""
         ...
 
     def check(self, names: Iterable[str]) -> None:
@@ -64,16 +63,16 @@ class ArrayStore(Protocol):
         ...
 
     def read(self, name: str, index: Any = ()) -> np.ndarray:
-        """Return a part of an array."""
+        """Read the slice `index` of the array `name`."""
         ...
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
-        """Yield an array in small parts."""
+        """Yield consecutive slices of the array `name`, for arrays larger than memory."""
         ...
 
 
 def is_complex(store: ArrayStore, name: str) -> bool:
-    """Whether the elements of an array have an imaginary part."""
+    """Whether a dtype is complex."""
     return jnp.issubdtype(store.dtype(name), jnp.complexfloating)
 
 
@@ -121,14 +120,14 @@ def release_after(nbytes: int) -> None:
 
 
 def check_narrowed(store: ArrayStore, name: str, dtype: Any) -> None:
-    """Check that an array keeps its values in another element type, in small parts."""
+    """Check that an array keeps its values in another dtype, in small chunks."""
     if is_narrower(dtype, store.dtype(name)):
         for part in store.parts(name):
             narrowed(part, dtype, store, name)
 
 
 def narrowed(array: np.ndarray, dtype: Any, store: Any, name: str) -> np.ndarray:
-    """Return a copy of a stored array in another element type, if all its finite numbers stay finite."""
+    """Return a copy of a stored array in another dtype; raise if a finite number becomes infinite."""
     if np.iscomplexobj(array) and not jnp.issubdtype(dtype, jnp.complexfloating):
         summary = f"{store.caller}: {name!r} in {str(store.path)!r} is complex"
         given = f"an array of {array.dtype.name} for one of {jnp.dtype(dtype).name}"
@@ -164,7 +163,7 @@ def is_narrower(dtype: Any, stored: Any) -> bool:
 
 
 def retried(load: Callable[[], T]) -> T:
-    """Return the result of `load`; call it again while files are being overwritten, except in jobs."""
+    """Return `load()`; call it again while files are being overwritten, except in jobs."""
     return load() if jax.process_count() > 1 else regular_files.retried(load)
 
 
@@ -172,12 +171,11 @@ _warned: list[pathlib.Path] = []
 
 
 def warn_unchecked(store: ArrayStore, names: Iterable[str]) -> None:
-    """Warn, once in a process, that damage of some of these arrays would not be noticed."""
+    """Warn, once per process, that damage to some of these arrays would go undetected."""
     if _warned or not store.lacks_checksums(names):
         return
     _warned.append(store.path)
-    warnings.warn(
+    warn(
         f"{store.caller}: {str(store.path)!r} has no checksums, so that damaged bytes would not be noticed: keras_dist "
-        "did not write it; model.save_weights writes checksums",
-        stacklevel=lint.frames_inside(),
+        "did not write it; model.save_weights writes checksums"
     )

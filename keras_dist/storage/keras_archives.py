@@ -1,4 +1,4 @@
-"""The zip in which Keras keeps a model: configs as JSON, and the arrays in a file of HDF5 that is not compressed.
+"""The zip archive in which Keras saves a model: configs as JSON, and arrays in an uncompressed HDF5 file.
 
 What `.keras` files have no place for (layouts, policies, seeds) is in `metadata.json`: Keras ignores it there, and
 unpacks the archive beside a fourth file.
@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<4s5H3I2H")
 
 
 class KerasArchive:
-    """Reads a `.keras` file. Use it in a `with` statement.
+    """Reader of a `.keras` archive. A context manager.
 
     Args:
         caller: name of the caller in error messages.
@@ -76,7 +76,7 @@ class KerasArchive:
         self._open.close()
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, of which only what is asked for is read from the disk."""
+        """Open the arrays; only accessed parts are read from disk."""
         info = self._member(WEIGHTS)
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise self._damaged(f"{WEIGHTS} is compressed or encrypted: Keras writes it as it is")
@@ -101,7 +101,7 @@ class KerasArchive:
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into an empty folder; return whether there are any."""
+        """Extract the files of a layer to an empty folder; return whether there are any."""
         try:
             return self._extract_assets(name, folder)
         except zipfile.BadZipFile as error:
@@ -160,14 +160,14 @@ class KerasArchive:
             f"{self._caller}: {str(self.path)!r} cannot be read as a model of Keras",
             given=given,
             expected=f"a zip with {CONFIG}, {METADATA} and {WEIGHTS}, as model.save writes it",
-            fix="check that all was copied whole, or save the model again with Keras 3",
+            fix="check that the file was copied completely, or save the model again with Keras 3",
         )
 
 
 def write_archive(
     path: pathlib.Path, config: Any, own: Mapping[str, Any], arrays: pathlib.Path, assets: pathlib.Path
 ) -> None:
-    """Write a `.keras` file of Keras's config, our own notes, a file of HDF5, and a folder of files of layers."""
+    """Write a `.keras` archive: Keras's config, metadata of keras_dist, weights in HDF5, and layer assets."""
     with zipfile.ZipFile(path, "x") as archive:
         for name, text in texts_of(config, own).items():
             archive.writestr(name, text)
@@ -178,17 +178,17 @@ def write_archive(
 
 
 def texts_of(config: Any, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return the contents of the members that are JSON, by their names; see `write_archive`."""
+    """Return the JSON members of an archive, by name; see `write_archive`."""
     date = datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S")
     metadata = {"keras_version": _KERAS_VERSION, "date_saved": date, OWN: own}
     return {METADATA: json.dumps(metadata), CONFIG: json.dumps(config)}
 
 
 class KerasFolder(KerasArchive):
-    """Reads a folder with the files that are in a `.keras` file, as `KerasArchive` does."""
+    """Reader of a folder with the members of a `.keras` archive, with the interface of `KerasArchive`."""
 
     def arrays(self) -> H5Reader:
-        """Open the arrays, after all files were compared with the manifest, if keras_dist has written it."""
+        """Open the arrays, after comparing all files with the manifest if keras_dist wrote it."""
         is_listed = (self.path / MANIFEST).is_file() and (bool(self.own) or is_manifest_in(self.path))
         problems = damage_of(self.path, follow_links=True) if is_listed else []
         is_checked = is_listed and not problems
@@ -201,7 +201,7 @@ class KerasFolder(KerasArchive):
         return reader
 
     def extract_assets(self, name: str, folder: pathlib.Path) -> bool:
-        """Write the files of a layer into a folder; return whether there are any."""
+        """Copy the files of a layer to a folder; return whether there are any."""
         left, source = _MOST_ASSET_BYTES, self.path / _ASSETS / name
         if source.exists() and source.resolve() != self.path.resolve() / _ASSETS / name:
             raise self._damaged(f"{str(source)!r} is behind a link")
@@ -228,7 +228,7 @@ class KerasFolder(KerasArchive):
 
 
 def is_keras_folder(path: pathlib.Path) -> bool:
-    """Whether a folder holds the files of a `.keras` file."""
+    """Whether a folder contains the members of a `.keras` archive."""
     return (path / CONFIG).is_file() and (path / WEIGHTS).is_file()
 
 

@@ -1,4 +1,4 @@
-"""The names under which Keras stores the variables of a module: attribute names and numbers."""
+"""Names under which Keras stores the variables of a model: attribute names and numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIMIZER = "optimizer"
 
 @dataclasses.dataclass
 class Hooks:
-    """The layers that define themselves what is stored of them (`save_own_variables`, `save_assets`).
+    """Layers with `save_own_variables` or `save_assets` of their class.
 
     Attributes:
         live: what may be called, by the paths of layers.
@@ -39,7 +39,7 @@ class Hooks:
 def stored_variables(
     module: Any, order: Mapping[str, int], hooks: Hooks, stored: Iterable[str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names under which Keras keeps the variables of a model, and their paths here.
+    """Yield the name of each variable of a model in a file of Keras, and its path in the model.
 
     Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
 
@@ -196,7 +196,7 @@ _IN_KERAS: dict[type, Callable[[Any], dict[str, tuple[Any, tree_paths.Parts]]]] 
 
 
 def name_now(name: str) -> str:
-    """Return the name that Keras gives today to what an older version has called so."""
+    """Return the current Keras name for a name of an older version."""
     name = name.replace("_layer_checkpoint_dependencies", "layers")  # Keras 2.13
     return re.sub(r"(multi_head_attention\w*)/_(query|key|value|output)_dense/", r"\1/\2_dense/", name)
 

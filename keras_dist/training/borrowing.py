@@ -1,4 +1,4 @@
-"""`BorrowedArrays`: the arrays of a model's variables, which a training borrows and returns."""
+"""`BorrowedArrays`: the arrays of a model's variables, borrowed for training and returned."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ class BorrowedArrays(Keeper):
         return self.state_plan.rows[self.place_of(variable)]
 
     def drop(self, variable: Lendable) -> None:
-        """Release the array that a variable had before a write."""
+        """Release the previous array of a variable before a write."""
         if not self._is_borrowing:
             place: Any = self.place_of(variable)
             arrays: list[Any] = list(self._arrays)
@@ -313,7 +313,7 @@ class BorrowedArrays(Keeper):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The devices."""
+        """The `DeviceMesh`."""
         return self.plan.mesh
 
     @property
@@ -323,7 +323,7 @@ class BorrowedArrays(Keeper):
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train exclusively and delay Ctrl-C; a callback may train again in the same thread."""
+        """Context manager of a training: exclusive among threads, delays Ctrl-C, and can be nested in a thread."""
         with interrupt_between_steps():
             if not self._training.acquire(blocking=False):
                 given = f"a second training in thread {threading.current_thread().name!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from flax import nnx
 
 from keras_dist._support import tree_paths
 from keras_dist._support.lending import Lendable
-from keras_dist.distribution import lint
+from keras_dist._support.located_warnings import warn
 from keras_dist.distribution.devices import check_not_forked
 from keras_dist.distribution.jobs.consistency import Fingerprint, check_agreement
 from keras_dist.distribution.plan import LayoutPlan
@@ -106,7 +105,7 @@ class BuiltModel(BuiltModule):
         self._settle(self.distribution)
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
-        """Take over changed weights of the layers, given by their graph and plan. A compiled model is recompiled."""
+        """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
         choices = self.choices
         self.release_optimizers()
         self.choices = None
@@ -184,14 +183,14 @@ class BuiltModel(BuiltModule):
             optimizer.transformation.attach(state)
 
     def use_seed(self, seed: int) -> None:
-        """Use the seed of another process for Dropout of foreign modules and the order of rows."""
+        """Set the seed for Dropout of foreign modules and for the order of rows."""
         if seed != self.seed:
             self.seed = seed
             self.trainer.use_seed(seed)
             self._programs.clear()
 
     def redistribute(self, distribution: Distribution) -> None:
-        """Move everything to another distribution, unless its rules cannot be applied."""
+        """Move the whole state to another distribution; change nothing if its rules cannot be applied."""
         distribution = distribution.snapshot()
         self.cell.move(distribution, self.optimizers)
         self._settle(distribution)
@@ -205,22 +204,19 @@ class BuiltModel(BuiltModule):
         return objective
 
     def check_measures(self, method: str) -> None:
-        """Check that there is a loss, or a test step of the user."""
+        """Check that the model has a loss or a custom test step."""
         if self.choices is None or not self.choices.is_own("test"):
             self.objective(method)
 
     def next_shuffle_key(self) -> tuple[int, ...]:
-        """Return the key of the order of rows in the next `fit` without a seed."""
+        """Return the key for the order of rows in the next `fit` without a seed."""
         self.fits += 1
         return self.seed, self.fits - 1
 
     def warn_of_trainable(self) -> None:
         """Warn if `trainable` of a layer has changed since `compile`."""
         if self.trainability is not None and self.trainability.stated() != self.stated:
-            warnings.warn(
-                "`trainable` of a layer was set after compile; it has no effect before the next compile",
-                stacklevel=lint.frames_inside(),
-            )
+            warn("`trainable` of a layer was set after compile; it has no effect before the next compile")
 
     def check_current_distribution(self, method: str) -> None:
         """Check that the current distribution, if there is one, equals the distribution of the model."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from flax import nnx
 
 from keras_dist._support import integer_checks
 from keras_dist._support.array_operators import value_of
+from keras_dist._support.located_warnings import warn
 from keras_dist._support.stateless_scope import StatelessScope, current_scope, without_scope
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
-from keras_dist.distribution import lint
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan
@@ -57,7 +56,7 @@ class BuiltModule:
         self._order = [row.path for row in cell.plan.rows] if order is None else list(order)
 
     def next_draw(self, seed: int | None = None) -> Draw:
-        """Return the position of random numbers of the next call, evaluation or prediction."""
+        """Return the position of the random numbers of the next call, evaluation or prediction."""
         if seed is not None:
             return Draw.begun(seed, 0)
         self.draws += 1
@@ -95,10 +94,9 @@ class BuiltModule:
             del self._programs[next(iter(self._programs))]
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn(
+                warn(
                     f"the model was called with {_MOST_PROGRAMS + 1} different values of static arguments, and "
-                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))",
-                    stacklevel=lint.frames_inside(),
+                    "compiled a program for each. Pass numbers that change as arrays: model(x, scale=jnp.asarray(0.5))"
                 )
         with self.cell.lock:
             state = self.cell.state
@@ -179,12 +177,11 @@ class BuiltModule:
 
     def _warn_of_lost(self, changes: Mapping[str, jax.Array]) -> None:
         """Warn of changes inside a function that JAX traces, which cannot be kept."""
-        warnings.warn(
+        warn(
             f"a function that JAX traces called the model and drops the new values of {', '.join(changes)}; each call "
             f"of the function begins with the same values, and draws the same random numbers\n"
             f"  fix:      model.stateless_call(trainable, rest, x, training=True), which returns them; or pass the "
-            f"model to nnx.jit",
-            stacklevel=lint.frames_inside(),
+            f"model to nnx.jit"
         )
 
     def stateless_call(

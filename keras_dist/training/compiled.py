@@ -11,7 +11,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist._support import integer_checks
+from keras_dist._support.located_warnings import warn
 from keras_dist._unstable import jaxprs, xla_workarounds
 from keras_dist.data.batch import Batch
 from keras_dist.data.conversion import noting
@@ -77,12 +77,12 @@ class LoggedStep:
     zeros: Logs
 
     def resumed(self, states: Logs) -> Logs:
-        """Return the states of another process; rates start again, since its duration is not known."""
+        """Return the states of a resumed process; rates restart, since the earlier duration is unknown."""
         rates = [name for name in states if isinstance(self.accumulators[name], RateAccumulator)]
         return {**states, **{name: self.zeros[name] for name in rates}}
 
     def reset(self, mesh: DeviceMesh) -> Logs:
-        """Return the states at the begin of an epoch or evaluation; call `reset_state` of users."""
+        """Return the states at the start of an epoch or evaluation; call user-defined `reset_state`."""
         own = {name: one for name, one in self.accumulators.items() if one.is_reset_by_users}
         return {**self.zeros, **zero_logs(own, mesh)} if own else self.zeros
 
@@ -121,12 +121,12 @@ class CompiledSteps:
             del self._shapes[counted]
 
     def forget_programs(self) -> None:
-        """Trace the steps again, because they depend on something that changed."""
+        """Discard the programs, because something they depend on has changed."""
         self._programs.clear()
 
     @property
     def count(self) -> int:
-        """The number of programs."""
+        """The number of compiled programs."""
         return len(self._programs)
 
     def train(
@@ -288,14 +288,13 @@ class CompiledSteps:
                 lines.append(f"layout_map[{row.path!r}] = {axes}  # shape {row.shape}, {row.nbytes} bytes a device")
         if lines:
             self._warned_of_splits = True
-            warnings.warn(
+            warn(
                 f"a shard_map of the module splits {len(lines)} weight(s) that no layout rule shards: each device "
                 f"holds all of them\n"
                 f"  mesh:     {self._mesh.describe()}\n"
                 f"  fix:      add to the LayoutMap of a ModelParallel, before the model is made:\n"
                 + "\n".join(f"            {line}" for line in lines),
                 LayoutWarning,
-                stacklevel=lint.frames_inside(),
             )
 
     def _warn_of_shapes(self, mode: str, execution: Execution) -> None:
@@ -319,7 +318,7 @@ class CompiledSteps:
             )
         else:
             return
-        warnings.warn(what, RecompileWarning, stacklevel=2)
+        warn(what, RecompileWarning)
 
     def _compile_train(self, step: LoggingStep, execution: Execution) -> Any:
         # the programs outlive the execution, and must not keep its arrays

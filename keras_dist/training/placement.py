@@ -49,7 +49,7 @@ compiles programs, which takes about as long as a thousand dispatches."""
 
 
 class Placement:
-    """Places the rows of data: pads batches, picks the rows of this process, and chooses the feed of the steps."""
+    """Assigns rows to devices: pads batches, selects the rows of this process, and chooses the feed of the steps."""
 
     def __init__(self, graph: ModuleGraph, distribution: Distribution, options: StepOptions) -> None:
         self._graph, self._distribution, self._options = graph, distribution, options
@@ -85,7 +85,7 @@ class Placement:
         return StreamFeed(examples, self._multiple(source), self._distribution, stack, ahead, share, same)
 
     def compare_call(self, call: str, source: ArraySource) -> None:
-        """Compare the batches of a call in all processes that must pass the same."""
+        """Compare the batches of a call among all processes that must pass the same rows."""
         if call not in self._compared:
             self._compared[call] = self._same(f"batches of {call}", self._share(source))
         same = self._compared[call]

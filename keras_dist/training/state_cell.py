@@ -31,7 +31,7 @@ class StateCell(BorrowedArrays):
 
     @classmethod
     def of_own_module(cls, graph: ModuleGraph, plan: LayoutPlan, state: PyTree) -> tuple[StateCell, Any]:
-        """Create a module with these arrays, which are placed as planned; return its training state and the module."""
+        """Create a module with these arrays, placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
         places = places_of(module, graph.parts)
@@ -73,7 +73,7 @@ class StateCell(BorrowedArrays):
         return None if index is None else self.graph.specs[index].path
 
     def held(self, path: str) -> Any:
-        """Return the variable in the module; None if no variable holds this single array."""
+        """Return the variable in the module; None if no variable holds exactly this array."""
         return self._variables[self.index(path)].variable
 
     def variable(self, path: str) -> Any:
@@ -137,7 +137,7 @@ class StateCell(BorrowedArrays):
             self.put(copies)
 
     def use(self, graph: ModuleGraph) -> None:
-        """Replace the graph by another of the same variables; drop the slots if it trains others."""
+        """Replace the graph by another graph of the same variables; drop the slots if other variables are trained."""
         if graph.trained == self.graph.trained:
             self.graph = graph
             return
@@ -179,7 +179,7 @@ class StateCell(BorrowedArrays):
         return plan.arrange(optimizer.select(paths))
 
     def move(self, distribution: Distribution, optimizers: dict[str, Optimizer]) -> None:
-        """Reshard everything to the layouts of another distribution, unless its rules cannot be applied."""
+        """Reshard the state to another distribution; change nothing if its rules cannot be applied."""
         others = [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
         if others:
             summary = f"{self.owner} cannot move: {others[0].owner} has some of its layers"

@@ -67,7 +67,7 @@ ModuleCall = Callable[[Any, Any, bool, nnx.Rngs], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The position of the random numbers of a batch outside of training."""
+    """The position of random numbers of a batch outside of training."""
 
     words: Any  # [seed, number of the evaluation or prediction, batch], uint32 (3,)
 
@@ -77,7 +77,7 @@ class Draw:
         return cls(np.array([seed, run, 0], np.uint32))
 
     def after(self, batches: int) -> Draw:
-        """Return the position so many batches later."""
+        """Return the position `batches` batches later."""
         return Draw(self.words + np.array([0, 0, batches], np.uint32))
 
     def key(self) -> jax.Array:
@@ -120,7 +120,7 @@ class Forward:
     def measure(
         self, objective: Objective, state: TrainState, trainable: Any, batch: Batch, draw: Draw | None = None
     ) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
-        """Return losses, output, its mask, and `rest` afterwards, for a batch; outside of training with a `draw`."""
+        """Return losses, output, mask, and `rest` afterwards, for a batch; a `draw` means outside of training."""
         training, at = draw is None, state.step if draw is None else draw
 
         def call(trainable: PyTree, rest: PyTree) -> tuple[dict[str, jax.Array], PyTree, PyTree, PyTree]:
@@ -272,7 +272,7 @@ def make_train_step(
 
 
 def own_train_step(forward: Forward, train_step: TrainStep, optimizers: Mapping[str, Optimizer]) -> Step:
-    """Make the train step of a user; each step gets its random streams."""
+    """Make a train step from a user function; each step gets its random streams."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         with scaling_checked(one.transformation for one in optimizers.values()):

@@ -129,11 +129,11 @@ class StepRunner:
         self._compiled.forget_programs()
 
     def check_continues(self, progress: Progress) -> None:
-        """Check that the training that is about to begin can resume there."""
+        """Check that the training about to begin can resume at `progress`."""
         self._awaited_run(progress)
 
     def continue_from(self, progress: Progress) -> None:
-        """Resume an interrupted training; to be called in `on_train_begin`."""
+        """Resume an interrupted training; call it in `on_train_begin`."""
         self._awaited_run(progress).progress = progress
 
     def _awaited_run(self, progress: Progress) -> Run:

@@ -91,7 +91,7 @@ class EpochClock:
 
 
 class StepTimer:
-    """Measurement of the loop from its dispatches and waits."""
+    """Measures the training loop by its dispatches and waits."""
 
     def __init__(self, tuner: StepsTuner | None = None) -> None:
         self._tuner = tuner
@@ -103,13 +103,13 @@ class StepTimer:
         self.clock = EpochClock()
 
     def begin(self) -> None:
-        """Note the begin of an epoch."""
+        """Record the start of an epoch."""
         self._began = self._busy_until = self._finished = time.perf_counter()
         self._newest = None
         self.clock = EpochClock()
 
     def look(self) -> float:
-        """Note whether a step is in flight now, and return when that was."""
+        """Record whether a step is in flight now, and return the time."""
         now = time.perf_counter()
         if self._newest is not None and not self._newest.is_ready():
             self._busy_until = now
@@ -138,7 +138,7 @@ class StepTimer:
             self._tuner.measured(seconds, steps)
 
     def end(self) -> None:
-        """Note the end of an epoch."""
+        """Record the end of an epoch."""
         self._wall += time.perf_counter() - self._began
         self.clock.stop()
 

@@ -41,7 +41,7 @@ class TrainableFlags:
         return path in self._owners and say_trainable(self._owners[path])
 
     def flags(self) -> tuple[bool, ...]:
-        """Return whether a step trains each variable; none, if the model itself is not trainable."""
+        """Return whether a step trains each variable; all False if the model itself is not trainable."""
         return tuple(self._model._trainable and self.is_trainable(path) for path in self._paths)
 
     def stated(self) -> tuple[bool, ...]:

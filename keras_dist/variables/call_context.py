@@ -44,7 +44,7 @@ class CallContext:
     is_computed_again: bool = False  # the backward pass recomputes it, so that its layers need not do so
 
     def mask_of(self, tensors: PyTree) -> PyTree:
-        """Return the mask of a tensor, or None; or a pytree of masks."""
+        """Return the mask of a tensor or None; for a pytree of tensors, a pytree of masks."""
         return jax.tree.map(
             lambda tensor: self.masks.get(id(tensor), (None, getattr(tensor, "_keras_mask", None)))[1], tensors
         )
@@ -92,7 +92,10 @@ def current() -> CallContext | None:
 
 @contextlib.contextmanager
 def entered(training: bool | None = None, *, anew: bool = False) -> Iterator[CallContext]:
-    """Enter a call; it shares losses, masks and, by default, `training` with the outer call unless `anew`."""
+    """Context manager of a call.
+
+    Shares losses, masks and, by default, `training` with the outer call unless `anew`.
+    """
     around = None if anew else _current.get()
     if around is None:
         context = CallContext(training)
@@ -113,7 +116,7 @@ def caller() -> str | None:
 
 @contextlib.contextmanager
 def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None]:
-    """Enter the `call` of a layer, which reads float weights as `weights_dtype`; None for a build."""
+    """Context manager of the `call` of a layer, which reads float weights as `weights_dtype`; None for a build."""
     context = current()
     if context is None:
         yield
@@ -127,7 +130,7 @@ def calling(name: str | None, weights_dtype: str | None = None) -> Iterator[None
 
 
 def weights_dtype() -> str | None:
-    """Return the dtype in which the current `call` reads float weights; None for their own."""
+    """Return the dtype in which the current `call` reads float weights; None for their stored dtype."""
     context = current()
     return None if context is None else context.weights_dtype
 
@@ -139,7 +142,7 @@ def is_of_shapes() -> bool:
 
 
 def note_created(variable: Variable, value: jax.Array) -> None:
-    """Store a new weight and its initial value."""
+    """Record a new weight and its initial value."""
     context = current()
     if context is not None:
         context.created.append((variable, value))

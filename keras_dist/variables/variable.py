@@ -58,7 +58,7 @@ _of_layer = contextvars.ContextVar("of_layer", default=False)
 
 @contextlib.contextmanager
 def made_by_layer() -> Iterator[None]:
-    """Create variables without a layout inside; the layer assigns layouts to whole paths."""
+    """Context manager: create variables without a layout, since the layer assigns layouts to whole paths."""
     token = _of_layer.set(True)
     try:
         yield
@@ -191,7 +191,7 @@ class Variable(Lendable):
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the variable."""
         return self.get_metadata("keras_name") or (self.path.rpartition("/")[2])
 
     @property
@@ -237,7 +237,7 @@ class Variable(Lendable):
         return self.get_metadata("layout") if keeper is None else keeper.layout_of(self)
 
     def belong_to(self, owners: Owners, path: str) -> None:
-        """Store the layers around it, innermost first, and its path in the outermost."""
+        """Store the layers that contain the variable, innermost first, and its path in the outermost."""
         # weakly: tracers must not wait for the garbage collector
         object.__setattr__(self, "_belonging", (tuple(map(weakref.ref, owners)), path))
         self.follow(owners)
@@ -263,7 +263,7 @@ class Variable(Lendable):
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The shape."""
+        """The shape of the array."""
         return flax_internals.raw_value.__get__(self).shape
 
     @property
@@ -436,7 +436,7 @@ def drawn(initializer: Identifier, shape: Shape | int, dtype: DTypeLike, label: 
 def check_initial_value(
     value: ArrayLike, shape: tuple[int, ...], label: str, initializer: Identifier | ArrayLike
 ) -> None:
-    """Check what an initializer returned."""
+    """Check the output of an initializer."""
     if jnp.shape(value) != shape:
         given = f"shape {jnp.shape(value)} from {shorten(initializer)}"
         fix = "return an array of the shape that the initializer is called with"

@@ -357,5 +357,5 @@ class TestClones:
         assert clone.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
 
     def test_what_is_no_model(self):
-        with pytest.raises(ModelError, match="`model` is not a model"):
+        with pytest.raises(ModelError, match="`model` must be a Model"):
             models.clone_model(layers.Dense(3))

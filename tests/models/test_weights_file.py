@@ -150,8 +150,10 @@ def test_another_suffix_is_refused(model, method, name):
 
 
 def test_files_that_are_not_there_or_damaged(model, path, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        model.load_weights(path)
+    for missing in (path, tmp_path / "none.weights.h5"):
+        with pytest.raises(FileNotFoundError, match=rf"load_weights: '.*{missing.name}' does not exist") as caught:
+            model.load_weights(missing)
+        assert isinstance(caught.value, ModelError)
     with pytest.raises(FileNotFoundError):
         model.save_weights(tmp_path / "none" / path.name)
     path.write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Comparison of data that several processes must hold alike; with different data, they would train a mixture.
+"""Comparison of data that several processes must pass alike; different data would train a mixture.
 
 One exchange compares the CRC-32C of 32 rows where processes are meant to have the same data: a digest of all rows would
 read data that a process does not read otherwise (`check_data="full"` does).

@@ -31,7 +31,7 @@ __all__ += ["SeparableConvolution1D", "SeparableConvolution2D"]
 
 
 class BaseConvolution(SpatialLayer):
-    """The base of all convolutions: a window that moves over the spatial dims, a bias, an activation.
+    """The base of all convolutions: a window over the spatial dims, a bias, an activation.
 
     Args:
         kernel_size: size of the window in each spatial dim, or one integer for all.
@@ -65,7 +65,7 @@ class BaseConvolution(SpatialLayer):
         self.use_bias = use_bias
 
     def channels_of(self, input_shape: tuple[int, ...]) -> int:
-        """Return the number of channels of inputs, and require it of all further inputs."""
+        """Return the number of input channels, and require it of later inputs."""
         axis = self._dims.channel_axis
         self.input_spec = InputSpec(ndim=self.rank + 2, axes={axis: input_shape[axis]})
         return input_shape[axis]
@@ -98,7 +98,7 @@ class BaseConvolution(SpatialLayer):
         return outputs if self.activation is None else self.activation(outputs)
 
     def check_strides_or_dilation(self) -> None:
-        """Check that not both are above 1."""
+        """Check that strides and dilation are not both above 1."""
         if max(self.strides) > 1 and max(self.dilation_rate) > 1:
             given = f"strides={self.strides}, dilation_rate={self.dilation_rate}"
             fix = "strides=1, then a pooling layer with pool_size=1 and these strides"
