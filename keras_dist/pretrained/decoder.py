@@ -110,7 +110,7 @@ class Decoder(Model):
 
         Args:
             batch_size: number of rows.
-            slots: number of tokens in a row that it can hold, padding included.
+            slots: number of tokens in a row that it can hold, padding included. Tokens beyond replace the last ones.
         """
         return Cache.empty(self.config, batch_size, slots, self.compute_dtype, self.scan)
 

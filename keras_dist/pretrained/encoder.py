@@ -75,9 +75,7 @@ class Encoder(Model):
 
     Args:
         config: the options.
-        scan: see `Decoder`.
-        remat: see `Decoder`.
-        initializer: see `Decoder`.
+        scan, remat, initializer: see `Decoder`.
         **kwargs: see `Model`.
 
     Raises:

@@ -37,9 +37,7 @@ def describe(
 
     Args:
         folder: a folder with a `config.json` of `transformers`, or the path of the file.
-        dtype: see `load`.
-        scan: see `load`.
-        remat: see `load`.
+        dtype, scan, remat: see `load`.
 
     Raises:
         ConfigError: the file cannot be read, or has options that are not supported; all are listed.
