@@ -14,7 +14,7 @@ PACKAGES = {
     "h5": "h5py",
     "hub": "huggingface_hub",
     "images": "pillow",
-    "keras": "keras h5py",
+    "keras": "h5py keras",
     "plot": "matplotlib",
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
