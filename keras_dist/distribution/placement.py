@@ -102,7 +102,7 @@ def copied_by_jax(array: np.ndarray) -> np.ndarray:
 
     On CPUs it would share memory that is aligned to 64 bytes, and then not donate it: a step would need more memory.
     """
-    if array.ctypes.data % _SHARED_ALIGNMENT:
+    if array.ctypes.data % _SHARED_ALIGNMENT or not array.flags.c_contiguous:
         return array
     memory = np.empty(array.nbytes + _SHARED_ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _SHARED_ALIGNMENT + array.dtype.itemsize

@@ -436,6 +436,11 @@ def in_parts(array: np.ndarray) -> Iterator[np.ndarray]:
         yield array
 
 
+def in_memory_order(array: np.ndarray) -> tuple[int, ...]:
+    """Return the dims of an array, those with the longest strides first."""
+    return tuple(sorted(range(array.ndim), key=lambda dim: (array.shape[dim] > 1, -array.strides[dim])))
+
+
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
     """Copy arrays to the host in C order, which the format requires and does not check."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
