@@ -107,8 +107,8 @@ class Trainer(CompileMethods):
 
         Returns:
             A `History` with the loss and metrics of each epoch, also available as `model.history`. The loss is the mean
-            of the losses of the batches, weighted by their rows. If losses divide by weights of tokens, a weighted
-            metric gives the mean over all tokens.
+            of the losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens. If
+            other losses divide by weights of tokens, a weighted metric gives the mean over all tokens.
 
         Raises:
             ModelError: the model is not compiled, or an argument cannot be used.
@@ -182,7 +182,7 @@ class Trainer(CompileMethods):
 
         Returns:
             The loss; with metrics the list `[loss, *metrics]`; with `return_dict` a dict. The loss is the mean of the
-            losses of the batches, weighted by their rows.
+            losses of the batches, weighted by their rows; for `"causal_lm"`, by the weights of their tokens.
 
         Raises:
             ModelError: the model is not compiled with a loss, or an argument cannot be used.

@@ -162,8 +162,12 @@ class Forward:
 
     def _shards_of(self, path: str, dim: int) -> int | None:
         """Return the number of shards of a dim of a weight where it is used; None if the plan lacks the weight."""
-        row = None if self.plan is None else next((row for row in self.plan.rows if row.path == path), None)
-        return None if self.plan is None or row is None else self.plan.mesh.axis_size(row.compute_axes[dim])
+        if self.plan is None:
+            return None
+        try:
+            return self.plan.mesh.axis_size(self.plan.row(path).compute_axes[dim])
+        except KeyError:
+            return None
 
     def scattered(self, grads: PyTree) -> PyTree:
         """Constrain gradients to the layouts of the slots that they update (traced)."""
