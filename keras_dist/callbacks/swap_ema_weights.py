@@ -41,6 +41,11 @@ class SwapEMAWeights(Callback):
                     average.assign(variable.value)
                 self._is_swapped = False
 
+    def on_train_exit(self, error: BaseException | None) -> None:
+        """Restore the weights if training fails."""
+        if error is not None:
+            self._swap(False)
+
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Swap in the averaged weights."""
         self._swap(True)

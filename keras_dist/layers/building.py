@@ -292,11 +292,11 @@ class Building:
         if self._is_built:
             # weights of another model would become constants of this trace
             if trace_state_of(self) != context.root and any(True for _ in walk(self)):
-                self._check_same_trace()
+                self._check_same_trace(is_alone=False)
             return
         if self._needs_no_building() and not trace_state_of(self).is_valid():
             return  # made outside of this trace, where it cannot be marked as built, and there is nothing to create
-        self._check_same_trace()
+        self._check_same_trace(is_alone=trace_state_of(self) == context.root)
         called_with_shapes(self.build, tensors)
         if not self._is_built:  # a model, whose `build` builds its layers
             self._runtime.made = []
@@ -331,12 +331,19 @@ class Building:
             fix = "self.kernel = self.add_weight(...)"
             raise ModelError(summary, given="the result of add_weight, not assigned", fix=fix)
 
-    def _check_same_trace(self) -> None:
-        if not trace_state_of(self).is_valid():
+    def _check_same_trace(self, *, is_alone: bool) -> None:
+        """Check that the layer was made in the current trace, or outside of traces if there is none."""
+        if trace_state_of(self).is_valid():
+            return
+        if is_alone:
+            summary = f"layer {self.name!r} is not built, and cannot create weights in a function that JAX traces"
+            given = f"{type(self).__name__} made outside of the function, such as a function of jax.jit or jax.grad"
+            fix = "build it first: call it on an array, or layer.build(shape); or pass it as an argument to nnx.jit"
+        else:
             summary = f"layer {self.name!r} is called inside of a model that it is not part of"
             given = f"{type(self).__name__} made outside, called in a function or layer of the model"
             fix = "make it an attribute of the model or layer that calls it, or call it on symbolic tensors"
-            raise ModelError(summary, given=given, fix=fix)
+        raise ModelError(summary, given=given, fix=fix)
 
     def _is_made_by_building(self, name: str) -> bool:
         """Return whether a weight of this name is described, or `build` refers to such an attribute."""

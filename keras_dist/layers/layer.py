@@ -95,7 +95,8 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         (2, 3)
 
     Differs from Keras: automatic names are numbered within each model, so that the same code gives the same paths. The
-    path of a sublayer consists of the attributes that lead to it.
+    path of a sublayer consists of the attributes that lead to it. A model builds copies of its layers, and may do so
+    more than once: `build` creates weights and sublayers and sets attributes, and has no other effects.
     """
 
     __slots__ = ()

@@ -71,6 +71,7 @@ def built(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if runtime.choices is not None:
             runtime.session.compile(runtime.choices)
         return runtime.session
+    model._check_same_trace(is_alone=True)
     if model._graph is not None:
         return create_weights(model, (model._graph.on_devices.inputs,), {})
     return create_weights(model, *_symbols_of_call(model, args, kwargs))
@@ -225,7 +226,9 @@ def _check_meshes(model: StepMethods, plan: LayoutPlan) -> None:
         cells = variable.keepers if isinstance(variable, Lendable) else []
         cells = [cell for cell in cells if before is None or cell is not before.cell]
         if cells and cells[0].mesh != plan.mesh:
-            summary = f"model {model.name!r} and {cells[0].owner} have layers in common, but are on different meshes"
+            name, other = f"model {model.name!r}", cells[0].owner
+            other = f"another {name}" if other == name else other
+            summary = f"{name} and {other} have layers in common, but are on different meshes"
             given = f"{tree_paths.join(tree_paths.visible(parts))!r} on mesh {plan.mesh}, and on {cells[0].mesh}"
             fix = "make both models under one distribution, or this one of a copy: keras_dist.models.clone_model(model)"
             raise DistributionError(summary, given=given, fix=fix)

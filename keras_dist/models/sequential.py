@@ -83,16 +83,18 @@ class Sequential(Model):
         """Add a layer at the end. The layers before it keep their values.
 
         Raises:
-            ModelError: `layer` is not a layer, or its name is taken.
+            ModelError: `layer` is not a layer, its name is taken, or fit is running.
         """
+        self._check_idle("add")
         self._extend([layer])
 
     def pop(self) -> Layer:
         """Remove the last layer and return it. The layers before it keep their values.
 
         Raises:
-            ModelError: the model has no layers.
+            ModelError: the model has no layers, or fit is running.
         """
+        self._check_idle("pop")
         layers = self.layers
         if not layers:
             raise ModelError("pop: the Sequential has no layers", given="an empty Sequential", fix="add one first")

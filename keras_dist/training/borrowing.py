@@ -52,6 +52,10 @@ class BorrowedArrays(Keeper):
         self.state_plan = self._plan_of_state({})
         self._begin(place_copy(np.zeros((), np.int32), self.state_plan.shardings.step))
 
+    def name_of(self, other: BorrowedArrays) -> str:
+        """Return the name of another model, which may be the same as of this one."""
+        return other.owner if other.owner != self.owner else f"another {self.owner}"
+
     def leave(self) -> None:
         """Detach from the variables."""
         for place in self._variables:
@@ -186,7 +190,7 @@ class BorrowedArrays(Keeper):
                 for index, variable in self._ours:
                     if variable.borrower is not None:
                         other: Any = variable.borrower
-                        summary = f"{self.owner} cannot train now: {other.owner} is training variables of it"
+                        summary = f"{self.owner} cannot train now: {self.name_of(other)} is training variables of it"
                         given = f"variable {self.state_plan.rows[index].path!r}, which both have"
                         fix = "wait for its end, or give the models separate variables: keras_dist.models.clone_model"
                         raise ModelError(summary, given=given, fix=fix)

@@ -79,7 +79,10 @@ class BuiltModel(BuiltModule):
         self.trainer = StepRunner(self.cell, self.forward, self.choices)
 
     def compile(self, choices: CompileConfig) -> None:
-        """Set how the model is trained; create slots, unless the optimizer is the same object as before."""
+        """Set how the model is trained; create slots, unless the optimizer is the same object as before.
+
+        An optimizer that a custom loop used on the variables of the model keeps its state.
+        """
         check_not_forked()
 
         def facts() -> Fingerprint:  # of the current layers, also of attributes set since the weights were created
@@ -94,15 +97,31 @@ class BuiltModel(BuiltModule):
         optimizers = resolve_optimizers(choices.optimizer, self.cell.state.trainable)
         for optimizer in optimizers.values():
             optimizer.transformation.check_free(self.cell)
+        of_loops = {name: optimizer.transformation.own_values for name, optimizer in optimizers.items()}
         self.release_optimizers()
         if self.choices is None or not _are_same(self.optimizers, optimizers):
+            self._warn_of_reset(optimizers)
             self.cell.add_slots(optimizers)
         self.choices = dataclasses.replace(choices, optimizers=optimizers)
         self._attach_optimizers(optimizers)
+        for name, values in of_loops.items():
+            optimizers[name].transformation.continue_from(values)
         constraints = tuple(self.variable(row.path).constraint for row in self.cell.plan.rows)
         self.cell.graph = dataclasses.replace(self.cell.graph, constraints=constraints)
         self.cell.graph.warn_of_untrained()
         self._settle(self.distribution)
+
+    def _warn_of_reset(self, optimizers: Mapping[str, Optimizer]) -> None:
+        """Warn if the state of an optimizer that was used before is lost, because it trains other variables now."""
+        before = self.optimizers
+        same = [name for name in optimizers if name in before and _is_same(before[name], optimizers[name])]
+        if same and (steps := int(self.cell.state.step)):
+            names = ", ".join(repr(optimizers[name].transformation.name) for name in same)
+            warnings.warn(
+                f"compile: the optimizer {names} starts again without its state after {steps} steps, because other "
+                "variables are trained than before: `trainable` of a layer has changed",
+                stacklevel=lint.frames_inside(),
+            )
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:
         """Replace the layers' weights by changed ones, given their graph and plan; recompile a compiled model."""
@@ -241,9 +260,13 @@ def _of_a_structure(parts: tree_paths.Parts, variable: nnx.Variable) -> ModelErr
 def _are_same(before: Mapping[str, Optimizer], now: Mapping[str, Optimizer]) -> bool:
     """Whether the optimizers are the same objects, for the same variables."""
     return before.keys() == now.keys() and all(
-        before[name].transformation == now[name].transformation and before[name].parts == now[name].parts
-        for name in now
+        _is_same(before[name], now[name]) and before[name].parts == now[name].parts for name in now
     )
+
+
+def _is_same(before: Optimizer, now: Optimizer) -> bool:
+    """Whether the optimizers are the same object."""
+    return bool(before.transformation == now.transformation)
 
 
 def describe(distribution: Distribution) -> str:

@@ -182,7 +182,7 @@ class StateCell(BorrowedArrays):
         """Reshard the state to another distribution; change nothing if its rules cannot be applied."""
         others = [cell for cell in self._beside if cell._index_of.keys() & self._index_of.keys()]
         if others:
-            summary = f"{self.owner} cannot move: {others[0].owner} has some of its layers"
+            summary = f"{self.owner} cannot move: {self.name_of(others[0])} has some of its layers"
             fix = "move a model that shares no layers: keras_dist.models.clone_model(model), then set its weights"
             raise ModelError(summary, given=f"another distribution, {distribution}", fix=fix)
         plan, state = distribution.plan_variables(self.graph.specs, self.graph.treedef), self.state
