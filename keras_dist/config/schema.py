@@ -146,7 +146,7 @@ class ClusterConfig(Table):
         num_processes: number of processes in the job.
         process_id: index of this process.
         initialization_timeout_s: time in which all processes must join [s].
-        heartbeat_timeout_s: time without a heartbeat after which a process is considered dead [s].
+        heartbeat_timeout_s: time without a heartbeat after which a process is considered failed [s].
         shutdown_timeout_s: time that the first process waits for the others at exit [s].
         hang_timeout_s: time without a step after which the job ends [s].
         check_data: how rows are compared that several processes should have in common.

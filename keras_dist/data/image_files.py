@@ -146,7 +146,7 @@ def read_image(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
 ) -> np.ndarray:
-    """Load an image file in another size, as float32 (height, width, channels) from 0 to 255."""
+    """Load and resize an image file, as float32 (height, width, channels) from 0 to 255."""
     array = img_to_array(_decoded(path, _MODES[color_mode]))
     height, width = array.shape[:2]
     if crop_to_aspect_ratio:

@@ -258,7 +258,7 @@ class LayoutPlan:
 
     @classmethod
     def replicated_scalar(cls, path: str, dtype: DTypeLike, mesh: DeviceMesh) -> LayoutPlan:
-        """Return the plan for one counter."""
+        """Return the plan of one replicated scalar, such as a step counter."""
         row = make_row(path, (), np.dtype(dtype), "counter", TensorLayout((), mesh), "counter")
         return cls(mesh, (row,), jax.tree.structure(0))
 

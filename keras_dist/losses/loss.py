@@ -151,7 +151,10 @@ class Loss(Configurable):
 
 
 class FunctionLoss(Loss):
-    """`class LogCosh(FunctionLoss, function=log_cosh)`; arguments of the function become attributes."""
+    """A loss defined by a function: `class LogCosh(FunctionLoss, function=log_cosh)`.
+
+    Arguments of the function become attributes.
+    """
 
     function: ClassVar[Callable[..., jax.Array]]
 

@@ -48,28 +48,27 @@ def load_model(
 ) -> Model:
     """Load a model that `model.save` or Keras wrote, with each weight in its layout of the distribution.
 
-    Of a `.keras` file each device reads its part of each array. Files are checked before they are read. No code in the
+    Each device reads its shard of each array in a `.keras` file. Files are checked before they are read. No code in the
     files runs.
 
     Args:
-        filepath: the folder, or a `.keras` file, or a folder with what is in one, or an `.h5` file of Keras 2.
-        custom_objects: classes and functions by name, beside the registered ones.
-        compile: whether it is compiled as it was, with the state of its optimizer.
-        safe_mode: as in Keras; not used, since lambdas are refused either way: give the function of a layer `Lambda`
-            by the name of the layer in `custom_objects`.
-        distribution: the distribution of the model; by default the current one, whatever it was when saved.
-        factory: for a model of `from_nnx` what made its module, `factory(rngs=rngs)`.
-        call: for a model of `from_nnx` how its module is called.
-        trainable: for a model of `from_nnx` which variables are trained.
+        filepath: path of a folder, a `.keras` archive, an unzipped archive, or an `.h5` file of Keras 2.
+        custom_objects: classes and functions by name, in addition to registered ones.
+        compile: whether to compile the model as it was saved, with the state of its optimizer.
+        safe_mode: unused, since lambdas are always refused. To load a layer `Lambda`, pass its function under the name
+            of the layer in `custom_objects`.
+        distribution: the distribution of the model; by default the current one.
+        factory: factory of the module of a `from_nnx` model, `factory(rngs=rngs)`.
+        call: the `call` of a `from_nnx` model.
+        trainable: the `trainable` of a `from_nnx` model.
 
     Raises:
-        ModelError: the file is not a model; or it is a file of Keras that is damaged, or whose arrays do not match its
-            config.
-        CheckpointError: the folder is damaged, or not a model; `factory` is missing for a model of `from_nnx`, or given
-            for another; or its variables do not match the factory or the config. No variables are created then.
-        ConfigError: it names a class or function that is not registered, or holds a lambda; or a file of
-            Keras describes a model that is far larger than the arrays in it.
-        LayoutError: the layout rules cannot be applied to it.
+        ModelError: the file is not a model; or a file of Keras is damaged, or its arrays do not match its config.
+        CheckpointError: the folder is missing, damaged or not a model; `factory` is missing for a `from_nnx` model, or
+            given for another model; or the variables do not match the factory or the config. No variables are created.
+        ConfigError: the config contains an unregistered class or function, or a lambda; or a file of Keras describes a
+            model that is far larger than its arrays.
+        LayoutError: the layout rules cannot be applied to the model.
     """
     del safe_mode
     scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -148,8 +147,8 @@ def save_model(
     Args:
         model: the model.
         filepath: a folder, or a file that ends in `.keras` or `.h5`.
-        overwrite: whether what is there is replaced.
-        zipped: False for a folder with the files that a `.keras` file has in it.
+        overwrite: whether to replace an existing file or folder.
+        zipped: False for a folder with the members of a `.keras` archive.
         **options: further arguments of `Model.save`.
 
     Raises:
@@ -170,8 +169,8 @@ def save_weights(
     Args:
         model: the model.
         filepath: path of a file or a folder; its suffix determines the format.
-        overwrite: whether what is there is replaced.
-        max_shard_size: in GB; more weights go to several files.
+        overwrite: whether to replace an existing file or folder.
+        max_shard_size: largest size of a file [GB]; larger weights are split into several files.
         **options: further arguments of `Model.save_weights`.
 
     Source: `keras.saving.save_weights`.
@@ -187,7 +186,7 @@ def load_weights(
     Args:
         model: the model.
         filepath: path of a file or a folder.
-        skip_mismatch: whether what does not fit is left out.
+        skip_mismatch: whether to skip weights that do not match.
         **options: further arguments of `Model.load_weights`.
 
     Source: `keras.saving.load_weights`.
@@ -199,11 +198,11 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
     """Create a model from the result of `model.to_json()`, with new weights on the current distribution.
 
     Args:
-        json_string: JSON, from here or from Keras.
-        custom_objects: classes and functions by name, beside the registered ones.
+        json_string: JSON of keras_dist or Keras.
+        custom_objects: classes and functions by name, in addition to registered ones.
 
     Raises:
-        ConfigError: it is not JSON, is damaged, or names a class or function that is not registered.
+        ConfigError: the text is not JSON, is damaged, or contains an unregistered class or function.
     """
     try:
         config = json.loads(json_string)

@@ -56,11 +56,11 @@ class SavingMethods(Trainer):
         """Set the variables whose paths are in nested dicts, such as `get_state_tree` returns.
 
         Args:
-            state_tree: kinds of variables, and below them values by paths; what it leaves out stays as it is, and
-                paths that the model does not have count for nothing.
+            state_tree: values by kind of variable, then by path. Variables without a value stay unchanged; paths that
+                the model does not have are ignored.
 
         Raises:
-            ModelError: it names another kind.
+            ModelError: `state_tree` contains another kind.
         """
         set_state_tree_of(self, state_tree)
 
@@ -217,12 +217,12 @@ class SavingMethods(Trainer):
     def get_config(self) -> dict[str, Any]:
         """Return the model without its weights as plain values that JSON can represent.
 
-        Of a functional model these are its layers and calls, as in Keras; of others the arguments of the
-        constructor. Explicit layouts are lists of axes. Subclasses must be registered to be read again; one whose
-        constructor takes more than plain values overrides `get_config` and `from_config`.
+        The config of a functional model contains its layers and calls, as in Keras; for other models it contains the
+        arguments of the constructor. Explicit layouts are lists of axes. `from_config` finds registered subclasses. A
+        subclass whose constructor takes more than plain values overrides `get_config` and `from_config`.
 
         Raises:
-            ConfigError: a layer or an argument cannot be written down.
+            ConfigError: a layer or an argument cannot be serialized.
 
         Example:
             >>> import keras_dist as kd
@@ -247,7 +247,7 @@ class SavingMethods(Trainer):
 
         Args:
             config: plain values.
-            custom_objects: classes and functions by name, beside the registered ones.
+            custom_objects: classes and functions by name, in addition to registered ones.
 
         Raises:
             ConfigError: the config is damaged, or names a class or function that is not registered.
@@ -264,7 +264,7 @@ class SavingMethods(Trainer):
             **kwargs: arguments of `json.dumps`.
 
         Raises:
-            ConfigError: a layer or an argument cannot be written down.
+            ConfigError: a layer or an argument cannot be serialized.
 
         Source: `keras.Model.to_json`.
         """
@@ -321,36 +321,37 @@ class SavingMethods(Trainer):
     ) -> None:
         """Save the model in a folder: config, weights, optimizer state, arguments of `compile`, layouts, versions.
 
-        The folder is there whole or not at all; one that exists stays until the new one is. `load_model` reads it, on
-        any mesh. Where there are several processes, all must call. A model of `from_nnx` has no config: its factory is
-        given to `load_model` again.
+        The save is atomic: an existing folder is replaced once the new one is complete. `load_model` reads it on any
+        mesh. In a job all processes must call it. A model of `from_nnx` has no config: pass its factory to
+        `load_model`.
 
-        A path that ends in `.keras` makes a file instead, which Keras reads too, with the state of the optimizer if
-        Keras has that optimizer. What only keras_dist has, such as layouts and random streams, is kept in parts of the
-        file that Keras ignores. The first process writes it, one array after the other. It needs the extra `h5`. A path
-        that ends in `.h5` or `.hdf5` makes a file in the legacy format of Keras 2, of functional models and Sequential
-        models with known inputs; it warns that layouts, dtype policies and random streams are not saved.
+        A path that ends in `.keras` creates an archive that Keras can load, with the optimizer state if Keras has the
+        optimizer. Layouts, random streams and other additions of keras_dist are stored in parts that Keras ignores. The
+        first process writes the archive, one array after another. This needs the extra `h5`.
+
+        A path that ends in `.h5` or `.hdf5` creates a file in the format of Keras 2, for functional models and
+        `Sequential` models with known inputs. A warning says that layouts, dtype policies and random streams are not
+        saved.
 
         Args:
-            filepath: a folder, which is made; or one in a bucket, as `"gs://bucket/digits"`; or a file that ends in
-                `.keras`, or `.h5`.
-            overwrite: whether a model that is there is replaced. In a bucket it is deleted first, and is lost if the
-                save fails.
-            zipped: False for a folder with the files that a `.keras` file has in it, which Keras reads, too; the path
-                must not end in `.keras`.
-            include_optimizer: whether an `.h5` file keeps how the model was compiled, and the state of its optimizer.
+            filepath: path of a new folder, also in a bucket, `"gs://bucket/digits"`; or of a `.keras` or `.h5` file.
+            overwrite: whether to replace an existing model. In a bucket it is deleted first, and is lost if the save
+                fails.
+            zipped: False for a folder with the members of a `.keras` archive, which Keras can load; the path must not
+                end in `.keras`.
+            include_optimizer: whether an `.h5` file contains the arguments of `compile` and the optimizer state.
             save_format: ignored with a warning: the path determines the format.
-            **unknown: none.
+            **unknown: must be empty.
 
         Raises:
-            ConfigError: a layer or an argument of a constructor cannot be written down.
-            CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
+            ConfigError: a layer or an argument of a constructor cannot be serialized.
+            CheckpointError: the path exists and `overwrite` is False, or it cannot become a folder.
             ModelError: the weights do not exist yet, the path has another suffix, an argument is unknown, or a file of
                 Keras would have to hold adapters of `enable_lora`.
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
 
-        Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
-        be written down is left out, with a warning.
+        Differs from Keras: folders, with a file of arrays for each device. Arguments of `compile` that cannot be
+        serialized are left out, with a warning.
 
         Example:
             >>> import pathlib, tempfile
@@ -380,15 +381,15 @@ class SavingMethods(Trainer):
     def snapshot(self, *, with_config: bool = False) -> Snapshot:
         """Return the whole training state: weights, statistics, optimizer slots and random streams.
 
-        While `fit` runs, also its position: the batch, the states of loss and metrics, the states of callbacks. A
-        `CheckpointManager` writes it. The next step deletes its arrays.
+        During `fit` the snapshot also contains its position: the batch, and the states of loss, metrics and callbacks.
+        A `CheckpointManager` writes it. The next step deletes its arrays.
 
         Args:
-            with_config: whether it also holds what the model is, so that `load_model` makes the model of it.
+            with_config: whether to include the config, so that `load_model` can create the model.
 
         Raises:
-            ModelError: the weights do not exist yet; or `fit` runs in another thread, where only its callbacks know
-                between which two batches it is.
+            ModelError: the weights do not exist yet; or `fit` runs in another thread, and its position is known only
+                in its callbacks.
         """
         session = self._with_weights()
         documents = documents_of(self) if check_flag("with_config", with_config) else {}
@@ -408,16 +409,16 @@ class SavingMethods(Trainer):
         """Restore a state that `snapshot` returned, on the mesh of this model.
 
         Args:
-            stored: a checkpoint, as `CheckpointManager.newest` finds it. It may come from another mesh.
-            continue_training: whether the `fit` that is about to begin resumes at that position; callbacks pass it
+            stored: a checkpoint, as `CheckpointManager.newest` returns it, of any mesh.
+            continue_training: whether the `fit` that is about to begin resumes at the stored position; for callbacks,
                 in `on_train_begin`.
 
         Raises:
-            CheckpointError: variables or slots do not match the model; all mismatches are listed, and the
-                model stays as it is. Or arrays cannot be read, though all files are as they were written: if that
-                shows late, some arrays of a large model are deleted already: restore it again.
-            ModelError: the checkpoint has no `fit` to continue, or one with other batches, loss or metrics; the model
-                stays as it is.
+            CheckpointError: variables or slots do not match the model; the error lists all mismatches, and the model
+                is unchanged. Or arrays cannot be read although the files are intact; some arrays of a large model may
+                then be deleted, and must be restored again.
+            ModelError: the checkpoint has no `fit` to continue, or a `fit` with other batches, loss or metrics; the
+                model is unchanged.
         """
         restore(self.name, self._with_weights(), stored, continue_training)
 
@@ -433,40 +434,38 @@ class SavingMethods(Trainer):
     ) -> None:
         """Export the computation of `predict` as a program that runs without the model code, and its weights.
 
-        It is for one device, wherever the model lives: weights are gathered, whole, on the host. Where there are
-        several processes, all must call; the first one writes, and the others wait for it and raise what it does.
-        Batches, and other dims of unknown size, may have any size. `kd.export` describes the
-        folder, and `kd.export.load` loads it.
+        The program runs on one device; weights are gathered on the host. In a job all processes must call it; the
+        first one writes, and all raise its error. Batches and other dims of unknown size may have any size. See
+        `kd.export` for the folder, and `kd.export.load` to load it.
 
         Args:
-            filepath: a folder; nothing may be there yet, and the folder around it must exist.
+            filepath: path of a new folder, whose parent folder must exist.
             format: `"jax_export"`, a program of StableHLO.
-            verbose: whether to print where it was written.
-            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or anything
-                else with `shape` and `dtype`, in the structure of the inputs; a list of one is the same as that one. By
-                default those that the model was built for; models of `from_nnx` need it.
-            batch_size: the size of all batches; None for any.
-            platforms: of `cpu`, `cuda`, `rocm` and `tpu`. By default cpu, cuda and tpu; where that fails this one
-                alone, with a warning.
+            verbose: whether to print the path.
+            input_signature: shapes and dtypes of the inputs, None for dims of any size: an `InputSpec`, or any object
+                with `shape` and `dtype`, in the structure of the inputs; a list of one is unwrapped. By default the
+                inputs for which the model was built; required for models of `from_nnx`.
+            batch_size: the size of all batches; None for any size.
+            platforms: some of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`. By default `cpu`, `cuda` and `tpu`; if that
+                fails, the current platform, with a warning.
 
         Raises:
-            ModelError: something is at the path, the weights do not exist yet, it is not known what the model takes, an
-                argument cannot be used, or the model cannot be lowered so: for batches of any size, the error asks for
-                `batch_size`.
+            ModelError: the path exists, the weights do not exist yet, the inputs are unknown, an argument is invalid,
+                or the model cannot be lowered; for batches of any size, the error asks for `batch_size`.
             OSError: a file cannot be written.
 
-        Differs from Keras: the format, and that nothing is replaced.
+        Differs from Keras: the format; existing folders are not replaced.
 
         Source: `keras.Model.export`; `jax.export`.
         """
         export(self, filepath, format, verbose, input_signature, batch_size, platforms)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Return how to make the model again with its state, on the distribution that is current then.
+        """Return the arguments with which `pickle` and `copy` recreate the model, on the then current distribution.
 
         Raises:
-            ConfigError: it cannot be written down.
-            ModelError: there are several processes.
+            ConfigError: the model cannot be serialized.
+            ModelError: the job has several processes.
 
         Source: `keras.src.saving.keras_saveable.KerasSaveable.__reduce__`.
         """

@@ -39,7 +39,7 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> dict[str, list[str]]:
-        """The computations that the instruction runs, by role, without the function of a reduction."""
+        """The computations that the instruction calls, by role, except functions of reductions."""
         found: dict[str, list[str]] = {}
         for role, name in _CALLED.findall(self.attributes):
             if role != "to_apply" or self.opcode in ("call", "call-start"):

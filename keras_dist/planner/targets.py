@@ -83,7 +83,7 @@ class Target:
 
     @property
     def device_count(self) -> int:
-        """Number of JAX devices; a chip of two cores has two."""
+        """Number of JAX devices; a chip with two cores counts as two."""
         return self.slices * math.prod(self.shape) * self.chip.devices
 
     @property

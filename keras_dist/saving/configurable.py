@@ -75,7 +75,7 @@ class Configurable:
         """Return the arguments of the constructor as plain values: numbers, strings, lists, tuples, and dicts of these.
 
         Raises:
-            ConfigError: an argument cannot be written down, or has no name.
+            ConfigError: an argument cannot be serialized.
         """
         arguments = self._config_arguments()
         if unnamed := [name for name in arguments if name.startswith("*")]:

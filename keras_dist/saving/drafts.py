@@ -162,7 +162,7 @@ def left_drafts(place: pathlib.Path, locks: contextlib.ExitStack, is_only_writer
 
 
 def remove_left(path: pathlib.Path, is_only_writer: bool = False) -> None:
-    """Remove an abandoned draft, with a warning; raise only for the only writer if it cannot be removed."""
+    """Remove an abandoned draft, with a warning; if that is not permitted, only its only writer raises."""
     try:
         shutil.rmtree(path)
     except OSError:  # of another user, perhaps: no reason to save nothing

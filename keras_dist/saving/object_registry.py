@@ -39,20 +39,20 @@ def callable_with_one_array(found: Any) -> Any:
 class ObjectRegistry:
     """The objects of one kind by name.
 
-    It knows the objects that a package exports in its `__all__`: subclasses of `base`, by their own names and in snake
-    case, and functions; objects registered with `register_keras_serializable`; and objects of an open
-    `custom_object_scope`. Case is ignored.
+    Contains objects in `__all__` of a package: subclasses of `base`, by class name and in snake case, and functions.
+    Also objects registered with `register_keras_serializable`, and objects of an open `custom_object_scope`. Case is
+    ignored.
 
     Args:
         kind: the kind of the objects, for error messages.
         package: the name of the package that exports them.
-        base: the class whose subclasses count, or several; these themselves have no names.
-        accepted: what `get` takes besides a name and a config, for error messages.
-        example: code that makes such an object, for error messages.
-        convert: turns an object that was found into what `get` returns; None for an object of another kind.
-        functions: whether the functions of the package count, too.
+        base: the base class, or several, which are not included themselves.
+        accepted: description of objects that `get` accepts, for error messages.
+        example: code that creates such an object, for error messages.
+        convert: converts an object to the result of `get`; returns None for an object of another kind.
+        functions: whether to include the functions of the package.
         aliases: more names, and the exported names they stand for.
-        spell: another spelling of the names of classes.
+        spell: function from the name of a class to its other spelling.
         error: the class of the error for an object of another kind.
     """
 

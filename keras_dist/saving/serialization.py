@@ -140,7 +140,7 @@ def deserialize_keras_object(
 
     Args:
         config: plain values. Dicts with a `class_name` become objects.
-        custom_objects: classes and functions by name, beside the registered ones.
+        custom_objects: classes and functions by name, in addition to registered ones.
         safe_mode: as in Keras; not used, since code in a config never runs.
         module_objects: further objects that the outermost config may refer to by bare name.
 
@@ -240,7 +240,7 @@ def _is_scalar_type(cls: type) -> bool:
 
 
 def _description(obj: Any, config: Any) -> dict[str, Any]:
-    """Return the config of a class or a function, with the first package of the house that exports it."""
+    """Return the config of a class or a function, with the first package of keras_dist that exports it."""
     registered_name, module = get_registered_name(obj), str(obj.__module__)
     if module.split(".")[0] == _HOUSE and registered_name == obj.__name__:
         packages = (name for name in _packages(module) if obj.__name__ in getattr(sys.modules.get(name), "__all__", ()))

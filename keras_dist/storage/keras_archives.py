@@ -28,7 +28,7 @@ from keras_dist.storage.h5_files import H5Reader
 KERAS_SUFFIX = ".keras"
 CONFIG, METADATA, WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 OWN = "keras_dist"
-"""The entry of the metadata in which the house notes what Keras has no place for; Keras does not look at it."""
+"""The metadata entry for additions of keras_dist, which Keras ignores."""
 
 _KERAS_VERSION = "3.15.1"
 _MOST_JSON_BYTES, _MOST_ASSET_BYTES, _CHUNK_BYTES = 2**28, 2**30, 2**20
@@ -46,7 +46,7 @@ class KerasArchive:
 
     Attributes:
         config: what the model is, and how it was compiled.
-        own: what the house has noted in a file that it wrote; an empty dict for one of Keras.
+        own: the metadata of keras_dist; empty in files that Keras wrote.
 
     Raises:
         ModelError: the file has another format, or is damaged.

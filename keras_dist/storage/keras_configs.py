@@ -118,11 +118,11 @@ def is_graph(config: Any) -> bool:
 
 
 def _is_ours(graph: Mapping[str, Any]) -> bool:
-    """Whether the house has written the config of a functional model, by the modules of its layers."""
+    """Whether keras_dist wrote the config of a functional model, judged by the modules of its layers."""
     return is_graph(graph) and any(str(layer.get("module")).startswith(f"{_HOUSE}.") for layer in graph["layers"])
 
 
 def _is_layout(name: str, value: Any) -> bool:
-    """Whether an argument says where a weight lives: Keras has no such."""
+    """Whether an argument is the layout of a weight, which Keras does not have."""
     is_axes = isinstance(value, list) and all(axis is None or isinstance(axis, str | list) for axis in value)
     return name.endswith("_layout") and (value is None or is_axes)

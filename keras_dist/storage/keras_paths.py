@@ -132,7 +132,7 @@ def _attributes(node: Any) -> list[tuple[str, Any, tree_paths.Parts]]:
 
 
 def _of_properties(node: Any, held: Mapping[int, tree_paths.Parts]) -> dict[str, tuple[Any, tree_paths.Parts]]:
-    """Return the properties of classes outside of the house that give what the object holds."""
+    """Return the properties of user-defined classes that return attributes of the object."""
     found: dict[str, tuple[Any, tree_paths.Parts]] = {}
     for cls in type(node).__mro__:
         if cls.__module__.startswith(("keras_dist.", "flax.")):

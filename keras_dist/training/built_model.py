@@ -117,10 +117,9 @@ class BuiltModel(BuiltModule):
         same = [name for name in optimizers if name in before and _is_same(before[name], optimizers[name])]
         if same and (steps := int(self.cell.state.step)):
             names = ", ".join(repr(optimizers[name].transformation.name) for name in same)
-            warnings.warn(
+            warn(
                 f"compile: the optimizer {names} starts again without its state after {steps} steps, because other "
-                "variables are trained than before: `trainable` of a layer has changed",
-                stacklevel=lint.frames_inside(),
+                "variables are trained than before: `trainable` of a layer has changed"
             )
 
     def extend(self, graph: ModuleGraph, plan: LayoutPlan) -> None:

@@ -29,7 +29,10 @@ class StepsTuner:
         self._steps = fixed or 1
 
     def steps(self, left: int) -> int:
-        """Return the number of steps of the next execution, with `left` steps left; the rest after `fixed` is 1."""
+        """Return the number of steps of the next execution, of which `left` remain.
+
+        Steps that do not fill a fixed number run one by one.
+        """
         return 1 if self.is_fixed and self._steps > left else min(self._steps, left)
 
     def measured(self, seconds: float, steps: int) -> None:

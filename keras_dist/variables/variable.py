@@ -196,7 +196,7 @@ class Variable(Lendable):
 
     @property
     def path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The path in the model, or else from the outermost layer whose weights were listed."""
+        """Path in the model; outside of models, path in the outermost layer whose weights were accessed."""
         return self._known_as or self.get_metadata("keras_path") or "variable"
 
     @property

@@ -77,7 +77,7 @@ class NNXLayer(Layer):
         if "module" in self._arguments:
             given = f"a module of {type(self._members).__module__}.{type(self._members).__name__}"
             fix = "subclass NNXLayer, make the module in __init__, and @saving.register_keras_serializable() the class"
-            raise ConfigError(f"layer {self.name!r} cannot be written down in a config", given=given, fix=fix)
+            raise ConfigError(f"layer {self.name!r} cannot be serialized to a config", given=given, fix=fix)
         return super().get_config()
 
 
