@@ -13,9 +13,12 @@ PACKAGES = {
     "graph": "pydot",
     "h5": "h5py",
     "images": "pillow",
+    "mlflow": "mlflow",
     "plot": "matplotlib",
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
 """Packages of each extra in `pyproject.toml`, for errors: an index may have another `keras_dist`."""
 

@@ -128,7 +128,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
-                context.shards_of = self._shards_of()
+                context.shards_of = self._shards_of
                 y_pred, has_rows = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
@@ -160,13 +160,10 @@ class Forward:
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
 
-    def _shards_of(self) -> Callable[[str, int], int] | None:
-        """Return the function from the path of a weight and a dim to the number of its shards where it is used."""
-        plan = self.plan
-        if plan is None:
-            return None
-        layouts = {row.path: row.compute_axes for row in plan.rows}
-        return lambda path, dim: plan.mesh.axis_size(layouts[path][dim]) if path in layouts else 1
+    def _shards_of(self, path: str, dim: int) -> int | None:
+        """Return the number of shards of a dim of a weight where it is used; None if the plan lacks the weight."""
+        row = None if self.plan is None else next((row for row in self.plan.rows if row.path == path), None)
+        return None if self.plan is None or row is None else self.plan.mesh.axis_size(row.compute_axes[dim])
 
     def scattered(self, grads: PyTree) -> PyTree:
         """Constrain gradients to the layouts of the slots that they update (traced)."""

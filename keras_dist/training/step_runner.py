@@ -108,6 +108,7 @@ class StepRunner:
                 seconds = timer.clock.seconds
                 logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt), seconds)
                 run.progress = start.at_epoch(epoch + 1)
+                hooks.note_timing(timer.timing(self._cell.mesh.backend_mesh.local_devices))
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break

@@ -31,8 +31,8 @@ class CallContext:
     losses: list[jax.Array] = dataclasses.field(default_factory=list)  # scalars added by layers
     # traced tensor and mask by the id of the tensor, which must live; arrays have `_keras_mask`, as in Keras
     masks: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
-    # number of shards of a dim of a weight, by its path, where the step uses it; None in calls without a loss
-    shards_of: Callable[[str, int], int] | None = None
+    # in steps with a loss: number of shards of a dim of a weight, by its path, where it is used; None if not known
+    shards_of: Callable[[str, int], int | None] = lambda path, dim: None
     # traced logits and their projection by the id of the logits, which must live
     projections: dict[int, tuple[jax.Array, Projection]] = dataclasses.field(default_factory=dict)
     compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None  # while a loss is computed
@@ -77,8 +77,8 @@ class CallContext:
 
     def note_projection(self, logits: jax.Array, projection: Projection, weight: str) -> None:
         """Store the projection that computes logits; `weight` is the path of its kernel."""
-        if self.shards_of is not None and is_traced(logits):
-            shards = self.shards_of(weight, projection.vocabulary_dim)
+        shards = self.shards_of(weight, projection.vocabulary_dim) if is_traced(logits) else None
+        if shards is not None:
             self.projections[id(logits)] = logits, dataclasses.replace(projection, shards=shards)
 
 
