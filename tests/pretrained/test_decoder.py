@@ -131,6 +131,13 @@ def test_a_network_is_saved_and_loaded_as_a_model(scan, tmp_path):
     np.testing.assert_array_equal(again(tokens), expected)
 
 
+def test_a_summary_lists_the_blocks(scan):
+    model, lines = Decoder(config(), scan=scan), []
+    model.build()
+    model.summary(print_fn=lines.append)
+    assert "layers/attention/query/kernel" in lines[0] if scan else "layers/1/attention/query/kernel" in lines[0]
+
+
 def test_an_input_of_other_parts_is_refused():
     model = Decoder(config())
     with pytest.raises(ModelError, match="must be tokens, or a dict of tokens and some of positions, segments"):
