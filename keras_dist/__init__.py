@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from keras_dist import errors as errors
     from keras_dist import export as export
     from keras_dist import initializers as initializers
+    from keras_dist import interop as interop
     from keras_dist import layers as layers
     from keras_dist import losses as losses
     from keras_dist import metrics as metrics
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from keras_dist import planner as planner
     from keras_dist import preprocessing as preprocessing
     from keras_dist import presets as presets
+    from keras_dist import pretrained as pretrained
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
@@ -113,6 +115,7 @@ _PACKAGES = [
     "errors",
     "export",
     "initializers",
+    "interop",
     "layers",
     "losses",
     "metrics",
@@ -123,6 +126,7 @@ _PACKAGES = [
     "planner",
     "preprocessing",
     "presets",
+    "pretrained",
     "random",
     "regularizers",
     "saving",

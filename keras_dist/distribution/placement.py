@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -100,11 +100,47 @@ def _copier(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]
     return jax.jit(jax.numpy.copy, out_shardings=sharding)
 
 
-def host_copy(array: jax.Array) -> np.ndarray:
-    """Return a copy of `array`, or of the data of PRNG keys, on the host. All processes that hold parts must call."""
+def host_copy(array: jax.Array, region: Sequence[slice] | None = None) -> np.ndarray:
+    """Return a copy of a region of `array`, or of the data of PRNG keys, on the host; by default of all of it.
+
+    All processes that hold parts must call. JAX would keep the host's copy of a sharded array as long as the array.
+    """
     data = jax.random.key_data(array) if is_key_dtype(array.dtype) else array
+    wanted = [slice(0, size) for size in data.shape] if region is None else list(region)
     if data.is_fully_addressable or data.is_fully_replicated:
-        return np.array(data)
+        return _assembled(data, wanted)
     heartbeat.current().note_act("reading a value of which each process has a part")
     with heartbeat.current().waiting():
-        return np.array(multihost_utils.process_allgather(data, tiled=True))
+        return np.array(multihost_utils.process_allgather(_sliced(data, wanted), tiled=True))
+
+
+def _assembled(data: jax.Array, region: Sequence[slice]) -> np.ndarray:
+    """Return a region of an array from the shards of this process."""
+    found = np.empty([part.stop - part.start for part in region], data.dtype)
+    for shard in {str(shard.index): shard for shard in data.addressable_shards}.values():
+        held = [part.indices(size)[:2] for part, size in zip(shard.index, data.shape, strict=True)]
+        both = [
+            (max(part.start, start), min(part.stop, stop)) for part, (start, stop) in zip(region, held, strict=True)
+        ]
+        if all(start < stop for start, stop in both):
+            there = tuple(slice(a - part.start, b - part.start) for (a, b), part in zip(both, region, strict=True))
+            here = [slice(a - start, b - start) for (a, b), (start, _) in zip(both, held, strict=True)]
+            found[there] = np.asarray(_sliced(shard.data, here))
+    return found
+
+
+def _sliced(data: jax.Array, region: Sequence[slice]) -> jax.Array:
+    """Return a region of an array, as another array."""
+    sizes = tuple(part.stop - part.start for part in region)
+    if sizes != data.shape:
+        return _slicer(sizes)(data, [part.start for part in region])
+    shards = [shard.data for shard in data.addressable_shards]
+    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, shards)
+
+
+@functools.lru_cache(maxsize=512)
+def _slicer(sizes: tuple[int, ...]) -> Callable[..., jax.Array]:
+    def sliced(data: jax.Array, starts: list[int]) -> jax.Array:
+        return jax.lax.dynamic_slice(data, starts, sizes)
+
+    return jax.jit(sliced)

@@ -1,1 +1,15 @@
-"""Objects of Keras itself: `keras_models` turns a `keras.Model` into a module. Nothing here imports Keras."""
+"""Files of other programs: which of their arrays are which weights.
+
+The maps work on the weights of any model, in `Model.load_weights` and `Model.save_weights`.
+"""
+
+from typing import TYPE_CHECKING
+
+from keras_dist._support.missing_names import missing_from
+from keras_dist.storage.weight_map import Joined, WeightMap
+from keras_dist.storage.weight_transforms import Linear, Offset, Permute, Reshape
+
+__all__ = ["Joined", "Linear", "Offset", "Permute", "Reshape", "WeightMap"]
+
+if not TYPE_CHECKING:
+    __getattr__ = missing_from(__name__)

@@ -18,12 +18,12 @@ from keras_dist._support.types import DTypeLike, PyTree
 from keras_dist.distribution.jobs.job import is_chief
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import ModelError, shorten
-from keras_dist.interop.keras_models import adopt
 from keras_dist.layers.call_arguments import call_parameters, check_numbers
 from keras_dist.layers.other_frameworks import check_is_ours
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.distribution_methods import DistributionMethods
 from keras_dist.models.functional import connect
+from keras_dist.models.keras_models import adopt
 from keras_dist.models.modules import ModuleSource
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic

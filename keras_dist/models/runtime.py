@@ -8,8 +8,8 @@ from typing import Any
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import History
 from keras_dist.distribution.strategy import Distribution
-from keras_dist.interop.keras_models import KerasModel
 from keras_dist.layers.runtime import LayerRuntime
+from keras_dist.models.keras_models import KerasModel
 from keras_dist.models.modules import ModuleSource
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel

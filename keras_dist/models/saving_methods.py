@@ -35,8 +35,8 @@ from keras_dist.storage.load_report import LoadReport
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.storage.model_state import restore, save_folder, snapshot
 from keras_dist.storage.save_formats import check_fits_form, checked_size, format_of_model, path_of_keras
-from keras_dist.storage.weight_names import NameMap, Transforms
-from keras_dist.storage.weights_files import check_no_rules, load_weights, save_weights
+from keras_dist.storage.weight_map import WeightMap
+from keras_dist.storage.weights_files import check_no_map, load_weights, save_weights
 
 
 class SavingMethods(Trainer):
@@ -75,6 +75,10 @@ class SavingMethods(Trainer):
         overwrite: bool = True,
         max_shard_size: float | None = None,
         objects_to_skip: Sequence[Any] | None = None,
+        *,
+        weight_map: WeightMap | None = None,
+        dtype: Any = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Save the weights in a safetensors file under their paths, or in several files if they are large.
 
@@ -87,7 +91,8 @@ class SavingMethods(Trainer):
         models with and without LoRA can load it. A folder of orbax has all three.
 
         Args:
-            filepath: a file that ends in `.safetensors`, in a folder that exists. Or a path that ends in `.orbax`: a
+            filepath: a file that ends in `.safetensors`, in a folder that exists. Or a folder, or a path without a
+                suffix, for `model.safetensors` in it, as Hugging Face has it. Or a path that ends in `.orbax`: a
                 folder, to which each process writes what its devices hold, so that no weight is gathered. Or one that
                 ends in `.weights.h5`, which Keras reads, with the state of the optimizer if Keras has such a one;
                 that needs the extra `h5`.
@@ -95,16 +100,20 @@ class SavingMethods(Trainer):
             max_shard_size: in GB of 1024**3 bytes, as in Keras. More weights than that go to several files in Hugging
                 Face's form, `model-00001-of-00003.safetensors` and so on, and `model.safetensors.index.json`, which
                 names them; files of a save that is replaced make others take numbered names, `model.2-00001-of-...`.
-                A larger weight gets a separate file. The host holds the weights of one file at a time.
+                A larger weight gets a separate file. The host holds one weight at a time, of a stack one layer.
                 None for a single file; ignored for orbax. With `.weights.h5` or `.weights.json` the files are
                 `model_00000.weights.h5` and so on, as in Keras, with the index `model.weights.json`. The index is
                 missing while files of an earlier save are replaced, because Keras fixes their names.
             objects_to_skip: layers whose weights are left out of a `.weights.h5`.
+            weight_map: names and forms of the weights in files of another program: the map with which they were loaded.
+            dtype: element type of floating-point numbers in the file, for example `"bfloat16"`; by default as in the
+                model.
+            config: plain values, written as `config.json` beside the files.
 
         Raises:
             ModelError: the path ends in anything else, the file exists and is not to be replaced, a weight has an
-                element type that the format does not support, `max_shard_size` is not a size, or the weights do not
-                exist yet.
+                element type that the format does not support, `max_shard_size` is not a size, the weights do not
+                exist yet, or `weight_map` cannot be inverted.
             CheckpointError: a folder must be written, and the path is a file or a folder of other things.
             OSError: a file cannot be written.
 
@@ -126,15 +135,19 @@ class SavingMethods(Trainer):
             large-00002-of-00002.safetensors
             large.safetensors.index.json
 
-        Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger.
+        Differs from Keras: `filepath` is the same with and without `max_shard_size`, and a weight may be larger;
+        `weight_map`, `dtype` and `config`.
 
         Source: `keras.Model.save_weights`.
         """
         path, session = path_of_keras("save_weights", filepath), self._with_weights()
         check_fits_form(path, filepath, False, objects_to_skip)
         if path is None:
-            save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged_weights(self, session))
+            merged = merged_weights(self, session)
+            form = (weight_map, dtype, config)
+            save_weights(session, self.weights, filepath, overwrite, max_shard_size, merged, *form)
         else:
+            check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
             save_h5_weights(self, session, path, overwrite, checked_size(max_shard_size), objects_to_skip or ())
 
     def load_weights(
@@ -143,8 +156,7 @@ class SavingMethods(Trainer):
         skip_mismatch: bool = False,
         *,
         strict: bool = True,
-        name_map: NameMap | None = None,
-        transform: Transforms | None = None,
+        weight_map: WeightMap | None = None,
         by_name: bool = False,
         objects_to_skip: Sequence[Any] | None = None,
     ) -> LoadReport:
@@ -164,15 +176,9 @@ class SavingMethods(Trainer):
                 in one, or `.h5` of Keras 2; where the model has taken a step, its optimizer takes over the state of the
                 file's, as in Keras.
             skip_mismatch: True is the same as `strict=False`, as in Keras.
-            strict: whether names and shapes must match the model, and every rule of `name_map` and `transform` must be
-                used. Otherwise what fits is set, and a warning lists the rest.
-            name_map: what weights are called in the file: a dict from regular expressions for whole paths of weights to
-                names, in which `\1` stands for the first group. A list of names is joined along the dim which gives
-                the weight's shape, or stacked along a new first one. Other weights go by their paths.
-            transform: a dict from such regular expressions to functions, called with each array of the file that the
-                weight is made of, before they are joined. What a function gives as a view of the array (transposed,
-                reshaped, split, sliced) is read in part; a function that computes has the whole array on the host, is
-                called twice, and one array after the other.
+            strict: whether names and shapes must match the model, and every rule of `weight_map` must be used.
+                Otherwise what fits is set, and a warning lists the rest. Factors of LoRA may be missing in any case.
+            weight_map: names and forms of the weights in files of another program, see `kd.interop.WeightMap`.
             by_name: whether layers of an `.h5` in the form of Keras 2 go by their names, and not by their order.
             objects_to_skip: layers that are left alone, of a `.weights.h5`.
 
@@ -182,7 +188,7 @@ class SavingMethods(Trainer):
         Raises:
             ModelError: the file has another format, is damaged, its names or shapes do not match the model, or an
                 element type of the model cannot hold a number; of an index, a file is missing, elsewhere, of another
-                save, or lacks a weight; `name_map` or `transform` cannot be used. No weight is set then.
+                save, or lacks a weight; `weight_map` cannot be used. No weight is set then.
             CheckpointError: the folder is damaged, or holds no weights.
             FileNotFoundError: the file does not exist.
 
@@ -196,26 +202,7 @@ class SavingMethods(Trainer):
             ...     print(other.load_weights(path, strict=False))
             2 loaded: d1/kernel, d1/bias; 2 missing in the file: d2/kernel, d2/bias
 
-            Hugging Face's names: here each kernel is the other way round, and query, key and value are one kernel.
-
-            >>> import numpy as np
-            >>> from safetensors.numpy import save_file
-            >>> names = [f"layers.0.self_attn.{kind}_proj.weight" for kind in "qkv"]
-            >>> save_file({name: np.ones((2, 3), np.float32) for name in names}, path)
-            >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(6, use_bias=False, name="qkv_0")])
-            >>> with warnings.catch_warnings(action="ignore"):  # it has no checksums
-            ...     report = model.load_weights(
-            ...         path,
-            ...         name_map={r"qkv_(\d+)/kernel": [rf"layers.\1.self_attn.{kind}_proj.weight" for kind in "qkv"]},
-            ...         transform={r".*/kernel": lambda kernel: kernel.T},
-            ...     )
-            >>> print(report)
-            1 loaded: qkv_0/kernel
-
-            The other way round, one array for three kernels, each takes its part:
-            `transform={"q/kernel": lambda qkv: qkv[:256].T, "k/kernel": lambda qkv: qkv[256:512].T, ...}`.
-
-        Differs from Keras: `name_map` and `transform`.
+        Differs from Keras: `weight_map`.
 
         Source: `keras.Model.load_weights`.
         """
@@ -223,9 +210,9 @@ class SavingMethods(Trainer):
         path, session = path_of_keras("load_weights", filepath), self._with_weights()
         check_fits_form(path, filepath, by_name, objects_to_skip)
         if path is None:
-            options = (strict, name_map, transform, merged_weights(self, session))
+            options = (strict, weight_map, merged_weights(self, session))
             return retried(lambda: load_weights(self.name, session, self.weights, filepath, *options))
-        check_no_rules(path, name_map, transform)
+        check_no_map("load_weights", path, weight_map)
         return load_h5_weights(self, session, path, strict, by_name, objects_to_skip or ())
 
     def get_config(self) -> dict[str, Any]:

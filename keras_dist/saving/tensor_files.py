@@ -1,8 +1,9 @@
 """Arrays by name in `.safetensors` files: in one, or in several beside an index that names them.
 
-safetensors has no checksums, and a checksum of the file could only be written after the header. So each array has one,
-in the metadata, compared as a stream before any weight is set. An index is moved to its place last, and files of a new
-save take free names: replacing files under an old index would leave a mixture that loads.
+safetensors has no checksums. So each array has one, in the metadata, compared as a stream before any weight is set. A
+file is written array by array: the header has its final length from the beginning, and its checksums at the end.
+An index is moved to its place last, and files of a new save take free names: replacing files under an old index would
+leave a mixture that loads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from keras_dist.errors import ModelError, cause, shorten
 from keras_dist.saving.drafts import draft_of, writing_to
@@ -61,6 +61,17 @@ _TYPES = {
     "C64": "complex64",
 }
 """The element types of safetensors by numpy's names."""
+
+_TYPE_NAMES = {name: type_name for type_name, name in _TYPES.items()}
+_ALIGNMENT = 8  # [bytes]
+
+_CHECKSUM_DIGITS = 8
+
+Fetch = Callable[[str], np.ndarray]
+"""Returns the array of a name."""
+
+Arrays = Mapping[str, Any]
+"""Arrays by name, or whatever else has their `shape` and `dtype`."""
 
 Groups = Sequence[Sequence[str]]
 """The names of the arrays of each file."""
@@ -181,13 +192,20 @@ class TensorReader:
             file.seek(entry.offset)
             while chunk := file.read(min(left, _CHUNK_BYTES)):
                 checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
-        return f"{checksum:08x}"
+        return f"{checksum:0{_CHECKSUM_DIGITS}x}"
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
         """Yield the elements of an array, a small part at a time."""
         elements = self.view(name).reshape(-1)
         for begin in range(0, elements.size, _CHUNK_BYTES):
             yield elements[begin : begin + _CHUNK_BYTES]
+
+    def are_equal(self, name: str, other: str) -> bool:
+        """Whether two arrays have the same shape, element type and bytes, compared a small part at a time."""
+        if self.shapes[name] != self.shapes[other] or self.dtype(name) != self.dtype(other):
+            return False
+        both = zip(self.parts(name), self.parts(other), strict=True)
+        return all(np.array_equal(one.view(np.uint8), two.view(np.uint8)) for one, two in both)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Return the type of the elements of an array."""
@@ -278,10 +296,27 @@ class TensorWriter:
 
     Existing files at the path stay until `commit` replaces them, the index last. The context manager removes what was
     not committed.
+
+    Args:
+        caller: name of the caller in error messages.
+        path: of the file, or of the files with an index beside it.
+        arrays: shapes and dtypes.
+        groups: names of the arrays of each file.
+        metadata: further entries of the header.
+        documents: texts by the names of files beside the path, which replace such files.
     """
 
-    def __init__(self, caller: str, path: pathlib.Path, sizes: Mapping[str, int], groups: Groups) -> None:
-        self._caller, self._path, self._sizes, self._groups = caller, path, sizes, groups
+    def __init__(
+        self,
+        caller: str,
+        path: pathlib.Path,
+        arrays: Arrays,
+        groups: Groups,
+        metadata: Mapping[str, str] | None = None,
+        documents: Mapping[str, str] | None = None,
+    ) -> None:
+        self._caller, self._path, self._arrays, self._groups = caller, path, arrays, groups
+        self._metadata, self._documents = dict(metadata or {}), dict(documents or {})
         self._save = uuid.uuid4().hex
         self._open = contextlib.ExitStack()
         self._folder: pathlib.Path | None = None
@@ -293,10 +328,12 @@ class TensorWriter:
     def __exit__(self, *error: Any) -> None:
         self._open.close()
 
-    def write(self, number: int, arrays: dict[str, np.ndarray]) -> None:
-        """Write the arrays of one group beside the place."""
-        metadata = {_SAVE: self._save} if len(self._groups) > 1 else {}
-        self._checksums |= write_file(self._caller, self._draft() / str(number), arrays, self._path, metadata)
+    def write(self, number: int, fetch: Fetch) -> None:
+        """Write the arrays of one group beside the place; `fetch` is called for one after the other."""
+        metadata = self._metadata | ({_SAVE: self._save} if len(self._groups) > 1 else {})
+        arrays = {name: self._arrays[name] for name in self._groups[number]}
+        draft = self._draft() / str(number)
+        self._checksums |= write_file(self._caller, draft, arrays, fetch, self._path, metadata)
 
     def commit(self) -> None:
         """Move the written files to their places, and remove the files of an earlier save. Other writers wait."""
@@ -312,6 +349,10 @@ class TensorWriter:
                 drafts[-1].write_text(self._index_of(files))
                 places, outdated = [*files, index], [self._path, *outdated]
             _move(drafts, places)
+            for name, text in self._documents.items():
+                draft = self._draft() / "document"
+                draft.write_text(text, encoding="utf-8")
+                os.replace(draft, self._path.with_name(name))
             for file in outdated:
                 file.unlink(missing_ok=True)
 
@@ -324,29 +365,64 @@ class TensorWriter:
     def _index_of(self, files: Sequence[pathlib.Path]) -> str:
         """Return the content of the index of these files."""
         weight_map = {name: file.name for file, names in zip(files, self._groups, strict=True) for name in names}
-        metadata = {"total_size": sum(self._sizes.values()), _SAVE: self._save, CHECKSUMS: self._checksums}
+        total = sum(map(nbytes, self._arrays.values()))
+        metadata = {"total_size": total, _SAVE: self._save, CHECKSUMS: self._checksums}
         return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2) + "\n"
 
 
 def write_file(
     caller: str,
     file: pathlib.Path,
-    arrays: dict[str, np.ndarray],
+    arrays: Arrays,
+    fetch: Fetch,
     place: pathlib.Path,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Write arrays, with elements in C order, to a new file with their checksums; errors name the final `place`."""
-    file.touch()  # where that cannot be written, Python's error says why
-    mode = file.stat().st_mode
-    checksums = {name: checksum_of(array) for name, array in arrays.items()}
-    try:
-        with writing_to(place):
-            save_file(arrays, file, {**(metadata or {}), CHECKSUMS: json.dumps(checksums)})
-    except SafetensorError as error:
-        fix = "build the model with another dtype"
-        raise ModelError(f"{caller}: {str(place)!r} cannot be written", given=str(error), fix=fix) from error
-    file.chmod(mode)  # safetensors leaves a file that only its owner may read
+    """Write arrays, one after the other, to a new file with their checksums; errors name the final `place`."""
+    unsupported = [f"{name} of {array.dtype}" for name, array in arrays.items() if array.dtype.name not in _TYPE_NAMES]
+    if unsupported:
+        summary = f"{caller}: {str(place)!r} cannot be written: safetensors lacks the element type"
+        raise ModelError(summary, given=shorten(unsupported), fix="build the model with another dtype")
+    checksums = dict.fromkeys(arrays, "0" * _CHECKSUM_DIGITS)
+    header, offsets = _header_of(arrays, metadata, checksums)
+    with writing_to(place), file.open("wb") as opened:
+        for name in arrays:
+            array = np.asarray(fetch(name), order="C")
+            if (array.shape, array.dtype) != (tuple(arrays[name].shape), arrays[name].dtype):
+                raise ValueError(f"{name!r} is {array.dtype.name} {array.shape}, not as described: {arrays[name]}")
+            checksums[name] = checksum_of(array)
+            opened.seek(len(header) + offsets[name])
+            opened.write(array.reshape(-1).view(np.uint8).data)
+        opened.seek(0)
+        opened.write(_header_of(arrays, metadata, checksums)[0])
+        opened.truncate(len(header) + sum(map(nbytes, arrays.values())))
     return checksums
+
+
+def _header_of(
+    arrays: Arrays, metadata: Mapping[str, str] | None, checksums: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Return the beginning of a file, and after how many bytes behind it each array begins.
+
+    Large element types are first, so that all are aligned.
+    """
+    noted: dict[str, Any] = {"__metadata__": {**(metadata or {}), CHECKSUMS: json.dumps(checksums)}}
+    offsets: dict[str, int] = {}
+    end = 0
+    for name in sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize):
+        array, begin = arrays[name], end
+        end += nbytes(array)
+        offsets[name] = begin
+        type_name = _TYPE_NAMES[array.dtype.name]
+        noted[name] = {"dtype": type_name, "shape": [*array.shape], "data_offsets": [begin, end]}
+    header = json.dumps(noted, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _ALIGNMENT)
+    return len(header).to_bytes(_SIZE_BYTES, "little") + header, offsets
+
+
+def nbytes(array: Any) -> int:
+    """Return the size of an array in bytes."""
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
@@ -357,7 +433,7 @@ def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.n
 def checksum_of(array: np.ndarray) -> str:
     """Return the checksum of an array whose elements are in C order."""
     begun = checksum_begun(array.dtype, array.shape)
-    return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):08x}"
+    return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):0{_CHECKSUM_DIGITS}x}"
 
 
 def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

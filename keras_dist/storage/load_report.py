@@ -23,7 +23,7 @@ class LoadReport:
         missing: paths of weights that are not in the file.
         extra: names in the file that belong to no weight of the model.
         misshaped: paths of weights whose arrays in the file have another shape, or are complex.
-        unused: rules of `name_map` and `transform` that match no weight.
+        unused: rules of the `weight_map` that match no weight.
     """
 
     loaded: tuple[str, ...]
@@ -47,7 +47,7 @@ def misfit(model: str, path: str, problems: Sequence[Iterable[str]], caller: str
     """Return the error for a file that does not fit a model; `problems` are in the order of `_PROBLEMS`."""
     fix = (
         "load it into a model made like the one it was saved from, or pass strict=False to load what fits; "
-        "model.layout_plan lists the names; for other names and shapes see `name_map` and `transform`"
+        "model.layout_plan lists the names; for other names and shapes see `weight_map`"
     )
     if caller == "load_model":
         fix = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -9,11 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from keras_dist._support.arguments import check_number
 from keras_dist.distribution import lint
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import KerasDistError, ModelError, shorten
 from keras_dist.saving.buckets import folder_path, in_bucket, refreshed
+from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.tensor_files import SUFFIX
 from keras_dist.storage.keras_archives import KERAS_SUFFIX, is_keras_folder
 
@@ -181,3 +185,43 @@ def checked_size(max_shard_size: float | None) -> float | None:
     wrong, example = "must be a file size in GB", 0.5
     check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, wrong=wrong, example=example)
     return max_shard_size * _BYTES_PER_GB
+
+
+def is_plain_folder(filepath: object) -> bool:
+    """Whether weights at this path are files of Hugging Face in a folder: there is one, or the path has no suffix."""
+    if not isinstance(filepath, str | os.PathLike) or not os.fspath(filepath) or "\0" in os.fspath(filepath):
+        return False
+    path = folder_path(os.fspath(filepath))
+    if in_bucket(path) or path.suffix == FOLDER_SUFFIX or not path.name:
+        return False
+    return not path.name.endswith((SUFFIX, *H5_WEIGHTS)) and (path.is_dir() or not _SUFFIX.fullmatch(path.suffix))
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Make a folder for files of weights in a folder that exists."""
+    with writing_to(folder):
+        folder.mkdir(exist_ok=True)
+
+
+def checked_dtype(dtype: Any) -> Any:
+    """Check and return the element type of saved floating-point numbers; None for the types in the model."""
+    try:
+        found = None if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        found = jnp.dtype("int32")
+    if found is not None and not jnp.issubdtype(found, jnp.floating):
+        summary = "save_weights: `dtype` must be a floating-point type"
+        raise ModelError(summary, given=f"dtype={shorten(dtype)}", fix='for example dtype="bfloat16"')
+    return found
+
+
+def checked_config(config: Any) -> str:
+    """Check a config that is saved beside weights; return it as JSON."""
+    try:
+        if isinstance(config, Mapping):
+            return json.dumps(dict(config), indent=2) + "\n"
+        problem = "not a dict"
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = str(error)
+    summary = "save_weights: `config` must be a dict of plain values"
+    raise ModelError(summary, given=f"{shorten(config)}: {problem}", fix='for example config={"model_type": "llama"}')

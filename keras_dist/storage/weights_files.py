@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keras_dist._unstable import jax_internals
 from keras_dist._unstable.jax_internals import dtype_named, is_key_dtype
 from keras_dist.checkpoint import Snapshot, Stored
 from keras_dist.checkpoint.snapshot import MANIFEST, RECORD, newest_in
@@ -22,25 +20,31 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import FileMissingError, ModelError, shorten
 from keras_dist.saving.buckets import absolute, folder_path, in_bucket, refreshed
 from keras_dist.saving.drafts import writing_to
-from keras_dist.saving.tensor_files import (
-    INDEX_SUFFIX,
-    SUFFIX,
-    TensorReader,
-    TensorWriter,
-    fetched,
-    grouped,
-    index_path,
-)
+from keras_dist.saving.tensor_files import INDEX_SUFFIX, SUFFIX, TensorReader, TensorWriter, grouped, index_path, nbytes
 from keras_dist.storage.array_store import check_narrowed, is_narrower, narrowed, set_array, warn_unchecked
 from keras_dist.storage.load_report import LoadReport, listed, misfit
 from keras_dist.storage.lora_weights import MergedWeight, factor_paths
-from keras_dist.storage.save_formats import FOLDER_SUFFIX, check_file_path, check_free, checked_size, weights_path
-from keras_dist.storage.weight_names import NameMap, Origin, Transforms, origins_of
+from keras_dist.storage.mapped_files import MappedFile, MappedWeights
+from keras_dist.storage.save_formats import (
+    FOLDER_SUFFIX,
+    check_file_path,
+    check_free,
+    checked_config,
+    checked_dtype,
+    checked_size,
+    is_plain_folder,
+    make_folder,
+    weights_path,
+)
+from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.state_cell import StateCell
 
 _PREFIX = "variables/"
 _HUGGING_FACE, _PICKLES = "model", (".bin", ".pt", ".pth", ".ckpt")
+_CONFIG = "config.json"
+_PYTORCH = {"format": "pt"}
+"""The metadata that transformers asks for: arrays are in the forms of PyTorch."""
 
 
 def save_weights(
@@ -50,15 +54,19 @@ def save_weights(
     overwrite: bool,
     max_shard_size: float | None,
     merged: Mapping[str, MergedWeight],
+    weight_map: WeightMap | None = None,
+    dtype: Any = None,
+    config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights to files, or to a folder; see `Model.save_weights`."""
-    path = weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
+    path = _saved_path(filepath)
     max_bytes = checked_size(max_shard_size)
     is_folder = path.suffix == FOLDER_SUFFIX
     job = Rendezvous("a save of weights")
     for file in () if is_folder else (path, index_path(path)):
         check_file_path("save_weights", file, overwrite, ModelError)
     if is_folder:
+        check_no_map("save_weights", path, weight_map, dtype=dtype, config=config)
         if not overwrite:
             job.first(functools.partial(check_free, "save_weights", path, ModelError))
         _write_folder(path, [session.path_of(weight) for weight in weights], session)
@@ -66,21 +74,37 @@ def save_weights(
     factors = factor_paths(session, merged)
     by_path = {session.path_of(weight): weight for weight in weights}
     written = {path: merged.get(path, weight) for path, weight in by_path.items() if path not in factors}
-    sizes = {name: math.prod(weight.shape) * jax_internals.itemsize(weight.dtype) for name, weight in written.items()}
-    groups = grouped(sizes, max_bytes)
+    source = MappedWeights(path, session.cell, written, weight_map or WeightMap(), checked_dtype(dtype))
+    groups = grouped({name: nbytes(array) for name, array in source.arrays.items()}, max_bytes)
+    metadata = {} if weight_map is None else _PYTORCH
+    documents = {} if config is None else {_CONFIG: checked_config(config)}
     # all are of one step, whoever trains
-    with writing_to(path), session.cell.lock, TensorWriter("save_weights", path, sizes, groups) as writer:
+    with (
+        writing_to(path),
+        session.cell.lock,
+        TensorWriter("save_weights", path, source.arrays, groups, metadata, documents) as writer,
+    ):
 
         def write(number: int) -> None:
             if is_chief():
-                writer.write(number, fetched(groups[number], lambda name: written[name].numpy()))
+                writer.write(number, source.fetch)
             else:
                 for name in groups[number]:
-                    written[name].numpy()  # of which this process may hold parts
+                    source.fetch(name)  # of which this process may hold parts
 
+        job.each(source.check_tied)
         for number in range(len(groups)):
             job.each(functools.partial(write, number))
         job.first(writer.commit)
+
+
+def _saved_path(filepath: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the path of a file, or of a folder of orbax; in other folders it is the file of Hugging Face."""
+    if is_plain_folder(filepath):
+        folder = folder_path(os.fspath(filepath))
+        Rendezvous("a folder of weights").first(lambda: make_folder(folder))
+        return folder / f"{_HUGGING_FACE}{SUFFIX}"
+    return weights_path("save_weights", filepath, (SUFFIX, FOLDER_SUFFIX))
 
 
 def load_weights(
@@ -89,8 +113,7 @@ def load_weights(
     weights: Sequence[Any],
     filepath: str | os.PathLike[str],
     strict: bool,
-    name_map: NameMap | None,
-    transform: Transforms | None,
+    weight_map: WeightMap | None,
     merged: Mapping[str, MergedWeight],
 ) -> LoadReport:
     """Set the weights of a model of this name to those in files, or in a folder; see `Model.load_weights`."""
@@ -98,36 +121,37 @@ def load_weights(
     factors = factor_paths(session, merged)
     by_path = {session.path_of(weight): weight for weight in weights}
     wanted = {path: weight for path, weight in by_path.items() if path not in factors or path in reader.shapes}
-    origins, unused = origins_of(wanted, name_map, transform)
     if isinstance(reader, _Folder):
-        check_no_rules(reader.path, name_map, transform)
-    report = _compared(model, wanted, origins, unused, reader, strict)
+        check_no_map("load_weights", reader.path, weight_map)
+    shapes = {path: weight.shape for path, weight in wanted.items()}
+    source = MappedFile(reader.shapes, weight_map or WeightMap(), shapes)
+    report = _compared(model, wanted, source, reader, strict)
     if isinstance(reader, _Folder):
         reader.assign({path: wanted[path] for path in report.loaded})
     else:
-        loaded = {path: origins[path] for path in report.loaded}
-        _set(session.cell, reader, loaded)
+        _set(session.cell, reader, source, report.loaded)
     for path in report.loaded:
         if path in merged and session.path_of(merged[path].factors[1]) not in wanted:
             merged[path].forget()
     report.warn_of_rest(str(reader.path))
     if not isinstance(reader, _Folder):
-        warn_unchecked(reader, _names_in(loaded))
+        warn_unchecked(reader, source.names_of(report.loaded))
     return report
 
 
-def _set(cell: StateCell, reader: TensorReader, origins: Mapping[str, Origin]) -> None:
+def _set(cell: StateCell, reader: TensorReader, source: MappedFile, paths: Sequence[str]) -> None:
     """Set weights; if an error is raised, none is set."""
 
     def check() -> None:
-        reader.check(_names_in(origins))
-        for path, origin in origins.items():
-            for name in origin.names:
+        source.check_tied(reader)
+        reader.check(source.names_of(paths))
+        for path in paths:
+            for name in source.names_of([path]):
                 check_narrowed(reader, name, cell.row(path).dtype)
 
     Rendezvous("a load of weights").each(check)
-    for path, origin in origins.items():
-        parts = origin.of(reader, path, cell.row(path).shape)
+    for path in paths:
+        parts = source.open(reader, path, cell.row(path).shape)
         set_array(cell, cell.place(path), parts.__getitem__, reader, path)
 
 
@@ -172,49 +196,39 @@ def files_of_others(folder: pathlib.Path) -> list[str]:
 
 
 def _compared(
-    model: str,
-    weights: Mapping[str, Any],
-    origins: Mapping[str, Origin],
-    unused: tuple[str, ...],
-    reader: TensorReader | _Folder,
-    strict: bool,
+    model: str, weights: Mapping[str, Any], source: MappedFile, reader: TensorReader | _Folder, strict: bool
 ) -> LoadReport:
     """Compare weights with a file; return what can be loaded."""
-    used = set(_names_in(origins))
-    extra = tuple(name for name in reader.shapes if name not in used)
+    extra = source.extra()
     missing: dict[str, str] = {}
     unfit: dict[str, str] = {}
     for path, weight in weights.items():
-        origin = origins[path]
-        lacking = [name for name in origin.names if name not in reader.shapes]
+        lacking = [name for name in source.names_of([path]) if name not in reader.shapes]
         if lacking:
             missing[path] = path if lacking == [path] else f"{path}, there {listed(lacking)}"
             continue
-        if isinstance(reader, _Folder):
-            shape, is_complex = reader.shapes[path], jnp.issubdtype(reader.dtype(path), jnp.complexfloating)
+        shape, wanted = weight.shape, weight.shape
+        if isinstance(reader, TensorReader):
+            parts = source.open(reader, path, shape)
+            shape, wanted, is_complex = parts.shape, parts.wanted, parts.is_complex
         else:
-            parts = origin.of(reader, path, weight.shape)
-            shape, is_complex = parts.shape, parts.is_complex
+            shape, is_complex = reader.shapes[path], jnp.issubdtype(reader.dtype(path), jnp.complexfloating)
         loses_part = is_complex and not jnp.issubdtype(weight.dtype, jnp.complexfloating)
-        if shape != weight.shape or loses_part:
-            unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {weight.shape}"
-    if strict and (missing or extra or unfit or unused):
-        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), unused))
+        if shape != wanted or loses_part:
+            unfit[path] = f"{path} {'complex ' if is_complex else ''}{shape} for {wanted}"
+    if strict and (missing or extra or unfit or source.unused):
+        raise misfit(model, str(reader.path), (missing.values(), extra, unfit.values(), source.unused))
     loaded = tuple(path for path in weights if path not in missing and path not in unfit)
-    return LoadReport(loaded, tuple(missing), extra, tuple(unfit), unused)
+    return LoadReport(loaded, tuple(missing), extra, tuple(unfit), source.unused)
 
 
-def check_no_rules(path: pathlib.Path, name_map: NameMap | None, transform: Transforms | None) -> None:
-    """Check that weights in other formats than safetensors keep their names and shapes."""
-    if name_map or transform:
-        summary = "load_weights: `name_map` and `transform` are for files of safetensors"
-        given = f"the {'folder' if path.is_dir() else 'file'} {str(path)!r}"
-        raise ModelError(summary, given=given, fix="leave them out, or load a file that ends in '.safetensors'")
-
-
-def _names_in(origins: Mapping[str, Origin]) -> list[str]:
-    """Return the arrays in a file that weights are made of, each once."""
-    return list(dict.fromkeys(name for origin in origins.values() for name in origin.names))
+def check_no_map(caller: str, path: pathlib.Path, weight_map: WeightMap | None, **others: Any) -> None:
+    """Check that weights in other formats than safetensors keep their names and forms."""
+    given = [name for name, value in {"weight_map": weight_map, **others}.items() if value is not None]
+    if given:
+        summary = f"{caller}: {', '.join(f'`{name}`' for name in given)} need files of safetensors"
+        kind = "folder" if path.is_dir() else "file"
+        raise ModelError(summary, given=f"the {kind} {str(path)!r}", fix="leave them out, or use '.safetensors'")
 
 
 class _Folder:

@@ -19,7 +19,7 @@ VALUES = {
     "encoder.1.bias": CHANCE.random(3, "float32"),
 }
 NAMES = {r"d(\d)/kernel": r"encoder.\1.weight", r"d(\d)/bias": r"encoder.\1.bias"}
-RULES = {"name_map": NAMES, "transform": {".*/kernel": lambda kernel: kernel.T}}
+RULES = {"weight_map": kd.interop.WeightMap(NAMES, {".*/kernel": kd.interop.Linear()})}
 
 
 @pytest.fixture(scope="module")

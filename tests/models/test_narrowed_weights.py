@@ -70,7 +70,8 @@ def test_folders_and_transforms_are_checked_too(tmp_path):
         network("float16").load_weights(tmp_path / "m.orbax")
     written(tmp_path / "m.safetensors", [np.ones((3, 3), "float32")] * 2)
     with pytest.raises(ModelError, match="float32 cannot hold"):
-        model.load_weights(tmp_path / "m.safetensors", transform={".*": lambda kernel: kernel * np.float64(1e300)})
+        weight_map = kd.interop.WeightMap(transform={".*": lambda kernel: kernel * np.float64(1e300)})
+        model.load_weights(tmp_path / "m.safetensors", weight_map=weight_map)
 
 
 @pytest.mark.parametrize("kind", ["m.weights.h5", "m.safetensors"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import keras_dist as kd
 from keras_dist.errors import ModelError
+from keras_dist.saving.tensor_files import write_file
+from keras_dist.storage import mapped_files
 from tests.models.weights import model_on, weights_of
 
 GB = 1024**3
@@ -73,7 +74,7 @@ def test_a_save_replaces_the_one_before(model, other, found, path, first, second
     assert len(list(path.parent.iterdir())) == (1 if second is None else 4)
 
 
-WRITTEN = ["save_file"] * 3 + ["os.replace"] * 4
+WRITTEN = ["write_file"] * 3 + ["os.replace"] * 4
 """What a save calls one after the other."""
 
 
@@ -92,14 +93,15 @@ def test_an_interrupted_save_leaves_the_one_before_or_is_whole(
             is_last = len(called) == calls + 1
             if is_last and is_before:
                 raise KeyboardInterrupt
-            function(*arguments)
+            result = function(*arguments)
             if is_last:
                 raise KeyboardInterrupt
+            return result
 
         return call
 
     with monkeypatch.context() as patch:
-        for name, function in (("save_file", save_file), ("os.replace", os.replace)):
+        for name, function in (("write_file", write_file), ("os.replace", os.replace)):
             patch.setattr(f"keras_dist.saving.tensor_files.{name}", interrupting(name, function))
         with pytest.raises(KeyboardInterrupt):
             model.save_weights(path, max_shard_size=SMALL)
@@ -120,15 +122,15 @@ def test_a_file_of_ones_own_in_an_index_is_not_removed(model, path):
 
 
 def test_no_step_comes_between_the_files(model, path, monkeypatch):
-    lock, numpy, free = model._session.cell.lock, kd.Variable.numpy, []
+    lock, host_copy, free = model._session.cell.lock, mapped_files.host_copy, []
 
-    def watched(self):
+    def watched(*arguments):
         thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))
         thread.start()
         thread.join()
-        return numpy(self)
+        return host_copy(*arguments)
 
-    monkeypatch.setattr(kd.Variable, "numpy", watched)
+    monkeypatch.setattr(mapped_files, "host_copy", watched)
     model.save_weights(path, max_shard_size=SMALL)
     assert free == [False] * len(model.weights)
 

@@ -107,7 +107,7 @@ def test_files_that_do_not_fit(theirs, tmp_path):
     with pytest.raises(FileNotFoundError):
         ours.load_weights(tmp_path / "nothing.weights.h5")
     with pytest.raises(ModelError, match="files of safetensors"):
-        ours.load_weights(path, name_map={"a": "b"})
+        ours.load_weights(path, weight_map=kd.interop.WeightMap({"a": "b"}))
 
 
 def forged(file):

@@ -1,0 +1,290 @@
+r"""`WeightMap`: names and forms of weights in files of other programs, in both directions.
+
+A weight is divided into pieces, and so is each array of a file; the map pairs them. Loading and saving follow the same
+pairs, so that no second description is needed to save. Axes and sizes are written down and not guessed from a file,
+because a model is saved before a file exists.
+
+`{}` and not a number of layers stands in names: a stack of layers has as many as its leading dim, and one rule serves
+the layers of a model whether they are stacked or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from keras_dist._support.safe_patterns import Patterns
+from keras_dist.errors import ModelError, shorten
+from keras_dist.storage.weight_pieces import Cut, Piece
+from keras_dist.storage.weight_rules import INDEX, Match, Rules
+from keras_dist.storage.weight_transforms import Chain, Shape, Transform, transform_of
+from keras_dist.training.graph import compile_rule
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Joined:
+    """Arrays that are joined along an axis.
+
+    Args:
+        names: of arrays in the file which make one weight. For a tuple of paths, the name of the one array that
+            consists of these weights.
+        axis: of the weight that consists of arrays, or of the array that consists of weights.
+        sizes: of the arrays along the axis of the weight; by default equal. The parts of an array have the sizes of
+            the weights.
+    """
+
+    names: tuple[str, ...]
+    axis: int
+    sizes: tuple[int, ...] | None
+
+    def __init__(self, names: str | Sequence[str], axis: int, sizes: Sequence[int] | None = None) -> None:
+        object.__setattr__(self, "names", (names,) if isinstance(names, str) else tuple(names))
+        object.__setattr__(self, "axis", axis)
+        object.__setattr__(self, "sizes", None if sizes is None else tuple(sizes))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightMap:
+    r"""Names and forms of the weights of a model in files of another program.
+
+    What `load_weights(path, weight_map=...)` needs is enough for `save_weights(path, weight_map=...)`.
+
+    A rule is a regular expression for the whole path of a weight. A path that is a rule itself comes first. `{}` in a
+    rule matches the number of a layer, and stands for that number in the name. Where the path has no number, the weight
+    is a stack: its leading dim has one array of the file for each index. So
+    `"layers/{}/norm/scale": "model.layers.{}.norm.weight"` serves the weights `layers/0/norm/scale`,
+    `layers/1/norm/scale`, ... as well as one weight `layers/norm/scale` of all layers.
+
+    Args:
+        names: a dict from rules to names in the file. `\1` in a name stands for the first group of the rule. `{}` in a
+            name that the rule lacks stands for the next leading dim of the weight. A list of names, or a `Joined`, is
+            for a weight that consists of several arrays; a list is joined along the last axis. A tuple of rules is for
+            an array that consists of several weights, joined along its first axis, or as `Joined` says. Other weights
+            have their paths as names.
+        transform: a dict from rules to changes of form, between an array of the file and the weight or its part in that
+            array: `Linear`, `Permute`, `Reshape`, `Offset`, a pair of functions `(load, save)` of an array, or a list
+            of these in the order of loading. A single function serves loading only. If loading returns a view of the
+            array, each device reads its part. If a function computes, the whole array is read, twice.
+        tied: a dict from rules for names in the file to other names there with the same values. A file may leave out
+            such an array; then the other one is loaded. If the file has both, they must be equal. Only the other one
+            is saved.
+        ignored: rules for names in the file that no weight needs. They are not saved.
+
+    Raises:
+        ModelError: an argument has another form; all mistakes are listed.
+
+    Example:
+        A model with one kernel for query, key and value, in a file with three.
+
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import keras_dist as kd
+        >>> from safetensors.numpy import load_file
+        >>> weight_map = kd.interop.WeightMap(
+        ...     names={r"qkv_{}/kernel": [f"layers.{{}}.{kind}_proj.weight" for kind in "qkv"]},
+        ...     transform={".*/kernel": kd.interop.Linear()},
+        ... )
+        >>> model = kd.Sequential([kd.Input((3,)), kd.layers.Dense(6, use_bias=False, name="qkv_0")])
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> model.save_weights(folder, weight_map=weight_map)
+        >>> {name: value.shape for name, value in sorted(load_file(folder / "model.safetensors").items())}
+        {'layers.0.k_proj.weight': (2, 3), 'layers.0.q_proj.weight': (2, 3), 'layers.0.v_proj.weight': (2, 3)}
+        >>> print(model.load_weights(folder, weight_map=weight_map))
+        1 loaded: qkv_0/kernel
+    """
+
+    names: Mapping[str | tuple[str, ...], str | Sequence[str] | Joined] = dataclasses.field(default_factory=dict)
+    transform: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ignored: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        given = {argument: _wrong_in(argument, getattr(self, argument)) for argument in _EXAMPLES}
+        wrong = {argument: values for argument, values in given.items() if values}
+        if wrong:
+            raise ModelError(
+                f"WeightMap: {', '.join(f'`{argument}`' for argument in wrong)} cannot be used",
+                given="; ".join(f"{argument}: {shorten(value)}" for argument, each in wrong.items() for value in each),
+                fix="for example " + ", ".join(_EXAMPLES[argument] for argument in wrong),
+            )
+        for rule in self.ignored:
+            compile_rule(rule, "ignored")
+        for argument in ("names", "transform", "tied"):
+            Rules(argument, getattr(self, argument))
+
+    def pieces_of(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, list[Piece]], tuple[str, ...]]:
+        """Return the pieces of weights of these shapes by path, and the rules that match none, as `names['...']`."""
+        names, transforms = self._rules()
+        found: dict[str, list[Piece]] = {}
+        members: dict[tuple[Any, str], dict[int, tuple[str, int]]] = {}
+        for path, shape in shapes.items():
+            naming, changing = names.match(path), transforms.match(path)
+            transform = (None if changing is None else transform_of(changing.value)) or Chain()
+            found[path] = list(_pieces(path, naming, shape, transform))
+            if naming is not None and isinstance(naming.key, tuple):
+                for place, piece in enumerate(found[path]):
+                    of_name = members.setdefault((naming.key, piece.name), {})
+                    if naming.member in of_name:
+                        raise _same_part(naming, piece.name, path, of_name[naming.member][0])
+                    of_name[naming.member] = (path, place)
+        for (key, name), places in members.items():
+            _cut(key, name, self.names[key], places, found)
+        return found, (*names.unused(), *transforms.unused())
+
+    def alias(self, name: str) -> str | None:
+        """Return the other name under which a file has the values of this array; None without one."""
+        found = self._tied.match(name)
+        return None if found is None else found.expanded(found.value)
+
+    def ignores(self, name: str) -> bool:
+        """Whether no weight needs this array of a file."""
+        return bool(self._ignored.matching(name))
+
+    def _rules(self) -> tuple[Rules, Rules]:
+        """New rules, which count their matches."""
+        return Rules("names", self.names), Rules("transform", self.transform)
+
+    @functools.cached_property
+    def _tied(self) -> Rules:
+        return Rules("tied", self.tied)
+
+    @functools.cached_property
+    def _ignored(self) -> Patterns:
+        return Patterns(self.ignored)
+
+
+_EXAMPLES = {
+    "names": r'names={"layers/{}/(up|down)/kernel": r"model.layers.{}.mlp.\1_proj.weight"}',
+    "transform": 'transform={".*/kernel": kd.interop.Linear()}',
+    "tied": 'tied={"lm_head.weight": "model.embed_tokens.weight"}',
+    "ignored": r'ignored=(r".*\.inv_freq",)',
+}
+
+
+def _wrong_in(argument: str, rules: Any) -> list[Any]:
+    """Return the values in an argument that cannot be used."""
+    if argument == "ignored":
+        is_fine = not isinstance(rules, str) and (not rules or _are_texts(rules))
+        return [] if is_fine else [rules]
+    if not isinstance(rules, Mapping):
+        return [rules]
+    is_fine = {"names": _is_naming, "transform": _is_transform, "tied": _is_alias}[argument]
+    return [{rule: value} for rule, value in rules.items() if not is_fine(rule, value)]
+
+
+def _is_naming(rule: Any, value: Any) -> bool:
+    if isinstance(rule, tuple):
+        names = value.names if isinstance(value, Joined) else (value,)
+        return len(names) == 1 and _are_texts(names) and _are_texts(rule)
+    names = value.names if isinstance(value, Joined) else (value,) if isinstance(value, str) else value
+    sizes = value.sizes if isinstance(value, Joined) else None
+    return isinstance(rule, str) and _are_texts(names) and (sizes is None or len(sizes) == len(names))
+
+
+def _is_transform(rule: Any, value: Any) -> bool:
+    return isinstance(rule, str) and transform_of(value) is not None
+
+
+def _is_alias(rule: Any, value: Any) -> bool:
+    return isinstance(rule, str) and isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _pieces(path: str, naming: Match | None, shape: Shape, transform: Transform) -> Iterator[Piece]:
+    """Yield the pieces of a weight, in the order of the names in the file."""
+    if naming is None:
+        yield Piece(path, (0,) * len(shape), shape, transform)
+        return
+    value = naming.value
+    joined = value if isinstance(value, Joined) else None if isinstance(value, str) else Joined(value, -1)
+    names = (str(value),) if joined is None else joined.names
+    templates = [naming.expanded(name) for name in names]
+    stacked = _stacked(path, naming, templates, shape)
+    part = shape[stacked:]
+    sizes = None if joined is None or isinstance(naming.key, tuple) else _sizes(path, joined, part)
+    for index in itertools.product(*map(range, shape[:stacked])):
+        start = 0
+        for number, template in enumerate(templates):
+            name = _filled(template, naming.numbers, index)
+            if sizes is None or joined is None:
+                yield Piece(name, (*index, *(0,) * len(part)), part, transform)
+                continue
+            axis, size = joined.axis % len(part), sizes[number]
+            begin, extent = [0] * len(part), [*part]
+            begin[axis], extent[axis] = start, size
+            yield Piece(name, (*index, *begin), tuple(extent), transform)
+            start += size
+
+
+def _stacked(path: str, naming: Match, templates: Sequence[str], shape: Shape) -> int:
+    """The number of leading dims that are stacks of arrays in the file."""
+    [count, *others] = sorted({template.count(INDEX) for template in templates})
+    known = sum(number is not None for number in naming.numbers)
+    if not others and len(naming.numbers) <= count <= known + len(shape):
+        return count - known
+    summary = f"WeightMap: the `{INDEX}` of {naming.value!r} do not fit the weight {path!r}"
+    given = f"the rule {naming.key!r}, a weight of {len(shape)} dims"
+    fix = f"write as many `{INDEX}` in each name as in the rule, and one more for each leading dim that is a stack"
+    raise ModelError(summary, given=given, fix=fix)
+
+
+def _filled(template: str, numbers: Sequence[str | None], index: Sequence[int]) -> str:
+    """Return a name with the numbers of the path, and the index in the stack where the path has none."""
+    rest = iter(index)
+    text, *parts = template.split(INDEX)
+    for place, part in enumerate(parts):
+        number = numbers[place] if place < len(numbers) else None
+        text += f"{next(rest) if number is None else number}{part}"
+    return text
+
+
+def _sizes(path: str, joined: Joined, part: Shape) -> Sequence[int]:
+    """The sizes of the arrays that a weight consists of."""
+    count, axis = len(joined.names), joined.axis
+    size = part[axis] if -len(part) <= axis < len(part) else 0
+    if joined.sizes is not None and sum(joined.sizes) == size:
+        return joined.sizes
+    if joined.sizes is None and size and size % count == 0:
+        return [size // count] * count
+    summary = f"WeightMap: the weight {path!r} cannot consist of {count} arrays along axis {axis}"
+    given = f"shape {part}, {'equal sizes' if joined.sizes is None else f'sizes={joined.sizes}'}"
+    fix = f'give the axis, and the sizes along it: Joined(["a.weight", "b.weight"], axis={axis}, sizes=(64, 32))'
+    raise ModelError(summary, given=given, fix=fix)
+
+
+def _cut(
+    key: tuple[str, ...], name: str, value: Any, places: Mapping[int, tuple[str, int]], found: dict[str, list[Piece]]
+) -> None:
+    """Give the pieces of one array in a file their places in it."""
+    missing = [rule for member, rule in enumerate(key) if member not in places]
+    if missing:
+        summary = f"WeightMap: {name!r} consists of weights of which the model lacks some"
+        raise ModelError(summary, given=f"no weight for {shorten(missing)}", fix="correct the rules of this tuple")
+    parts = [places[member] for member in range(len(key))]
+    shapes = [piece.transform.file_shape(piece.shape) for piece in (found[path][place] for path, place in parts)]
+    axis = value.axis if isinstance(value, Joined) else 0
+    dims = len(shapes[0])
+    rests = {(*shape[: axis % dims], *shape[axis % dims + 1 :]) for shape in shapes} if -dims <= axis < dims else ()
+    if len(rests) != 1:
+        summary = f"WeightMap: weights of these shapes in the file cannot be joined along axis {axis} to {name!r}"
+        given = ", ".join(f"{path} {shape}" for (path, _), shape in zip(parts, shapes, strict=True))
+        raise ModelError(summary, given=given, fix="correct `transform`, or the axis: Joined(name, axis=1)")
+    axis %= dims
+    whole = (*shapes[0][:axis], sum(shape[axis] for shape in shapes), *shapes[0][axis + 1 :])
+    start = 0
+    for (path, place), shape in zip(parts, shapes, strict=True):
+        cut = Cut(axis, start, start + shape[axis], whole)
+        found[path][place] = dataclasses.replace(found[path][place], cut=cut)
+        start += shape[axis]
+
+
+def _same_part(naming: Match, name: str, path: str, other: str) -> ModelError:
+    summary = f"WeightMap: {path!r} and {other!r} are the same part of {name!r}"
+    fix = "repeat in the name what differs in the paths: `{}`, or a group"
+    return ModelError(summary, given=f"the rule {naming.key!r}", fix=fix)
