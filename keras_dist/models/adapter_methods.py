@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from keras_dist.models.adapter_saving import load, save
 from keras_dist.models.adapters import enable, merge
 from keras_dist.models.saving_methods import SavingMethods
-from keras_dist.storage.weight_names import NameMap
+from keras_dist.storage.weight_map import WeightMap
 
 
 class AdapterMethods(SavingMethods):
@@ -70,21 +70,20 @@ class AdapterMethods(SavingMethods):
         filepath: str | os.PathLike[str],
         overwrite: bool = True,
         *,
-        name_map: NameMap | None = None,
+        weight_map: WeightMap | None = None,
         base_model_name_or_path: str | None = None,
         task_type: str | None = None,
     ) -> None:
-        r"""Save the factors of LoRA alone in a folder, in the format of `peft`.
+        """Save the factors of LoRA alone in a folder, in the format of `peft`.
 
         The files are `adapter_config.json` and `adapter_model.safetensors`. Modules have their names in the base
-        model's files, where the model has these names or `name_map` gives them. Otherwise they have our paths with
-        dots, and numbers for the layers of a stack. In a job all processes must call; the first writes.
+        model's files, for networks of `kd.pretrained`, or where `weight_map` gives them. Otherwise they have our paths
+        with dots, and numbers for the layers of a stack. In a job all processes must call; the first writes.
 
         Args:
             filepath: a folder, which is created in a folder that exists.
             overwrite: whether existing files are replaced.
-            name_map: names of weights in the base's files, as in `load_weights`, such as
-                `{r"layers/(\d+)/query/kernel": r"model.layers.\1.self_attn.q_proj.weight"}`. A list for a stack.
+            weight_map: names of weights in the base's files, as in `load_weights`.
             base_model_name_or_path: where peft finds the base.
             task_type: of peft, such as `"CAUSAL_LM"`.
 
@@ -105,16 +104,17 @@ class AdapterMethods(SavingMethods):
 
         Source: `peft.PeftModel.save_pretrained`.
         """
-        save(self, filepath, overwrite, name_map, base_model_name_or_path=base_model_name_or_path, task_type=task_type)
+        others = {"base_model_name_or_path": base_model_name_or_path, "task_type": task_type}
+        save(self, filepath, overwrite, weight_map, **others)
 
     def load_adapter(
-        self, filepath: str | os.PathLike[str], *, name_map: NameMap | None = None, dropout: float | None = None
+        self, filepath: str | os.PathLike[str], *, weight_map: WeightMap | None = None, dropout: float | None = None
     ) -> None:
         """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
 
         Args:
             filepath: the folder.
-            name_map: names of weights in the base's files; see `save_adapter`.
+            weight_map: names of weights in the base's files; see `save_adapter`.
             dropout: instead of the fraction in the files, if the model has no adapters.
 
         Raises:
@@ -124,8 +124,8 @@ class AdapterMethods(SavingMethods):
 
         Source: `peft.PeftModel.from_pretrained`.
         """
-        load(self, filepath, name_map, dropout)
+        load(self, filepath, weight_map, dropout)
 
-    def _names_in_base(self) -> NameMap | None:
+    def _map_of_base(self) -> WeightMap | None:
         """Return the names of weights in files of the base; None for our own."""
         return None

@@ -23,7 +23,7 @@ from keras_dist.storage.adapter_files import (
     written_config,
 )
 from keras_dist.storage.lora_weights import merged_weights
-from keras_dist.storage.weight_names import NameMap, origins_of
+from keras_dist.storage.weight_map import WeightMap
 from keras_dist.training.built_model import BuiltModel
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 def save(
-    model: AdapterMethods, filepath: str | os.PathLike[str], overwrite: bool, name_map: NameMap | None, **others: Any
+    model: AdapterMethods,
+    filepath: str | os.PathLike[str],
+    overwrite: bool,
+    weight_map: WeightMap | None,
+    **others: Any,
 ) -> None:
     """Write the adapters of a model; see `Model.save_adapter`."""
     session, adapters = model._with_weights(), model._runtime.adapters
@@ -39,7 +43,7 @@ def save(
         fix = 'model.enable_lora(rank=8, layers=".*/query") first; save_weights saves all weights'
         raise ModelError("save_adapter: the model has no adapters", given=f"model {model.name!r}", fix=fix)
     folder = adapter_folder("save_adapter", filepath)
-    forms = _forms(model, session, name_map)
+    forms = _forms(model, session, weight_map)
     chosen = [forms[path] for path in adapters.weights]
     problems = _problems(chosen, forms.values())
     if problems:
@@ -58,11 +62,11 @@ def save(
 
 
 def load(
-    model: AdapterMethods, filepath: str | os.PathLike[str], name_map: NameMap | None, dropout: float | None
+    model: AdapterMethods, filepath: str | os.PathLike[str], weight_map: WeightMap | None, dropout: float | None
 ) -> None:
     """Set the adapters of a model to those in files; see `Model.load_adapter`."""
     session, adapters = model._with_weights(), model._runtime.adapters
-    folder, forms = adapter_folder("load_adapter", filepath), _forms(model, session, name_map)
+    folder, forms = adapter_folder("load_adapter", filepath), _forms(model, session, weight_map)
     read: list[tuple[AdapterFiles, list[Form], dict[str, Any]]] = []
 
     def look() -> None:
@@ -97,16 +101,17 @@ def _chosen(files: AdapterFiles, forms: Iterable[Form], adapters: Adapters | Non
     return [form for form in forms if form.path in adapters.weights], problems
 
 
-def _forms(model: AdapterMethods, session: BuiltModel, name_map: NameMap | None) -> dict[str, Form]:
+def _forms(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | None) -> dict[str, Form]:
     """Return the form in files of each weight that LoRA can adapt, by path."""
     candidates = {one.weight: one for one in candidates_in(session) if one.dims[0]}
-    origins, _ = origins_of(candidates, model._names_in_base() if name_map is None else name_map)
+    shapes = {path: session.cell.row(path).shape for path in candidates}
+    pieces, _ = (weight_map or model._map_of_base() or WeightMap()).pieces_of(shapes)
     found: dict[str, Form] = {}
     for path, one in candidates.items():
-        shape, names = session.cell.row(path).shape, origins[path].names
+        shape, names = shapes[path], [piece.name for piece in pieces[path]]
         dims = factor_dims(len(shape), *one.dims)
         count = shape[0] if 0 in dims[0] and 0 in dims[1] else None
-        if names == (path,):  # our own path with dots, and the numbers in a stack
+        if names == [path]:  # our own path with dots, and the numbers in a stack
             whole = one.names[0].replace("/", ".")
             modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
         else:

@@ -21,9 +21,9 @@ from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import FileMissingError, ModelError, cause, shorten
 from keras_dist.layers.lora import Dims
 from keras_dist.saving.buckets import in_bucket
-from keras_dist.saving.drafts import write_text, writing_to
+from keras_dist.saving.drafts import writing_to
 from keras_dist.saving.regular_files import read_regular
-from keras_dist.saving.tensor_files import SUFFIX, TensorReader, TensorWriter, fetched
+from keras_dist.saving.tensor_files import SUFFIX, TensorReader, TensorWriter
 from keras_dist.storage.save_formats import check_file_path, model_folder
 
 CONFIG, ARRAYS = "adapter_config.json", f"adapter_model{SUFFIX}"
@@ -168,13 +168,12 @@ def write_adapter(
         check_file_path("save_adapter", folder / name, overwrite, ModelError)
 
     def write() -> None:
-        sizes = {name: array.nbytes for name, array in arrays.items()}
+        place, documents = folder / ARRAYS, {CONFIG: json.dumps(config, indent=2) + "\n"}
         with writing_to(folder):
             folder.mkdir(exist_ok=True)
-        with writing_to(folder / ARRAYS), TensorWriter("save_adapter", folder / ARRAYS, sizes, [[*arrays]]) as writer:
-            writer.write(0, fetched([*arrays], arrays.__getitem__))
+        with writing_to(place), TensorWriter("save_adapter", place, arrays, [[*arrays]], None, documents) as writer:
+            writer.write(0, arrays.__getitem__)
             writer.commit()
-        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
     Rendezvous("a save of an adapter").first(write)
 
@@ -245,6 +244,6 @@ def raise_misfit(folder: pathlib.Path, problems: Sequence[str]) -> None:
     """Raise one error for all problems, if there are any."""
     if problems:
         more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        fix = "name_map={weight's path: name in the base's files} names the modules; or load the adapter of this model"
+        fix = "load an adapter of this model; or name its modules with weight_map=kd.interop.WeightMap(names=...)"
         summary = f"{str(folder)!r} does not fit the adapters of the model"
         raise ModelError(summary, given="; ".join(problems[:_LISTED]) + more, fix=fix)

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import keras_dist as kd
 from keras_dist import layers
 from keras_dist.errors import FileMissingError, ModelError
+from keras_dist.interop import Joined, Linear, WeightMap
 from tests import processes
 from tests.models.test_adapters import TOLERANCE, X, adapted, made, sharded, stacked, with_updates
 from tests.models.test_adapters_of_modules import X as ROWS
@@ -22,7 +23,7 @@ from tests.models.test_adapters_of_modules import adapted as adapted_module
 from tests.models.test_adapters_of_modules import made as made_module
 
 BASE = "base_model.model."
-NAMES = {"query/kernel": "model.self_attn.q_proj.weight", "output/kernel": "model.self_attn.o_proj.weight"}
+NAMES = WeightMap({"query/kernel": "model.self_attn.q_proj.weight", "output/kernel": "model.self_attn.o_proj.weight"})
 
 
 def files(folder):
@@ -74,16 +75,17 @@ def test_a_file_of_peft_gives_the_sum_of_the_products(tmp_path):
 def test_modules_have_the_names_of_the_base(tmp_path):
     model = made()
     model.enable_lora(2, "query")
-    model.save_adapter(tmp_path / "a", name_map=NAMES)
+    model.save_adapter(tmp_path / "a", weight_map=NAMES)
     config, arrays = files(tmp_path / "a")
     assert config["target_modules"] == ["q_proj"]
     assert sorted(arrays) == [f"{BASE}model.self_attn.q_proj.lora_{one}.weight" for one in "AB"]
-    made().load_adapter(tmp_path / "a", name_map=NAMES)
+    made().load_adapter(tmp_path / "a", weight_map=NAMES)
     with pytest.raises(ModelError, match=r"unknown module model\.self_attn\.q_proj"):
         made().load_adapter(tmp_path / "a")
-    fused = {"(query|output)/kernel": "model.qo_proj.weight"}
+    forms = {"query/kernel": Linear(), "output/kernel": Linear(inputs=2)}
+    fused = WeightMap({("query/kernel", "output/kernel"): Joined("model.qo_proj.weight", 0)}, forms)
     with pytest.raises(ModelError, match=r"query/kernel is a part of model\.qo_proj"):
-        model.save_adapter(tmp_path / "b", name_map=fused)
+        model.save_adapter(tmp_path / "b", weight_map=fused)
     assert not (tmp_path / "b").exists()
 
 
@@ -148,17 +150,17 @@ def test_the_factors_of_a_stack_have_its_dim_and_a_module_for_each_layer(tmp_pat
     for one in range(2):
         expected = np.tanh(expected @ (kernel[one] + 2 * first[one] @ second[one]))
     np.testing.assert_allclose(model.predict(ROWS, verbose=0), expected, atol=TOLERANCE)
-    names = {"loop/block/kernel": ["model.0.up.weight", "model.1.up.weight"]}
+    names = WeightMap({"loop/block/kernel": "model.{}.up.weight"})
     for given, modules in ((None, ["loop.block.0", "loop.block.1"]), (names, ["model.0.up", "model.1.up"])):
-        model.save_adapter(tmp_path / "a", name_map=given)
+        model.save_adapter(tmp_path / "a", weight_map=given)
         _, arrays = files(tmp_path / "a")
         assert sorted(arrays) == [f"{BASE}{module}.lora_{one}.weight" for module in modules for one in "AB"]
         np.testing.assert_array_equal(arrays[f"{BASE}{modules[1]}.lora_A.weight"], first[1].T)
         other = made(make=loop)
-        other.load_adapter(tmp_path / "a", name_map=given)
+        other.load_adapter(tmp_path / "a", weight_map=given)
         np.testing.assert_allclose(other.predict(ROWS, verbose=0), expected, atol=TOLERANCE)
     with pytest.raises(ModelError, match="2 modules in the file, not 1"):
-        model.save_adapter(tmp_path / "b", name_map={"loop/block/kernel": "up.weight"})
+        model.save_adapter(tmp_path / "b", weight_map=WeightMap({"loop/block/kernel": "up.weight"}))
     model.merge_lora()
     np.testing.assert_allclose(model.predict(ROWS, verbose=0), expected, atol=TOLERANCE)
 
