@@ -89,7 +89,7 @@ class AdapterMethods(SavingMethods):
 
         Raises:
             ModelError: the model has no adapters of `Model.enable_lora`, files exist and are not to be replaced, or the
-                format cannot hold the adapters, for example of a part of a module.
+                format cannot hold the adapters, for example of a part of a module, or of embeddings that are the head.
             OSError: a file cannot be written.
 
         Example:
@@ -111,6 +111,8 @@ class AdapterMethods(SavingMethods):
         self, filepath: str | os.PathLike[str], *, weight_map: WeightMap | None = None, dropout: float | None = None
     ) -> None:
         """Load factors that `save_adapter` or `peft` wrote. A model without adapters gets them.
+
+        A copy of the base's embeddings, which peft adds to the factors of embeddings, is not loaded.
 
         Args:
             filepath: the folder.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist.distribution.jobs.rendezvous import Rendezvous
 from keras_dist.errors import ModelError
+from keras_dist.layers import ReversibleEmbedding
 from keras_dist.layers.lora import factor_dims
 from keras_dist.models.adapters import candidates_in, enable
 from keras_dist.models.runtime import Adapters
@@ -116,7 +117,8 @@ def _forms(model: AdapterMethods, session: BuiltModel, weight_map: WeightMap | N
             modules = [whole] if count is None else [f"{whole}.{number}" for number in range(count)]
         else:
             modules = [name.rpartition(".")[0] for name in names]
-        found[path] = Form(path, tuple(modules), one.kind, shape, dims)
+        is_tied = isinstance(one.layer, ReversibleEmbedding) and one.layer.tie_weights
+        found[path] = Form(path, tuple(modules), one.kind, shape, dims, is_tied)
     return found
 
 

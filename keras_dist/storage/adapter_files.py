@@ -62,6 +62,7 @@ class Form:
         kind: of the module.
         shape: shape of the weight.
         dims: for each dim of the factors the dim of the weight; None for the rank.
+        is_tied: whether the weight is also the head.
     """
 
     path: str
@@ -69,12 +70,15 @@ class Form:
     kind: Kind
     shape: tuple[int, ...]
     dims: Dims
+    is_tied: bool = False
 
     @property
     def problem(self) -> str:
         """Why the format cannot hold the factors; empty if it can."""
         both = [dim for dim in self.dims[0] if dim is not None and dim in self.dims[1]]
         count = self.shape[0] if both == [0] else 1
+        if self.is_tied:
+            return f"{self.path}: it is also the head, whose weight peft does not adapt with it"
         if both not in ([], [0]):
             return f"{self.path}: its factors share more than the dim of a stack"
         if len(self.modules) != count:
@@ -157,7 +161,10 @@ class AdapterFiles:
                 yield f"{name} has shape {found}, not {shape}"
             elif not jnp.issubdtype(self.reader.dtype(name), jnp.floating):
                 yield f"{name} has elements of {self.reader.dtype(name)}"
-        yield from (f"not in the model: {name}" for name in self.reader.shapes if name not in expected)
+        embeddings = (form for form in forms if form.kind == "embedding")  # of which peft writes a copy
+        copies = {f"{_PREFIX}{module}.base_layer.weight": form.shape for form in embeddings for module in form.modules}
+        others = (name for name, shape in self.reader.shapes.items() if copies.get(name) != shape)
+        yield from (f"not in the model: {name}" for name in others if name not in expected)
 
 
 def write_adapter(
