@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # graphs of Flax have no types
 
-_LISTED = 12
+_LISTED = 20
 
 OfDims = tuple[Sequence[int], Sequence[int]]
 """The dims of a weight that are dims of inputs, and of outputs."""
@@ -63,6 +63,12 @@ class Candidate:
     parts: tree_paths.Parts = ()
     dims: OfDims = ((), ())
     kind: Kind = "linear"
+
+
+def enumerated(problems: Sequence[str]) -> str:
+    """Return the problems for an error, and the number of those left out."""
+    more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    return "; ".join(problems[:_LISTED]) + more
 
 
 def candidates_in(session: BuiltModel) -> list[Candidate]:
@@ -145,10 +151,9 @@ def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
             problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
     problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
     if problems:
-        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        given = "; ".join(problems[:_LISTED]) + more
         fix = f"choose by whole paths some of {able[:_LISTED]}"
-        raise ModelError("enable_lora: `layers` must match layers that can be adapted", given=given, fix=fix)
+        summary = "enable_lora: `layers` must match layers that can be adapted"
+        raise ModelError(summary, given=enumerated(problems), fix=fix)
     return list(found.values())
 
 
@@ -223,7 +228,7 @@ def _check_dropout(dropout: float, session: BuiltModel, candidates: Iterable[Can
         one.names[0]: len(session.cell.row(one.weight).shape) - max(*one.dims[0], *one.dims[1]) for one in candidates
     }
     stacks = [name for name, size in sizes.items() if size > 1]
-    given, fix = f"stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}", "a model whose layers are not stacked"
+    given, fix = (f"stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}", "a model whose layers are not stacked")
     if session.cell.graph.is_foreign:
         given, fix = "a flax.nnx module, which calls its modules itself", "nnx.Dropout in it; or a model of layers"
     if dropout and (stacks or session.cell.graph.is_foreign):

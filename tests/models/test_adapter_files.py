@@ -285,6 +285,11 @@ def test_damaged_files_are_errors(folder, tmp_path):
         made().load_adapter(path)
     with pytest.raises(ModelError, match="has no adapters"):
         made().save_adapter(tmp_path / "b")
+    model = made()
+    model.enable_lora(2, "query")
+    model.get_layer("head").enable_lora(2)
+    with pytest.raises(ModelError, match="head/kernel was adapted by its layer alone"):
+        model.save_adapter(tmp_path / "b")
 
 
 JOB = """
