@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from keras_dist import planner as planner
     from keras_dist import preprocessing as preprocessing
     from keras_dist import presets as presets
+    from keras_dist import pretrained as pretrained
     from keras_dist import random as random
     from keras_dist import regularizers as regularizers
     from keras_dist import saving as saving
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from keras_dist.planner import AutoParallel as AutoParallel
     from keras_dist.planner import LogicalRules as LogicalRules
     from keras_dist.planner import plan as plan
+    from keras_dist.pretrained import generate as generate
     from keras_dist.random import set_random_seed as set_random_seed
     from keras_dist.regularizers import Regularizer as Regularizer
     from keras_dist.training import check_equivalence as check_equivalence
@@ -125,6 +127,7 @@ _PACKAGES = [
     "planner",
     "preprocessing",
     "presets",
+    "pretrained",
     "random",
     "regularizers",
     "saving",
@@ -151,6 +154,7 @@ _NAMES_IN = {
     "models": "Model Sequential",
     "optimizers": "Optimizer",
     "planner": "AutoParallel LogicalRules plan",
+    "pretrained": "generate",
     "random": "set_random_seed",
     "regularizers": "Regularizer",
     "training": "check_equivalence",

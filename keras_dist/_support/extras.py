@@ -15,9 +15,12 @@ PACKAGES = {
     "hub": "huggingface_hub",
     "images": "pillow",
     "keras": "h5py keras",
+    "mlflow": "mlflow",
     "plot": "matplotlib",
     "tensorboard": "tensorboardX",
     "tpu": "'jax[tpu]'",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
 """Packages of each extra in `pyproject.toml`, for errors: an index may have another `keras_dist`."""
 

@@ -15,6 +15,7 @@ from keras_dist.callbacks.history import History
 from keras_dist.callbacks.progbar_logger import ProgbarLogger
 from keras_dist.distribution.jobs.consistency import Fingerprint, facts_of_config
 from keras_dist.errors import CheckpointError, CheckpointWarning, ModelError, cause, shorten, with_type
+from keras_dist.training.throughput import Timing
 
 
 class CallbackList(Callback):
@@ -171,6 +172,11 @@ class CallbackList(Callback):
                 summary = f"training.json: callback {name} cannot use its state"
                 fix = "start again in another directory, or restore the model without `continue_training`"
                 raise CheckpointError(summary, given=f"{cause(error)}; state {shorten(one)}", fix=fix) from error
+
+    def note_timing(self, timing: Timing) -> None:
+        """Store the timing of the training so far in the history."""
+        if self.history is not None:
+            self.history.timing = timing
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Call `on_epoch_end` of all callbacks. Later callbacks see values that earlier ones add to the logs."""

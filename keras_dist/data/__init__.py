@@ -12,6 +12,8 @@ from keras_dist.data.global_arrays import global_batch, prefetch_to_mesh
 from keras_dist.data.image_files import array_to_img, img_to_array, load_img, save_img
 from keras_dist.data.loader import DataLoader
 from keras_dist.data.lookup import LookupSource
+from keras_dist.data.mixing import mix
+from keras_dist.data.packing import pack
 from keras_dist.data.padding import pad_batch
 from keras_dist.data.preprocessing import normalize, pad_sequences, to_categorical
 from keras_dist.data.py_dataset import PyDataset
@@ -39,7 +41,9 @@ __all__ = [
     "image_dataset_from_directory",
     "img_to_array",
     "load_img",
+    "mix",
     "normalize",
+    "pack",
     "pad_batch",
     "pad_sequences",
     "prefetch_to_mesh",

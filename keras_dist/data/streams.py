@@ -201,10 +201,10 @@ class IterableSource(StreamSource):
         """Iterate over one pass."""
         begun, self._begun = self._begun, None
         if begun is not None and state is None:
-            return _skipped(begun, skip, self.title)
+            return skipped(begun, skip, self.title)
         self._passing = iter(self._dataset)
         if state is None or not hasattr(self._passing, "set_state"):
-            return _skipped(self._passing, skip, self.title)
+            return skipped(self._passing, skip, self.title)
         self._passing.set_state(state)
         return self._passing
 
@@ -243,7 +243,7 @@ class IteratorSource(StreamSource):
 
     def open(self, shuffle_key: tuple[int, ...] | None, skip: int = 0, state: Any = None) -> Iterator[PyTree]:
         """Iterate over the remaining batches."""
-        return _skipped(self._left(), skip, self.title)
+        return skipped(self._left(), skip, self.title)
 
     def _looked_ahead(self) -> list[PyTree]:
         """Return the next element in a list, without consuming it; an empty list at the end."""
@@ -358,7 +358,7 @@ def _empty(title: str, fix: str = "check the path or filter that made it") -> Da
     return DataError("the data have no batch", given=title, fix=fix)
 
 
-def _skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:
+def skipped(batches: Iterator[PyTree], count: int, title: str) -> Iterator[PyTree]:
     """Skip the first `count` batches, with a progress bar."""
     for _ in shown_skipping(itertools.islice(batches, count), count, title):
         pass

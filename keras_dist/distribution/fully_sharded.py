@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -10,14 +13,21 @@ from keras_dist._support.arguments import check_int
 from keras_dist._unstable import jax_internals
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple, check_mesh
 from keras_dist.distribution.model_layout_hints import AxisNames
+from keras_dist.distribution.render import render_bytes
 from keras_dist.distribution.rule_based import RuleBased
 from keras_dist.distribution.strategy import BatchDimName, register_strategy, resolve_axes
+from keras_dist.distribution.variables import VariableSpec
 from keras_dist.errors import DistributionError, type_name
 
 if TYPE_CHECKING:
     from keras_dist.config import FullyShardedConfig
+
+_LARGE_NBYTES = 2**20
+"""Weights of this size should be sharded; the optimizer's slots are as large again, twice with Adam."""
+_LISTED = 5
 
 
 @register_strategy("fully_sharded")
@@ -27,6 +37,9 @@ class FullySharded(RuleBased):
     Dims that are sharded by rules, or else by the model itself (see `ModelParallel`), keep their axes; another dim is
     sharded over `axis` (FSDP with tensor parallelism). Sharding metadata with axes of another mesh is overridden, which
     the plan reports.
+
+    Weights of at least 1 MiB (or `min_size_bytes`, if that is more) without a dim that `axis` divides are whole on
+    each device: a warning lists them with a remedy, and `strict` raises it.
 
     Compiled steps gather a parameter over `axis` in the operation that uses it, and scatter its gradient. The backward
     pass gathers it again, so that no gathered parameter is kept; in a loop over stacked blocks (`nnx.scan`,
@@ -103,6 +116,28 @@ class FullySharded(RuleBased):
             return base
         own = f"sharded over {self.axis!r}"
         return sharded.because(f"{base.reason}, {own}" if base.reason else own)
+
+    def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
+        axes, size = set(self.gathered_axes), self.device_mesh.axis_size(self.gathered_axes)
+        least = max(_LARGE_NBYTES, self._min_size_bytes)
+        whole = [
+            spec
+            for spec, (layout, _) in decided
+            if _nbytes(spec) >= least and axes.isdisjoint(itertools.chain(*map(axis_tuple, layout.axes)))
+        ]
+        if not whole or size == 1:
+            return []
+        largest = max(whole, key=_nbytes)
+        fewer = max(math.gcd(dim, count) for dim in largest.shape for count in range(1, size + 1))
+        dim = max(range(len(largest.shape)), key=largest.shape.__getitem__)
+        padded = (*largest.shape[:dim], -(-largest.shape[dim] // size) * size, *largest.shape[dim + 1 :])
+        listed = ", ".join(f"{spec.path!r} of shape {spec.shape}" for spec in whole[:_LISTED])
+        rest = f" and {len(whole) - _LISTED} more" if len(whole) > _LISTED else ""
+        given = f"{listed}{rest}; mesh {self.device_mesh.describe()}"
+        held = render_bytes(sum(map(_nbytes, whole)))
+        summary = f"{len(whole)} large weight(s), {held} on each device, are not sharded over {self.axis!r}"
+        fix = f"a mesh in which {self.axis!r} has {fewer} devices, or make {largest.path!r} {padded}"
+        return [Problem("whole", largest.path, summary, given, f"a dim divisible by {self.axis!r} = {size}", fix)]
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:

@@ -29,14 +29,14 @@ from keras_dist.errors import LayoutError, LayoutWarning, did_you_mean, nearest
 LIMIT_EXPLAINED = 20
 """Maximum number of rules without effect that are explained, since a hint compares a rule with all paths."""
 
-Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "reshard"]
+Kind = Literal["rank", "axis", "indivisible", "ambiguous", "mesh", "dead", "substring", "whole", "reshard"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """A problem of the rules, in the four parts of an error."""
 
-    kind: Kind  # "dead", "substring": no effect; "reshard": moves data without a rule; others cannot be applied
+    kind: Kind  # "dead", "substring": no effect; "whole": not sharded; "reshard": moves data; others cannot be applied
     path: str  # of the variable, or the rule if it had no effect
     summary: str
     given: str
@@ -159,7 +159,7 @@ def names_tensor(rule: str) -> bool:
 
 
 def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: DeviceMesh, *, strict: bool) -> None:
-    """Raise for rules that cannot be applied; warn once for rules without effect."""
+    """Raise for rules that cannot be applied; warn once for rules without effect and for weights left whole."""
     fatal = [*errors, *(without_effect if strict else ())]
     if len(fatal) == 1:
         only = fatal[0]
@@ -174,11 +174,9 @@ def report(errors: Sequence[Problem], without_effect: Sequence[Problem], mesh: D
         text = "\n".join(f"{problem.summary}: {problem.fix}" for problem in without_effect[:LIMIT_EXPLAINED])
         more = len(without_effect) - LIMIT_EXPLAINED
         text += f"\n... and {more} more, in `problems` of the plan" if more > 0 else ""
-        warnings.warn(
-            f"{len(without_effect)} layout rule(s) had no effect on mesh {mesh.describe()}\n{text}",
-            LayoutWarning,
-            stacklevel=frames_inside(),
-        )
+        dead = sum(problem.kind != "whole" for problem in without_effect)
+        first = f"{dead} layout rule(s) had no effect on mesh {mesh.describe()}\n" if dead else ""
+        warnings.warn(f"{first}{text}", LayoutWarning, stacklevel=frames_inside())
 
 
 def _dead_rule(rule: str, layout_map: LayoutMap, paths: Mapping[str, str], is_explained: bool) -> Problem:

@@ -26,6 +26,7 @@ from keras_dist.distribution.jobs import job
 from keras_dist.distribution.jobs.process_rows import ReplicaGroup, all_replica_groups, replica_group_of
 from keras_dist.distribution.layout import TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
+from keras_dist.distribution.lint import Problem
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_layout_hints import AxisNames
 from keras_dist.distribution.plan import LayoutPlan, plan_variables
@@ -219,6 +220,7 @@ class Distribution:
         errors += lint.check_names(unknown, self.device_mesh, type(self).__name__)
         rules = self.layout_map
         without_effect = lint.check_rules(rules, specs) if rules is not None else []
+        without_effect += self._check_whole(list(zip(specs, layouts, strict=True)))
         lint.report(errors, without_effect, self.device_mesh, strict=self.strict)
         snapshot = () if rules is None else tuple((rule, layout.axes) for rule, layout in rules.snapshot())
         gathered = self.gathered_axes
@@ -227,6 +229,11 @@ class Distribution:
     def snapshot(self) -> Self:
         """Return a copy that is not affected by later changes."""
         return copy.copy(self)
+
+    def _check_whole(self, decided: Sequence[tuple[VariableSpec, tuple[TensorLayout, TensorLayout]]]) -> list[Problem]:
+        """Return problems of large weights that the strategy should shard, and cannot."""
+        del decided
+        return []
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -52,6 +52,7 @@ class VariableSpec:
         factor_of: for a factor of LoRA, the weight that it adapts, and for each dim the dim of the weight; None for the
             rank.
         keras_path: path of the variable in Keras, where it differs from `path`.
+        is_frozen: whether it is a parameter that no gradient trains, because adapters do.
     """
 
     path: str
@@ -63,6 +64,7 @@ class VariableSpec:
     own: ModelLayoutHint | None = None
     factor_of: tuple[VariableSpec, tuple[int | None, ...]] | None = None
     keras_path: str | None = None
+    is_frozen: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,10 +95,13 @@ def describe_variables(tree: PyTree, tied: Sequence[Sequence[str]] = ()) -> tupl
         shape, dtype = shape_and_dtype(leaf, path)
         collection = str(tree_paths.parts_of(key_path[:1])[0]) if collections else ""
         role = _role(variables.get(tuple(key_path[:-1])), shape, dtype, collection, is_nnx_state(tree))
-        specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner)))
-        if factor_of := metadata_of(owner).get("factor_of"):
+        metadata = metadata_of(owner)
+        is_frozen = bool(metadata.get("is_frozen"))
+        specs.append(VariableSpec(path, shape, dtype, role, own=_own_layout(path, owner), is_frozen=is_frozen))
+        if factor_of := metadata.get("factor_of"):  # the name of a weight beside it, or "/" and a path
             weight, dims = factor_of
-            factors[path] = (f"{_parent(path)}/{weight}".lstrip("/"), dims)
+            path_of_weight = weight if weight.startswith("/") else f"{_parent(path)}/{weight}"
+            factors[path] = (path_of_weight.lstrip("/"), dims)
     _refuse_equal_paths(specs)
     specs = _with_aliases(specs, [leaf for _, leaf in leaves], tied)
     return _with_factors(_with_neighbours(specs, factors, collections), factors), treedef

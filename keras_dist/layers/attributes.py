@@ -1,15 +1,19 @@
-"""Checks and conversions of layer attributes: names, element types, lists and dicts of sublayers."""
+"""Attributes of layers: checks of names and element types, lists and dicts of sublayers, changes that are undone."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.lending import Lendable
 from keras_dist._support.types import DTypeLike
 from keras_dist.errors import ModelError, shorten
 from keras_dist.layers.weight_arguments import Layout
+from keras_dist.layers.weights import WeightOwner
 
 
 def as_nnx_containers(value: Any) -> Any:
@@ -59,3 +63,21 @@ def axes_of(layout: Layout) -> list[str | list[str] | None] | None:
     """Return the axes of a `TensorLayout`, or of a sequence of axes, as a list."""
     axes: Any = getattr(layout, "axes", layout)
     return None if axes is None else [list(axis) if isinstance(axis, tuple) else axis for axis in axes]
+
+
+@contextlib.contextmanager
+def undone_on_error(module: Any) -> Iterator[None]:
+    """Restore the attributes of a module, and the weights of a layer, if an error is raised inside."""
+    attributes = dict(vars(module))
+    weights = module.weights if isinstance(module, WeightOwner) else []
+    kinds = [(value, type(value), dict(value.get_metadata())) for value in weights if isinstance(value, Lendable)]
+    try:
+        yield
+    except BaseException:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for variable, kind, metadata in kinds:
+            object.__setattr__(variable, "__class__", kind)
+            variable._var_metadata.clear()
+            variable._var_metadata.update(metadata)
+        raise

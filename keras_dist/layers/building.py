@@ -24,6 +24,7 @@ from keras_dist.errors import ArgumentTypeError, DistributionError, KerasDistErr
 from keras_dist.layers.call_arguments import as_shapes, called_with_shapes
 from keras_dist.layers.names import keras_paths
 from keras_dist.layers.runtime import LayerRuntime
+from keras_dist.layers.stacked_layers import each_slice, stack_size
 from keras_dist.layers.weight_arguments import (
     Identifier,
     Layout,
@@ -34,7 +35,7 @@ from keras_dist.layers.weight_arguments import (
 )
 from keras_dist.layers.weights import own_variables, walk
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Variable, drawn, made_by_layer
+from keras_dist.variables.variable import Variable, check_shape, drawn, made_by_layer
 
 
 def _counted(build: Callable[..., None]) -> Callable[..., None]:
@@ -240,20 +241,23 @@ class Building:
         if initializer is None:
             default = "glorot_uniform" if jnp.issubdtype(dtype, jnp.floating) else "zeros"
             initializer = described.get(f"{name}_initializer", default)
-        value = drawn(initializer, () if shape is None else shape, dtype, f"{label!r} in layer {self.name!r}")
+        layout = described.get(f"{name}_layout") if layout is None else layout
+        shape = () if shape is None else shape
+        if (count := stack_size()) is not None:
+            shape, initializer = (count, *check_shape(shape, repr(label))), each_slice(initializer)
+            axes: Any = getattr(layout, "axes", layout)
+            layout = None if layout is None else (None, *axes)
+        value = drawn(initializer, shape, dtype, f"{label!r} in layer {self.name!r}")
         with made_by_layer():
             variable = Variable(
-                value,
-                trainable=trainable,
-                autocast=autocast,
-                aggregation=aggregation,
-                name=name,
-                layout=described.get(f"{name}_layout") if layout is None else layout,
+                value, trainable=trainable, autocast=autocast, aggregation=aggregation, name=name, layout=layout
             )
         variable.set_metadata(
             regularizer=regularizers.get(regularizer) or described.get(f"{name}_regularizer"),
             constraint=constraints.get(constraint) or described.get(f"{name}_constraint"),
         )
+        if count is not None:
+            variable.set_metadata(stacked=count)
         self._number_weight(variable)
         if self._runtime.made is not None:
             self._runtime.made.append((label, variable))

@@ -96,6 +96,7 @@ class Layer(HasRuntime, Building, WeightOwner, Precision, Configurable, nnx.Modu
         "symbolic_call": "define `compute_output_spec`, or leave it out: shapes and dtypes follow from `call`"
     }
 
+    _is_shared_in_configs: ClassVar[bool] = True
     supports_masking: bool = False
     supports_jit: bool = True
     input_spec: PyTree = None

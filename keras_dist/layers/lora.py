@@ -1,11 +1,16 @@
 """`LoraLayer`: the base of layers with low-rank adaptation (LoRA) of their largest weight.
 
 Factors follow their weight dim by dim, unless a rule names them: the product must be sharded as the weight is.
+`enable_lora` of a layer is Keras's: factors of `EinsumDense` split off its last dim. `enable_lora` of a model splits
+outputs from inputs, as PEFT does. Inputs are then multiplied by one factor after the other, so that no gradient of the
+size of the weight is computed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import string
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,19 +19,54 @@ import jax.numpy as jnp
 from keras_dist import initializers
 from keras_dist._support.arguments import check_number, check_optional, check_size
 from keras_dist.errors import ModelError
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.layer import Layer
+from keras_dist.layers.regularization.regularization import Dropout
 from keras_dist.layers.weight_arguments import Identifier
 from keras_dist.variables.variable import Variable
 
+Dims = tuple[tuple[int | None, ...], tuple[int | None, ...]]
+"""For each dim of the two factors the dim of the weight; None for the rank."""
+
+
+def factor_dims(ndim: int, inputs: Sequence[int], outputs: Sequence[int]) -> Dims:
+    """Return the dims of factors that split outputs from inputs, for dims of a layer's weight of rank `ndim`.
+
+    Dims before these are of a stack of layers. Dims of a stack, and dims of inputs and outputs, are in both factors.
+    """
+    before = ndim - 1 - max(*inputs, *outputs)
+    both = [*range(before), *(before + dim for dim in outputs if dim in inputs)]
+    alone = [before + dim for dim in outputs if dim not in inputs]
+    return (*range(before), *(before + dim for dim in inputs), None), (*both, None, *alone)
+
+
+def product(first: Any, second: Any, dims: Dims, einsum: Callable[..., Any] = jnp.einsum) -> Any:
+    """Return the product of two factors, which has the dims of the weight."""
+    letters = ["".join("Z" if dim is None else string.ascii_letters[dim] for dim in one) for one in dims]
+    of_weight = "".join(sorted(set("".join(letters)) - {"Z"}))
+    return einsum(f"{letters[0]},{letters[1]}->{of_weight}", first, second)
+
 
 @dataclasses.dataclass(frozen=True)
-class _Factors:
-    """Rank, scale and initializers of the factors of a weight."""
+class Factors:
+    """Rank, scale and initializers of the factors of a weight, and the fraction of inputs that they drop in training.
+
+    If `splits_inputs`, they split outputs from inputs; else the last dim from the others, as in Keras.
+    """
 
     rank: int
     alpha: float
     a_initializer: Identifier = "he_uniform"
     b_initializer: Identifier = "zeros"
+    splits_inputs: bool = False
+    dropout: float = 0.0
+
+    def first_initializer(self, dims: Dims) -> Identifier:
+        """Return the initializer of the first factor; the dims of inputs are its fan-in."""
+        if not self.splits_inputs:
+            return self.a_initializer
+        inputs = [place for place, dim in enumerate(dims[0]) if dim is not None and dim not in dims[1]]
+        return initializers.HeUniform(input_axes=inputs, output_axes=[len(dims[0]) - 1])
 
 
 class LoraLayer(Layer):
@@ -37,11 +77,13 @@ class LoraLayer(Layer):
     """
 
     _adapted: ClassVar[str] = "kernel"
+    _drops_inputs: ClassVar[bool] = True
 
     def _describe_lora(self, rank: int | None, alpha: float | None) -> None:
         self.lora_rank = check_optional(check_size, "lora_rank", rank, self.name)
         alpha = check_optional(check_number, "lora_alpha", alpha, layer=self.name)
         self.lora_alpha = self.lora_rank if alpha is None else alpha
+        self._splits_inputs = False
 
     @property
     def lora_enabled(self) -> bool:
@@ -81,39 +123,69 @@ class LoraLayer(Layer):
 
         Source: `keras.layers.Dense.enable_lora`; https://arxiv.org/abs/2106.09685.
         """
-        self._check_adaptable()
+        self.check_adaptable()
         alpha = check_optional(check_number, "lora_alpha", lora_alpha, layer=self.name)
         rank = check_size("rank", rank, self.name)
         given = (initializers.get(a_initializer), initializers.get(b_initializer))
-        factors = _Factors(rank, rank if alpha is None else alpha, *given)
+        factors = Factors(rank, rank if alpha is None else alpha, *given)
         if self._runtime.membership is None:
-            self._adapt(factors)
+            with undone_on_error(self):
+                self.adapt(factors)
         else:
-            self._runtime.membership.add_weights(self, lambda: self._adapt(factors))
+            self._runtime.membership.add_weights(self, lambda: self.adapt(factors))
         vars(self).update(lora_rank=factors.rank, lora_alpha=factors.alpha)  # allowed in a built model, too
         if hasattr(self, "_arguments"):
             self._arguments.update(lora_rank=factors.rank, lora_alpha=factors.alpha)
 
-    def _adapt(self, factors: _Factors) -> None:
+    def adapt(self, factors: Factors) -> None:
+        """Freeze the weight, and create factors; its model must be told."""
         self.lora_rank, self.lora_alpha = factors.rank, factors.alpha
+        self._splits_inputs = factors.splits_inputs
+        if factors.dropout and self._drops_inputs:
+            self.lora_dropout = Dropout(factors.dropout, dtype=self.dtype_policy)
+            self.lora_dropout.built = True
+            generator: Any = self.lora_dropout.seed_generator
+            _ = generator.state  # created now, not in a call
         getattr(self, self._adapted).freeze()
         self._add_factors(factors)
 
+    def remove_factors(self) -> None:
+        """Undo `adapt`, without the update; its model must be told."""
+        for name in (*self.lora_names[1:], "lora_dropout"):
+            if name in vars(self):
+                delattr(self, name)
+        self.lora_rank = self.lora_alpha = None
+        if hasattr(self, "_arguments"):
+            self._arguments.update(lora_rank=None, lora_alpha=None)
+        self._splits_inputs = False
+        getattr(self, self._adapted).freeze(False)
+
     def _add_adapted(self, shape: tuple[int, ...], initializer: Identifier = None) -> Variable:
         """Create the weight that LoRA adapts; it is frozen if there is a rank."""
-        weight = self.add_weight(shape, initializer, name=self._adapted, trainable=self.lora_rank is None)
-        weight.set_metadata(is_frozen=self.lora_rank is not None)
+        weight = self.add_weight(shape, initializer, name=self._adapted)
+        if self.lora_rank is not None:
+            weight.freeze()
         return weight
 
-    def _add_factors(self, factors: _Factors | None = None) -> None:
+    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the dims of the weight that are dims of inputs, and of outputs; a stack of weights has more before."""
+        return (0,), (1,)
+
+    @property
+    def lora_dims(self) -> Dims:
+        """The dims of the weight that the dims of the factors are."""
+        ndim = getattr(self, self._adapted).ndim
+        if self._splits_inputs:
+            return factor_dims(ndim, *self.dims_of_inputs_and_outputs())
+        return (*range(ndim - 1), None), (None, ndim - 1)
+
+    def _add_factors(self, factors: Factors | None = None) -> None:
         if self.lora_rank is None:
             return
-        self._check_no_constraint()
-        factors = factors or _Factors(self.lora_rank, self.lora_alpha or self.lora_rank)
-        shape = getattr(self, self._adapted).shape
-        outer = tuple(range(len(shape) - 1))
-        dims_of = ((*outer, None), (None, len(outer)))
-        initial = (factors.a_initializer, factors.b_initializer)
+        self.check_no_constraint()
+        factors = factors or Factors(self.lora_rank, self.lora_alpha or self.lora_rank)
+        shape, dims_of = getattr(self, self._adapted).shape, self.lora_dims
+        initial = (factors.first_initializer(dims_of), factors.b_initializer)
         for name, dims, initializer in zip(self.lora_names[1:], dims_of, initial, strict=True):
             sizes = tuple(factors.rank if dim is None else shape[dim] for dim in dims)
             regularizer = getattr(self, f"{self._adapted}_regularizer")
@@ -128,8 +200,26 @@ class LoraLayer(Layer):
 
     def _product(self, rows: jax.Array | None = None) -> jax.Array:
         """Return the update of the weight, or of some of its rows."""
+        first, second = self._factors()
+        if rows is not None:
+            return self.lora_scale * jnp.matmul(jnp.take(first, rows, axis=0), second)
+        return self.lora_scale * product(first, second, self.lora_dims)
+
+    def _factors(self) -> tuple[jax.Array, jax.Array]:
         first, second = (getattr(self, name)[...] for name in self.lora_names[1:])
-        return self.lora_scale * jnp.matmul(first if rows is None else jnp.take(first, rows, axis=0), second)
+        return first, second
+
+    def _adapted_outputs(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        """Return `apply(inputs, weight)`, which is linear, with the update."""
+        if not self._splits_inputs:
+            return apply(inputs, self._adapted_value())
+        outputs = apply(inputs, getattr(self, self._adapted)[...])
+        inputs = self.lora_dropout(inputs) if "lora_dropout" in vars(self) else inputs
+        return outputs + (self.lora_scale * self._update(inputs, apply)).astype(outputs.dtype)
+
+    def _update(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        """Return the unscaled update of the outputs."""
+        return apply(inputs, product(*self._factors(), self.lora_dims))
 
     def _config_arguments(self) -> dict[str, Any]:
         """Return the arguments of the constructor; as in Keras, LoRA's only if it is enabled."""
@@ -140,16 +230,18 @@ class LoraLayer(Layer):
             if self.lora_rank is not None or name not in ("lora_rank", "lora_alpha")
         }
 
-    def _check_adaptable(self) -> None:
+    def check_adaptable(self) -> None:
+        """Raise unless the layer is built, has no LoRA, and no constraint on the weight."""
         if not self.built:
             raise self._not_built("enable_lora")
         if self.lora_rank is not None:
             given = f"a layer with lora_rank={self.lora_rank}"
             fix = "enable it once; with another rank in a layer that is made anew"
             raise ModelError(f"enable_lora: layer {self.name!r} has LoRA already", given=given, fix=fix)
-        self._check_no_constraint()
+        self.check_no_constraint()
 
-    def _check_no_constraint(self) -> None:
+    def check_no_constraint(self) -> None:
+        """Raise if the weight has a constraint."""
         constraint = getattr(self, f"{self._adapted}_constraint")
         if constraint is not None:
             summary = f"LoRA of layer {self.name!r}: its weight {self._adapted!r} must not have a constraint"

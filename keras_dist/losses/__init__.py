@@ -18,6 +18,8 @@ from keras_dist.losses.categorical import categorical_crossentropy as categorica
 from keras_dist.losses.categorical import categorical_focal_crossentropy as categorical_focal_crossentropy
 from keras_dist.losses.categorical import categorical_generalized_cross_entropy as categorical_generalized_cross_entropy
 from keras_dist.losses.categorical import sparse_categorical_crossentropy as sparse_categorical_crossentropy
+from keras_dist.losses.causal import CausalLM as CausalLM
+from keras_dist.losses.causal import causal_lm as causal_lm
 from keras_dist.losses.contrastive import Circle as Circle
 from keras_dist.losses.contrastive import circle as circle
 from keras_dist.losses.identifiers import deserialize as deserialize

@@ -18,6 +18,7 @@ from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.reduction import REDUCTIONS, check_values, divisor_of, reduce_values, split_reported
 from keras_dist.losses.targets import align_ranks, as_rows, from_numbers
+from keras_dist.losses.vocabulary import Projection
 from keras_dist.saving.configurable import Configurable
 from keras_dist.saving.object_registry import snake_case
 
@@ -33,6 +34,7 @@ class Loss(Configurable):
 
     Attributes:
         needs_targets: whether targets must be given.
+        is_mean_by_weight: whether the logs are means over weights, not over rows.
 
     Raises:
         ModelError: the reduction is unknown, or the dtype is not a floating point type.
@@ -50,6 +52,7 @@ class Loss(Configurable):
     """
 
     needs_targets: ClassVar[bool] = True
+    is_mean_by_weight: ClassVar[bool] = False
 
     def __init__(
         self, name: str | None = None, reduction: str | None = "sum_over_batch_size", dtype: DTypeLike | None = None
@@ -119,6 +122,11 @@ class Loss(Configurable):
         if values.ndim == 0 and self.reduction != "sum":
             return float(len(jax.tree.leaves(y_pred)[0]))
         return divisor_of(values, sample_weight, masks, self.reduction)
+
+    def uses(self, projection: Projection) -> bool:
+        """Whether `call` takes a projection instead of the logits that it computes."""
+        del projection
+        return False
 
     def _unreduced(
         self, y_true: PyTree, y_pred: PyTree, mask: ArrayLike | None

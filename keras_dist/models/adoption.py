@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,9 +22,10 @@ from keras_dist._support.lending import Lendable
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers import Layer
+from keras_dist.layers.attributes import undone_on_error
 from keras_dist.layers.names import keras_paths
 from keras_dist.training.built_model import BuiltModel
-from keras_dist.training.graph import split_module
+from keras_dist.training.graph import Trainable, split_module
 from keras_dist.training.naming import layers_below, prefixes, with_keras_paths
 from keras_dist.variables import call_context
 
@@ -108,47 +109,57 @@ class ModelMembership:
 
     def add_weights(self, layer: Layer, change: Callable[[], None]) -> None:
         """Let `change`, such as LoRA, add or replace weights of the layer, and update the model."""
-        session, prefix = self.session, self.prefix
-        cell = session.cell
-        variables = [(row.path, cell.held(row.path)) for row in cell.plan.rows if prefix in prefixes(row.path)]
-        shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
-        if cell.is_training or shared:
-            given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
-            fix = "do it before the second model is made" if shared else "do it after fit has ended"
-            raise ModelError(f"cannot change the weights of layer {prefix!r} now", given=given, fix=fix)
-        seed = np.uint32((session.seed + zlib.crc32(prefix.encode())) % 2**32)  # distinct for each layer
-        runtime: Any = layer._runtime
-        with _undone_on_error(layer):
-            runtime.membership = None  # a layer of a model may not change its attributes
-            try:
-                with random.key_stream(jax.random.key(seed)), call_context.entered(False, anew=True):
-                    change()
-            finally:
-                runtime.membership = self
-            graph, _ = split_module(session.model, None)
-            names = keras_paths(session.model).weights
-            names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
-            specs = with_keras_paths(graph.specs, names)
-            graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
-            plan = session.distribution.plan_variables(graph.specs, graph.treedef)
-        session.extend(graph, plan)
+        change_weights(self.session, {self.prefix: layer}, change)
+
+
+def change_weights(
+    session: BuiltModel, modules: Mapping[str, nnx.Module], change: Callable[[], None], trainable: Trainable = None
+) -> None:
+    """Let `change` add, replace or remove weights of these modules, by path, and update the model; all or nothing.
+
+    Args:
+        session: the built model.
+        modules: what `change` may change; the empty path is the whole model.
+        change: is called once; its random keys follow from the paths.
+        trainable: filter of the trained variables of a foreign module.
+    """
+    cell, name = session.cell, " ".join(modules)
+    rows = (row for row in cell.plan.rows if not modules.keys().isdisjoint(prefixes(row.path)))
+    variables = [(row.path, cell.held(row.path)) for row in rows]
+    shared = [path for path, variable in variables if isinstance(variable, Lendable) and len(variable.keepers) > 1]
+    if cell.is_training or shared:
+        given = f"{shared[0]!r}, which another model shares" if shared else "a model that is being trained"
+        fix = "do it before the second model is made" if shared else "do it after fit has ended"
+        which = "the model" if "" in modules else f"layer {name!r}"
+        raise ModelError(f"cannot change the weights of {which} now", given=given, fix=fix)
+    seed = np.uint32((session.seed + zlib.crc32(name.encode())) % 2**32)  # distinct for each layer
+    with contextlib.ExitStack() as undo:
+        for module in modules.values():
+            undo.enter_context(undone_on_error(module))
+        created = call_context.entered(False, anew=True)
+        with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
+            change()
+        graph, _ = split_module(session.model, trainable)
+        names = keras_paths(session.model).weights
+        names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
+        specs = with_keras_paths(graph.specs, names)
+        graph = dataclasses.replace(graph, specs=specs, module_paths=cell.graph.module_paths)
+        plan = session.distribution.plan_variables(graph.specs, graph.treedef)
+    session.extend(graph, plan)
 
 
 @contextlib.contextmanager
-def _undone_on_error(layer: Layer) -> Iterator[None]:
-    """Restore the attributes and weights of a layer if an error is raised inside."""
-    attributes = dict(vars(layer))
-    kinds = [(value, type(value), dict(value.get_metadata())) for value in layer.weights if isinstance(value, Lendable)]
+def _outside_of_models(modules: Iterable[nnx.Module]) -> Iterator[None]:
+    """Take layers out of their models inside: a layer of a model may not change its attributes."""
+    runtimes: list[Any] = [module._runtime for module in modules if isinstance(module, Layer)]
+    memberships = [runtime.membership for runtime in runtimes]
     try:
+        for runtime in runtimes:
+            runtime.membership = None
         yield
-    except BaseException:
-        vars(layer).clear()
-        vars(layer).update(attributes)
-        for variable, kind, metadata in kinds:
-            object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
-        raise
+    finally:
+        for runtime, membership in zip(runtimes, memberships, strict=True):
+            runtime.membership = membership
 
 
 def settle(model: Layer, before: BuiltModel | None, session: BuiltModel) -> None:

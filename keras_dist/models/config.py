@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +15,7 @@ from keras_dist.layers import InputLayer, Layer
 from keras_dist.models.functional import Graph, Step
 from keras_dist.ops import OPERATIONS
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.shared_objects import one_config_written
 from keras_dist.symbolic.tensors import KerasTensor, Node, Operation
 
 if TYPE_CHECKING:
@@ -27,27 +26,6 @@ _TENSOR = "__keras_tensor__"
 _ANY_LISTED, _ANY_NAMED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 _OF_GRAPH = ("inputs", "outputs", "*args")
 _OPERATION = {"module": "keras_dist.layers", "class_name": "Operation", "registered_name": None}
-
-
-@dataclasses.dataclass
-class _Shared:
-    """Layers that models in one config share: configs by id of the layer, and layers that were read by number."""
-
-    written: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    read: dict[Any, Layer] = dataclasses.field(default_factory=dict)
-
-
-_shared: contextvars.ContextVar[_Shared | None] = contextvars.ContextVar("shared", default=None)
-
-
-@contextlib.contextmanager
-def one_config() -> Iterator[None]:
-    """Inside, layers that inner models share are written as shared, and read as one layer."""
-    token = _shared.set(_shared.get() or _Shared())
-    try:
-        yield
-    finally:
-        _shared.reset(token)
 
 
 def takes_graph(cls: type) -> bool:
@@ -93,7 +71,7 @@ def graph_config(model: SavingMethods) -> dict[str, Any]:
         return serialize_keras_object(jax.tree.map(lambda tensor: list(graph.places[id(tensor)]), tree))
 
     others = serialize_keras_object(arguments_but(model, *_OF_GRAPH))
-    with one_config():
+    with one_config_written():
         return others | {
             "layers": [_write_step(step, graph) for step in graph.steps],
             "input_layers": places_of(graph.inputs),
@@ -124,32 +102,21 @@ def written_argument(name: str, value: Any) -> Any:
 
 def write_layer(layer: Layer, name: str) -> dict[str, Any]:
     """Return the config of a layer, with its name in the model."""
-    written = {**serialize_keras_object(layer), "name": name}
+    written = serialize_keras_object(layer)
+    written["name"] = name
     if "name" in written["config"]:
         written["config"]["name"] = name
-    shared = _shared.get()
-    if shared is None or isinstance(layer, InputLayer):
-        return written  # inputs have nothing to share
-    first = shared.written.setdefault(id(layer), written)
-    if first is not written:
-        count = sum("shared_object_id" in entry for entry in shared.written.values())
-        written["shared_object_id"] = first.setdefault("shared_object_id", count + 1)
     return written
 
 
 def read_layer(config: Any) -> Layer:
     """Create the layer of a config that `write_layer` has returned."""
-    number = config.get("shared_object_id") if isinstance(config, Mapping) else None
-    shared = _shared.get()
-    if shared is not None and number in shared.read:
-        return shared.read[number]
     layer = deserialize_keras_object(config)
     if not isinstance(layer, Layer):
         summary = "the config of a model contains an entry that is not a layer"
         raise ConfigError(summary, given=shorten(config), fix="write it again with model.get_config()")
-    if shared is not None and number is not None:
-        shared.read[number] = layer
-    return named(layer, config.get("name", layer.name))
+    is_named = bool(layer._runtime.nodes)  # by a model that shares it
+    return layer if is_named else named(layer, config.get("name", layer.name))
 
 
 def named(layer: Layer, name: str) -> Layer:

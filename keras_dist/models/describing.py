@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from keras_dist.distribution import lint
 from keras_dist.errors import CheckpointWarning, ConfigError
+from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described, check_not_of_keras
 from keras_dist.saving import serialize_keras_object
 from keras_dist.saving.serialization import is_lambda
+from keras_dist.saving.shared_objects import one_config_written
 from keras_dist.storage.keras_files import Description
-from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY
 
 if TYPE_CHECKING:
     from keras_dist.models.saving_methods import SavingMethods
@@ -31,12 +33,14 @@ def documents_of(model: SavingMethods) -> dict[str, Any]:
     documents: dict[str, Any] = {COMPILE: written_compile(model), POLICY: model.dtype_policy.identifier}
     if not model._with_weights().cell.graph.is_foreign:
         documents = {CONFIG: _written_model(model), **documents}
-    return documents
+    lora = written(model._runtime.adapters)
+    return documents if lora is None else {**documents, LORA: lora}
 
 
 def _written_model(model: SavingMethods) -> dict[str, Any]:
     """Return the config of a model; warn of lambdas, whose code no file holds."""
-    written = serialize_keras_object(model)
+    with one_config_written():
+        written = serialize_keras_object(model)
     lambdas = dict(_lambdas_in(written))
     if lambdas:
         functions = ", ".join(f"{layer!r}: function" for layer in lambdas.values())

@@ -18,7 +18,7 @@ from keras_dist.data.adapters import Source, is_data_set, source_of, unpack_or_i
 from keras_dist.data.arrays import ArraySource
 from keras_dist.data.batch import BatchKeys
 from keras_dist.data.batching import Batching, Streaming, Validation
-from keras_dist.data.conversion import OF_BATCHES, are_batches, check_batch_size, weights_of_classes
+from keras_dist.data.conversion import OF_BATCHES, Arrays, are_batches, check_batch_size, weights_of_classes
 from keras_dist.data.streams import StreamSource
 from keras_dist.distribution import lint
 from keras_dist.errors import DataError, ModelError, shorten
@@ -196,6 +196,13 @@ def callback_list(
     callbacks.set_params(params)
     callbacks.set_model(model)
     return callbacks
+
+
+def shapes_of_batch(examples: Examples, processes: int) -> Arrays:
+    """Return the shapes of a batch of training examples that each of these processes has."""
+    like = examples.source.like
+    rows = examples.batch_size if isinstance(examples, Batching) else len(jax.tree.leaves(like)[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows * processes, *leaf.shape[1:]), leaf.dtype), like)
 
 
 def keras_result(values: dict[str, float], return_dict: bool) -> Any:

@@ -10,13 +10,13 @@ from keras_dist._support.types import PyTree, Shape
 from keras_dist.errors import ModelError, NotAvailableError, did_you_mean
 from keras_dist.layers import Layer
 from keras_dist.layers.names import layers_in
+from keras_dist.models.adapter_methods import AdapterMethods
 from keras_dist.models.functional import replaced
-from keras_dist.models.saving_methods import SavingMethods
 from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.naming import named_layers
 
 
-class GraphMethods(SavingMethods):
+class GraphMethods(AdapterMethods):
     """The methods of `Model` for its layers and symbolic tensors, and for layers on the host."""
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +184,7 @@ def _traced_layers(
     found = place_of(asked, chosen, graph)
     if chosen is None and found is not None:  # a mesh that only `build` knows: trace again in its context
         return _traced_layers(model, arguments, found)
-    if any(size is None for tensor in tensors for size in tensor.shape[1:]):
+    if any(size is None for tensor in tensors for size in tensor.shape[1:]) or _may_contain_batch(graph, tensors):
         other, _ = shape_tracing.trace(trace, tensors, shape_tracing.SIZES[1])
         _check_known_sizes(graph, other, tensors)
     module_paths = tuple(dict.fromkeys((*graph.module_paths, *built["modules"])))
@@ -261,14 +262,24 @@ def _check_inner_models(model: StepMethods, distribution: Distribution, chosen: 
         )
 
 
+def _may_contain_batch(graph: ModuleGraph, tensors: Sequence[KerasTensor]) -> bool:
+    """Whether the shape of a weight may depend on an unknown batch size; a second trace, which is slow, decides."""
+    is_unknown, size = any(tensor.shape[:1] == (None,) for tensor in tensors), shape_tracing.SIZES[0]
+    return is_unknown and any(4 * math.gcd(dim, size) >= size for spec in graph.specs for dim in spec.shape if dim)
+
+
 def _check_known_sizes(graph: ModuleGraph, other: ModuleGraph, tensors: Sequence[KerasTensor]) -> None:
     """Check that no weight's shape depends on a dim of unknown size."""
+    shapes = [tensor.shape for tensor in tensors]
+    fix = "give the dim a size in Input(shape), or pool over it first"
+    if not any(None in shape[1:] for shape in shapes):
+        fix = "leave out the batch, which is the first dim of `input_shape`; or Input(shape, batch_size=32)"
     for spec, again in zip(graph.specs, other.specs, strict=True):
         if spec.shape != again.shape:
+            layer, _, weight = spec.path.rpartition("/")
             shape = tuple(m if m == n else None for m, n in zip(spec.shape, again.shape, strict=True))
-            summary = f"the shape of weight {spec.path!r} depends on a dim of unknown size"
-            given = f"shape {shape} for inputs {[tensor.shape for tensor in tensors]}"
-            raise ModelError(summary, given=given, fix="give the dim a size in Input(shape), or pool over it first")
+            summary = f"layer {layer!r}: the shape of weight {weight!r} depends on a dim of unknown size"
+            raise ModelError(summary, given=f"shape {shape} for inputs {shapes}", fix=fix)
 
 
 def forward_of(model: StepMethods, x: PyTree, distribution: Distribution | None) -> Forward:

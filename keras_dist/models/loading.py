@@ -20,13 +20,14 @@ from keras_dist.models.initialization import weights_checked
 from keras_dist.models.model import Model
 from keras_dist.saving import custom_object_scope, deserialize_keras_object
 from keras_dist.saving.buckets import in_bucket
+from keras_dist.saving.shared_objects import one_config_read
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_archives import is_keras_folder
 from keras_dist.storage.keras_configs import from_keras
 from keras_dist.storage.keras_files import Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.model_state import COMPILE, CONFIG, POLICY, check_shapes, noted_of, restore
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, noted_of, restore
 from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
 from keras_dist.storage.weights_files import files_of_others
 from keras_dist.training.built_model import BuiltModel
@@ -102,7 +103,8 @@ def _made(description: Description, check: Check) -> tuple[Model, BuiltModel]:
 
 
 def _of_config(config: Any) -> Model:
-    model = deserialize_keras_object(config, {"Functional": Model})
+    with one_config_read():
+        model = deserialize_keras_object(config, {"Functional": Model})
     if not isinstance(model, Model):
         raise TypeError(f"the config of {shorten(model)} of type {type(model).__name__}")
     return model
@@ -126,6 +128,10 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
             with _reading(stored, CONFIG):
                 model = _of_config(config)
                 model._with_weights()
+        if stored.has(LORA):
+            lora = stored.document(LORA)
+            with _reading(stored, LORA):
+                model.enable_lora(**lora)
         is_compiled = compile and bool(compiled)
         if is_compiled:
             with _reading(stored, COMPILE):
@@ -205,7 +211,8 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
         fix = "to read a file: model_from_json(pathlib.Path(name).read_text())"
         raise ConfigError("model_from_json: `json_string` must be JSON", given=shorten(json_string), fix=fix) from error
     objects = {"Functional": Model, **(custom_objects or {})}
-    model = deserialize_keras_object(from_keras(config), objects)
+    with one_config_read():
+        model = deserialize_keras_object(from_keras(config), objects)
     if not isinstance(model, Model):
         fix = "for other objects: saving.deserialize_keras_object(json.loads(...))"
         raise ConfigError("model_from_json: `json_string` must describe a model", given=shorten(json_string), fix=fix)

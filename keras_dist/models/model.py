@@ -24,7 +24,7 @@ from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.models.distribution_methods import DistributionMethods
 from keras_dist.models.functional import connect
 from keras_dist.models.keras_models import adopt
-from keras_dist.models.modules import ModuleSource
+from keras_dist.models.modules import ModuleSource, module_is_apart
 from keras_dist.models.summary import summary_table
 from keras_dist.symbolic.tensors import KerasTensor, is_any_symbolic
 from keras_dist.training.graph import Trainable
@@ -92,6 +92,7 @@ class Model(DistributionMethods):
     Source: `keras.Model`.
     """
 
+    _has_module: bool = False  # made by `from_nnx` or `from_keras`; also of copies that NNX makes
     _takes_keep: ClassVar[bool] = True
     _never_called: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -156,7 +157,8 @@ class Model(DistributionMethods):
         Args:
             factory_or_module: a function of `flax.nnx.Rngs` that makes the module; its arrays are created sharded,
                 never whole on one device. Its only required argument is called `rngs`, or is positional. Or an
-                existing module, which is copied and never changed. `model.module` is the module that is trained.
+                existing module, which is copied and never changed. `model.module` is the module that is trained: pass
+                it, not the model, to functions of NNX and to other models.
             call: `call(module, x, training, rngs) -> y_pred` for modules that are not called as `module(x)`; by default
                 `module.train()` or `module.eval()`, then `module(x)`.
             trainable: filter of the trained variables: an NNX filter, or a regular expression for whole paths of
@@ -177,6 +179,7 @@ class Model(DistributionMethods):
             ['bias', 'kernel']
         """
         model = cls()
+        model._has_module = True
         if dtype is not None:
             model.dtype_policy = dtype
         model._runtime.source = ModuleSource(factory_or_module, call, trainable, seed, model.dtype_policy)
@@ -205,6 +208,7 @@ class Model(DistributionMethods):
         """
         source = adopt(model)
         made = cls(name=model.name, dtype=model.dtype_policy.name)
+        made._has_module = True
         made._runtime.source = ModuleSource.of_keras(source, seed)
         made._runtime.keras_model = source
         return made._with_its_module()
@@ -254,6 +258,8 @@ class Model(DistributionMethods):
 
     def call(self, inputs: PyTree, training: bool | None = None, mask: PyTree = None) -> PyTree:
         """Return the outputs of a functional model. Subclasses define their own."""
+        if self._has_module:
+            raise module_is_apart(self.name)
         if self._graph is None:
             raise NotImplementedError(f"{type(self).__name__} does not define call(self, inputs)")
         return self._graph.on_devices.run(vars(self._members), inputs)

@@ -47,6 +47,8 @@ class ModuleSource:
         if self.seed is not None:
             random.check_seed(self.seed)
         if self._is_ready:
+            if getattr(self.given, "_has_module", False) is True:
+                raise module_is_apart(self.given.name)
             return
         check_is_no_function(self.given)
         if not callable(self.given):
@@ -118,3 +120,11 @@ class ModuleSource:
         if found is not asked and found is not None:
             graph, init = trace(found)
         return graph, init, found
+
+
+def module_is_apart(name: str) -> ModelError:
+    """Return the error for a model of a module that is used as if it were the module."""
+    summary = f"model {name!r} is not the module that it trains, and does not contain it"
+    given = "a model of from_nnx or from_keras, passed to a function of flax.nnx, to from_nnx or to another model"
+    fix = "pass model.module: nnx.grad(loss)(model.module), Model.from_nnx(model.module), layers.NNXLayer(model.module)"
+    return ModelError(summary, given=given, fix=fix)

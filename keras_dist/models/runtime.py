@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import History
+from keras_dist.data.conversion import Arrays
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.models.keras_models import KerasModel
@@ -15,6 +16,18 @@ from keras_dist.symbolic.tensors import KerasTensor
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.loop import Mode
+from keras_dist.variables.variable import Variable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapters:
+    """Arguments of `Model.enable_lora`, paths of the adapted weights, and the other weights that it has frozen."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    weights: tuple[str, ...]
+    frozen: tuple[Variable, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,6 +38,7 @@ class ModelRuntime(LayerRuntime):
     source: ModuleSource | None = None  # of a `from_nnx` or `from_keras` model
     choices: CompileConfig | None = None
     history: History | None = None  # of the last `fit`
+    batch: Arrays | None = None  # shapes of its batches
     made_under: Distribution | None = None  # current when the model was made, or set by `redistribute`
     built_for: PyTree = None  # symbolic tensors for which the weights were created, if that is one argument
     built_by_name: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])  # by argument, if several
@@ -34,4 +48,5 @@ class ModelRuntime(LayerRuntime):
     keras_model: KerasModel | None = None  # of a `from_keras` model
     losses_given: list[Any] | None = None  # value of `losses` while a loss is computed from values of variables
     stops: set[Mode] = dataclasses.field(default_factory=set[Mode])  # set by callbacks before there is a session
+    adapters: Adapters | None = None  # of `enable_lora`
     session_before: BuiltModel | None = None  # of a `Sequential` before layers were added or removed

@@ -11,21 +11,16 @@ from typing import Any, Self, SupportsIndex
 from keras_dist._support.arguments import check_flag
 from keras_dist._support.types import PyTree
 from keras_dist.checkpoint import Snapshot, Stored
+from keras_dist.errors import ModelError
 from keras_dist.models.build_configs import build_as, written_build
-from keras_dist.models.config import (
-    check_described,
-    graph_config,
-    is_of_graph,
-    one_config,
-    with_graph,
-    written_argument,
-)
+from keras_dist.models.config import check_described, graph_config, is_of_graph, with_graph, written_argument
 from keras_dist.models.copying import copied, reduced
 from keras_dist.models.describing import described, documents_of
 from keras_dist.models.exporting import FORMAT, export
 from keras_dist.models.state_tree import set_state_tree_of, state_tree_of
 from keras_dist.models.trainer import Trainer
 from keras_dist.saving import custom_object_scope, deserialize_keras_object, serialize_keras_object
+from keras_dist.saving.shared_objects import one_config_read, one_config_written
 from keras_dist.storage.array_store import retried
 from keras_dist.storage.keras_files import save_keras
 from keras_dist.storage.keras_weights import load_h5_weights, save_h5_weights
@@ -237,7 +232,8 @@ class SavingMethods(Trainer):
         """
         if not is_of_graph(self):
             check_described(self)
-            return super().get_config()
+            with one_config_written():
+                return super().get_config()
         return graph_config(self)
 
     @classmethod
@@ -253,7 +249,7 @@ class SavingMethods(Trainer):
 
         Source: `keras.Model.from_config`.
         """
-        with custom_object_scope(custom_objects), one_config():
+        with custom_object_scope(custom_objects), one_config_read():
             return super().from_config(with_graph(cls, config))
 
     def to_json(self, **kwargs: Any) -> str:
@@ -267,7 +263,8 @@ class SavingMethods(Trainer):
 
         Source: `keras.Model.to_json`.
         """
-        return json.dumps(serialize_keras_object(self), **kwargs)
+        with one_config_written():
+            return json.dumps(serialize_keras_object(self), **kwargs)
 
     def get_build_config(self) -> dict[str, Any] | None:
         """Return what `build_from_config` needs to create the weights; None if there are none or nothing is needed.
@@ -343,7 +340,8 @@ class SavingMethods(Trainer):
         Raises:
             ConfigError: a layer or an argument of a constructor cannot be written down.
             CheckpointError: the path cannot hold it, or it exists and is not to be replaced.
-            ModelError: the weights do not exist yet, the path has another suffix, or an argument is unknown.
+            ModelError: the weights do not exist yet, the path has another suffix, an argument is unknown, or a file of
+                Keras would have to hold adapters of `enable_lora`.
             OSError: it cannot be written.
 
         Differs from Keras: also folders, with a file of arrays for each device. What `compile` was given and cannot
@@ -361,6 +359,9 @@ class SavingMethods(Trainer):
         Source: `keras.Model.save`.
         """
         form, path = format_of_model(filepath, zipped, save_format, unknown)
+        if form != "folder" and self._runtime.adapters is not None:
+            fix = "merge_lora() first; or save to a folder; or save_adapter, which saves the adapters alone"
+            raise ModelError("save: files of Keras cannot hold adapters", given=f"{str(path)!r}", fix=fix)
         if form == "folder":
             session = self._with_weights()
             save_folder(session, documents_of(self), path, overwrite)

@@ -248,7 +248,8 @@ class StepMethods(Layer):
             data: the inputs, `x`; `(x,)` where they are a tuple or list.
 
         Returns:
-            `(outputs, non_trainable_variables)`; only the states of random generators are kept.
+            `(outputs, non_trainable_variables)`; states of random generators, and variables that `call` assigns, are
+            kept.
         """
         x, _, _ = unpack_x_y_sample_weight(data)
         return self.stateless_call(*state, x, training=False)  # type: ignore[return-value]

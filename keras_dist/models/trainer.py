@@ -12,6 +12,7 @@ from keras_dist._support.arguments import check_callable, check_option
 from keras_dist._support.types import PyTree
 from keras_dist.callbacks import Callback, History
 from keras_dist.data.arrays import ArraySource
+from keras_dist.distribution.jobs.job import process_count
 from keras_dist.models import fitting
 from keras_dist.models.compile_methods import CompileMethods
 from keras_dist.models.placing import find_layout
@@ -131,6 +132,8 @@ class Trainer(CompileMethods):
         shuffle_key = session.next_shuffle_key() if seed is None else (random.check_seed(seed),)
         hooks = fitting.callback_list(self, callbacks, verbose, examples, numbers.stop, add_history=True)
         self._runtime.history = hooks.history
+        processes = 1 if session.distribution.auto_shard_dataset else process_count()
+        self._runtime.batch = fitting.shapes_of_batch(examples, processes)
         facts = {"class_weight": None if class_weight is None else sorted(class_weight.items())}
         with session.cell.training():
             hooks.history.timing = session.trainer.fit(

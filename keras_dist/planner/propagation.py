@@ -16,6 +16,7 @@ import jax
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._unstable import shardy
+from keras_dist.planner.peak_memory import peak_nbytes
 from keras_dist.planner.sharded_module import (
     ShardedModule,
     is_argument,
@@ -85,7 +86,7 @@ class Propagated:
         dtype: element type of most of these FLOPs; empty without any.
         accessed_nbytes: bytes of arguments and results of the step, and of operands and results of matrix
             multiplications and convolutions: an estimate that takes all other operations as fused.
-        activation_nbytes: peak bytes of intermediate results without fusion, and without XLA's copies and padding.
+        activation_nbytes: estimate of the peak bytes of intermediate results; see `planner.peak_memory`.
     """
 
     collectives: tuple[Collective, ...]
@@ -143,11 +144,13 @@ def propagate_module(operation: Any) -> Propagated:
         if inner.name == "sdy.reshard":
             shardy.rename(inner, _SEPARATOR.join((name_of(inner), *_need_of(inner, functions))))
     shardy.run_passes(operation, _TO_COLLECTIVES)
-    program = _Program(ShardedModule(operation))
+    module = ShardedModule(operation)
+    program = _Program(module)
     costs = program.costs_of("main")
     dtype = max(costs.flops_by_dtype, key=costs.flops_by_dtype.__getitem__, default="")
     accessed = costs.accessed + program.nbytes_of_interface
-    return Propagated(tuple(costs.collectives), sum(costs.flops_by_dtype.values()), dtype, accessed, costs.peak)
+    flops = sum(costs.flops_by_dtype.values())
+    return Propagated(tuple(costs.collectives), flops, dtype, accessed, peak_nbytes(module))
 
 
 def _need_of(reshard: Any, functions: Mapping[str, Any]) -> tuple[str, str]:
@@ -176,12 +179,11 @@ def _place_of(operation: Any, functions: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass
 class _Costs:
-    """Costs of a region; `peak` is without its arguments."""
+    """Costs of a region."""
 
     collectives: list[Collective] = dataclasses.field(default_factory=list)
     flops_by_dtype: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     accessed: int = 0
-    peak: int = 0
     reduced: dict[Any, int] = dataclasses.field(default_factory=dict)
     """Results of all-reduces and sums of such, with the index of the first all-reduce."""
 
@@ -213,21 +215,13 @@ class _Program:
         return self._known[function]
 
     def _costs(self, block: Any) -> _Costs:
-        costs, live, last = _Costs(), 0, _last_uses(block)
-        dying: dict[int, list[int]] = collections.defaultdict(list)
-        for index, operation in enumerate(block.operations):
-            operation = operation.operation
-            inside = self._inside(operation, costs)
-            own = 0 if operation.name in _ALIASES else sum(map(self._module.nbytes, operation.results))
-            live += own
-            costs.peak = max(costs.peak, live + inside)
-            for result in operation.results if own else ():
-                dying[max(last.get(result, index), index)].append(self._module.nbytes(result))
-            live -= sum(dying.pop(index, ()))
+        costs = _Costs()
+        for operation in block.operations:
+            self._add(operation.operation, costs)
         return costs
 
-    def _inside(self, operation: Any, costs: _Costs) -> int:
-        """Add the costs of an operation, and return the bytes that are live only while it runs."""
+    def _add(self, operation: Any, costs: _Costs) -> None:
+        """Add the costs of an operation."""
         name = operation.name.removeprefix("sdy.")
         if name in get_args(Kind):
             costs.collectives.append(self._collective(name, operation))  # pyright: ignore[reportArgumentType]
@@ -242,16 +236,11 @@ class _Program:
             costs.flops_by_dtype[_DTYPES.get(dtype, dtype)] += self._flops(operation)
             costs.accessed += sum(map(self._module.nbytes, (*operation.operands, *operation.results)))
         elif operation.name == "func.call":
-            called = self.costs_of(text_of(operation.attributes["callee"]))
-            costs.add(called, 1, layer_in(name_of(operation)))
-            return called.peak
+            costs.add(self.costs_of(text_of(operation.attributes["callee"])), 1, layer_in(name_of(operation)))
         elif operation.name not in _REDUCTIONS:
             turns = _turns(operation) if operation.name == "stablehlo.while" else 1
-            bodies = [self._costs(block) for region in operation.regions for block in region.blocks]
-            for body in bodies:
-                costs.add(body, turns, layer_in(name_of(operation)))
-            return max((body.peak for body in bodies), default=0)
-        return 0
+            for block in (block for region in operation.regions for block in region.blocks):
+                costs.add(self._costs(block), turns, layer_in(name_of(operation)))
 
     def _join(self, addition: Any, costs: _Costs) -> None:
         """Mark the second of two all-reduces whose results are only added: XLA reduces their sum instead."""
@@ -297,14 +286,6 @@ class _Program:
 
 _DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "i8": "int8"}
 _AXES = ("reduction_axes", "gathering_axes", "reduce_scatter_axes", "slicing_axes", "params")
-_ALIASES = (
-    "sdy.constant",
-    "stablehlo.constant",
-    "stablehlo.while",
-    "stablehlo.reshape",
-    "stablehlo.optimization_barrier",
-)
-"""Operations whose results take no memory; the results of a loop reuse the memory of its arguments."""
 _ON_ONE_ARRAY = ("stablehlo.reshape", "stablehlo.transpose", "stablehlo.convert")
 _REDUCTIONS = (
     "stablehlo.reduce",
@@ -314,15 +295,6 @@ _REDUCTIONS = (
     "stablehlo.sort",
 )
 """Operations whose regions combine two scalars."""
-
-
-def _last_uses(block: Any) -> dict[Any, int]:
-    """Return the index of the last operation of a block that uses a value, also in its regions."""
-    found: dict[Any, int] = {}
-    for index, operation in enumerate(block.operations):
-        for inner in operations_in(operation.operation):
-            found |= dict.fromkeys(inner.operands, index)
-    return found
 
 
 def _turns(loop: Any) -> int:

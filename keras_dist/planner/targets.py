@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,12 @@ _KINDS = {
     "v5p": "TPU v5",
     "v6e": "TPU v6 lite",
     "tpu7x": "TPU7x",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h200": "NVIDIA H200",
+    "b200": "NVIDIA B200",
 }
+"""`device_kind` of the devices of a chip in JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +137,35 @@ def target(name: str) -> Target:
     return Target(name, chip, shape, slices)
 
 
+def target_of(devices: Iterable[Any]) -> Target | None:
+    """Return the machine that these devices are all of; None for CPUs and for devices whose figures are not known.
+
+    GPUs of one process count as one host.
+
+    Args:
+        devices: devices of JAX.
+    """
+    found = list(devices)
+    kinds, chips = {device.device_kind for device in found}, {kind: CHIPS[name] for name, kind in _KINDS.items()}
+    chip = chips.get(*kinds) if len(kinds) == 1 else None
+    if chip is None:
+        return None
+    slices = len({getattr(device, "slice_index", 0) for device in found})
+    if chip.platform == "cuda":
+        hosts = len({device.process_index for device in found}) // slices
+        shape, more = (slices, hosts, len(found) // max(hosts * slices, 1)), ""
+    else:
+        corners = [device.coords for device in found]
+        extents = [max(each) - min(each) + 1 for each in zip(*corners, strict=True)]
+        used = max([2, *(dim + 1 for dim, size in enumerate(extents) if size > 1)])
+        shape, more = extents[:used], f"*{slices}" if slices > 1 else ""
+    try:
+        machine = target(f"{chip.name}:{'x'.join(map(str, shape))}{more}")
+    except ConfigError:
+        return None
+    return machine if machine.device_count == len(found) else None
+
+
 def devices(target: str | Target, mesh_shape: Sequence[int] | None = None) -> list[str]:
     """Return the names of a target's devices, for a mesh of devices that need not exist here.
 
@@ -208,7 +242,7 @@ def _gpus(target: Target) -> list[Place]:
     hosts, each = target.shape
     sizes = (target.slices, hosts, each)
     return [
-        Place(index, number, number * hosts + host, (gpu,), 0, "gpu", f"NVIDIA {target.chip.name.upper()}")
+        Place(index, number, number * hosts + host, (gpu,), 0, "gpu", _KINDS[target.chip.name])
         for index, (number, host, gpu) in enumerate(itertools.product(*map(range, sizes)))
     ]
 

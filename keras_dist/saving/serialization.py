@@ -24,6 +24,7 @@ from keras_dist.saving.registry import (
     get_registered_object,
     named_in_a_package,
 )
+from keras_dist.saving.shared_objects import known, note_read, note_written
 
 _HOUSE = "keras_dist"
 
@@ -38,6 +39,7 @@ _ROOMS = {
     "mixed_precision",
     "models",
     "optimizers",
+    "pretrained",
     "random",
     "regularizers",
 }
@@ -100,7 +102,7 @@ def serialize_keras_object(obj: Any) -> Any:
         described: Any = obj
         built = described.get_build_config() if _defines(obj, "get_build_config") else None
         config = _written(described.get_config())
-        return _description(type(obj), config) | ({} if built is None else {"build_config": built})
+        return note_written(obj, _description(type(obj), config) | ({} if built is None else {"build_config": built}))
     if callable(obj) and hasattr(obj, "__name__") and hasattr(obj, "__module__"):
         return {**_description(obj, obj.__name__), "class_name": "function"}
     summary = "a config cannot hold an object that has no get_config() and is neither a value nor a named function"
@@ -190,6 +192,8 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     class_name, inner = config["class_name"], config["config"]
     if class_name == "function":
         return _find(inner, config, module_objects)
+    if (shared := known(config)) is not None:
+        return shared
     if not isinstance(inner, Mapping):
         raise _damaged(config)
     if class_name in _VALUES:
@@ -203,6 +207,7 @@ def _read(config: Any, module_objects: Mapping[str, Any]) -> Any:
     if not hasattr(found, "from_config"):
         raise _without_from_config(found) if isinstance(found, type) else _unknown(class_name, config)
     made = found.from_config(dict(inner))
+    note_read(config, made)
     if config.get("build_config") is not None and _defines(made, "build_from_config"):
         made.build_from_config(config["build_config"])
     return made

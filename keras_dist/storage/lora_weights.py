@@ -1,27 +1,43 @@
-"""The weights of a model whose layers have LoRA, as files have them: the sum of frozen weight and product."""
+"""The weights of a model that LoRA adapts: as files have them, the sum of frozen weight and product; and merged."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from keras_dist.layers import Layer
-from keras_dist.layers.lora import LoraLayer
+from keras_dist.layers.lora import Dims, LoraLayer, product
+from keras_dist.training.adapters import factors_in
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.naming import layers_below
+from keras_dist.training.state_cell import StateCell
 
 
 @dataclasses.dataclass(frozen=True)
 class MergedWeight:
-    """A frozen weight plus `scale` times the product of its factors; it is read as a weight is."""
+    """A frozen weight plus `scale` times the product of its factors; it is read as a weight is.
+
+    Attributes:
+        path: of the weight.
+        weight: the weight.
+        factors: the two factors.
+        dims: for each dim of the factors the dim of the weight; None for the rank.
+        scale: factor of the product.
+        layer: the layer of the weight; None in a foreign module.
+    """
 
     path: str
     weight: Any
     factors: tuple[Any, Any]
+    dims: Dims
     scale: float
+    layer: LoraLayer | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,22 +53,45 @@ class MergedWeight:
         """The sum on the host, in the element type of the frozen weight. All processes of a job must call it."""
         first, second = (factor.numpy() for factor in self.factors)
         value = self.weight.numpy()
-        return (value.astype(np.float32) + np.float32(self.scale) * (first @ second)).astype(value.dtype)
+        update = np.float32(self.scale) * product(first, second, self.dims, np.einsum)
+        return (value.astype(np.float32) + update).astype(value.dtype)
 
     def forget(self) -> None:
         """Make the product zero, so that the frozen weight alone counts. The first factor stays, to be trained."""
         self.factors[1].assign(np.zeros(self.factors[1].shape, np.float32))
 
+    def merge(self, cell: StateCell) -> None:
+        """Add the product to the frozen weight, where it is sharded, and make the product zero at the same time."""
+        first, second = (cell.place_of(factor) for factor in self.factors)
+        place, shardings = cell.place(self.path), jax.tree.leaves(cell.state_plan.shardings)
+        arrays = cell.arrays
+        given = (arrays[place], arrays[first], arrays[second])
+        merged, zeros = _merged(*given, self.dims, self.scale, (shardings[place], shardings[second]))
+        cell.put({place: merged, second: zeros})
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4, 5))
+def _merged(
+    weight: jax.Array, first: jax.Array, second: jax.Array, dims: Dims, scale: float, shardings: tuple[Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    value = weight.astype(jnp.float32) + scale * product(first, second, dims)
+    results = value.astype(weight.dtype), jnp.zeros_like(second)
+    return jax.lax.with_sharding_constraint(results, shardings)
+
 
 def merged_weights(model: Layer, session: BuiltModel) -> dict[str, MergedWeight]:
     """The weights of a model that LoRA adapts, by the paths of the frozen ones."""
-    found: dict[str, MergedWeight] = {}
+    found: list[MergedWeight] = []
     for _, layer in layers_below(model):
         if isinstance(layer, LoraLayer) and layer.lora_enabled:
             weight, *factors = (getattr(layer, name) for name in layer.lora_names)
-            known_as = session.path_of(weight)
-            found[known_as] = MergedWeight(known_as, weight, (factors[0], factors[1]), layer.lora_scale)
-    return found
+            given = (factors[0], factors[1]), layer.lora_dims, layer.lora_scale, layer
+            found.append(MergedWeight(session.path_of(weight), weight, *given))
+    for one in factors_in(session.model):
+        first, second = map(session.variable, one.factor_paths())
+        path = session.cell.row(one.path).path
+        found.append(MergedWeight(path, session.variable(path), (first, second), one.dims, one.scale))
+    return {one.path: one for one in found}
 
 
 def factor_paths(session: BuiltModel, merged: Mapping[str, MergedWeight]) -> set[str]:

@@ -18,17 +18,10 @@ from keras_dist.metrics.plain_state import no_plain_state
 
 
 class OpenMean(NamedTuple):
-    """An unfinished mean, `total / weight`; both scalars."""
+    """An unfinished mean, `total / weight`, of a batch or several; both scalars, 0 for a batch that does not count."""
 
     total: Any
     weight: Any
-
-
-class UpdatesTotal(NamedTuple):
-    """The value of an update and 1, or 0 and 0 in a step without an update; both scalars."""
-
-    total: Any
-    updates: Any
 
 
 class Latest(NamedTuple):
@@ -85,7 +78,7 @@ class _ScalarAccumulator:
 
 
 class MeanAccumulator(_ScalarAccumulator):
-    """The mean of a scalar over all rows."""
+    """The mean of a scalar over all rows, or with the weights of `OpenMean`s."""
 
     def start(self) -> OpenMean:
         """Return the initial state."""
@@ -95,10 +88,6 @@ class MeanAccumulator(_ScalarAccumulator):
         """Return the mean; NaN without rows."""
         with np.errstate(invalid="ignore"):
             return {self.name: float(np.divide(state.total, state.weight))}
-
-
-class UpdatesAccumulator(MeanAccumulator):
-    """The mean of a scalar over updates."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +147,6 @@ Accumulator = MeanAccumulator | MetricAccumulator | LastAccumulator | RateAccumu
 
 def accumulator_of(name: str, found: Any) -> Accumulator:
     """Return the accumulator of a value that a step logs under this name (traced)."""
-    if isinstance(found, UpdatesTotal):
-        return UpdatesAccumulator(name)
     if isinstance(found, Latest):
         return LastAccumulator(name, jax.ShapeDtypeStruct((), np.float32))
     if isinstance(found, Count):
@@ -225,6 +212,6 @@ def add(state: PyTree, found: PyTree, rows: ArrayLike) -> PyTree:
         return jnp.asarray(found.value, jnp.float32)
     if isinstance(found, Count):
         return state + jnp.asarray(found.value, jnp.float32)
-    if isinstance(found, UpdatesTotal):
-        return OpenMean(state.total + found.total, state.weight + found.updates)
+    if isinstance(found, OpenMean):
+        return OpenMean(state.total + found.total, state.weight + found.weight)
     return OpenMean(state.total + jnp.asarray(found, jnp.float32) * rows, state.weight + rows)

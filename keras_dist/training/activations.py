@@ -24,6 +24,7 @@ from keras_dist.distribution.placement import distribute_tensor
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.variables import VariableSpec, leaf_paths
 from keras_dist.layers.names import keras_paths
+from keras_dist.variables import call_context
 
 _SCOPE, _WEIGHT = "module ", "weight "
 _CODED = str.maketrans("/()", "|\u27e8\u27e9")  # JAX puts slashes and parentheses between and around scopes
@@ -141,8 +142,11 @@ def _scoped_class(cls: type, scope: str) -> type:
 @functools.lru_cache(maxsize=1024)
 def _constrained_class(cls: type, name: str, distribution: Distribution) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = cls.__call__(self, *args, **kwargs)
-        return jax.tree.map(lambda output: _constrain(name, output, distribution), outputs)
+        outputs, context = cls.__call__(self, *args, **kwargs), call_context.current()
+        constrained = jax.tree.map(lambda output: _constrain(name, output, distribution), outputs)
+        if context is not None:
+            context.pass_on(outputs, constrained)
+        return constrained
 
     return with_call(cls, call)
 

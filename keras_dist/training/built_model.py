@@ -115,7 +115,10 @@ class BuiltModel(BuiltModule):
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
         self.cell.extend(graph, plan, places_of(self.model, graph.parts))
-        self.settle_layers()
+        if self.trainability is not None:
+            self.settle_layers()
+        else:
+            self._indexed, self._order = None, [row.path for row in plan.rows]
         self._settle(self.distribution)
         if choices is not None:
             self.compile(choices)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,6 @@ from keras_dist.training.compile_metrics import note_masks
 from keras_dist.training.naming import by_prefix, layers_below
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Draw, Forward
-from keras_dist.training.train_state import TrainState
 from keras_dist.training.trainable_flags import TrainableFlags
 from keras_dist.variables import call_context
 from keras_dist.variables.variable import checked_value
@@ -64,7 +64,7 @@ class BuiltModule:
         return Draw.begun(self.seed, self.draws)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
-        """Return the outputs for these arguments; advance random streams, and in training statistics.
+        """Return the outputs for these arguments; keep changes of the variables.
 
         A program is compiled for each value of an argument that is not an array, compared by type and `==`.
         """
@@ -82,7 +82,9 @@ class BuiltModule:
             arguments, options = treedef.unflatten(filled)
             outputs, module, context = self._run(trainable, rest, arguments, options, training, draw, (values, masks))
             masks = [context.mask_of(leaf) for leaf in jax.tree.leaves(outputs)]
-            return outputs, masks, self.cell.graph.split(module)[1], added_losses(module)
+            flatten = self.cell.graph.flatten
+            before, after = flatten(trainable, rest), flatten(trainable, self.cell.graph.split(module)[1])
+            return outputs, masks, dict(self._changes(before, after, training)), added_losses(module)
 
         stated = None if self.trainability is None else self.trainability.stated()
         is_checked = not any(map(is_traced, leaves))
@@ -107,27 +109,51 @@ class BuiltModule:
             if is_checked:
                 error, found = found
                 integer_checks.raise_found(error)
-            outputs, masks, rest, losses = found
-            if not any(map(is_traced, jax.tree.leaves(rest))):
-                self._keep(state, state.replace(rest=rest), training)
+            outputs, masks, changes, losses = found
+            if any(map(is_traced, changes.values())):
+                self._warn_of_lost(changes)
+            else:
+                self._keep(changes)
         self._note_losses(losses)
         call_context.CallContext().set_mask(outputs, masks)
         return outputs
+
+    def run_compiled(
+        self, key: Any, run: Callable[..., PyTree], *operands: PyTree, donated: Sequence[int] = ()
+    ) -> PyTree:
+        """Return `run(module, *operands)` of the module in evaluation mode; it must not change the module.
+
+        The program is compiled once for each key and for shapes of operands; `donated` operands are consumed.
+        """
+
+        def program(trainable: PyTree, rest: PyTree, *operands: PyTree) -> PyTree:
+            def call(trainable: PyTree, rest: PyTree) -> PyTree:
+                module = self.forward.module(trainable, rest)
+                if not isinstance(module, Layer):
+                    module.eval()
+                with call_context.entered(False, anew=True):
+                    return run(module, *operands)
+
+            trace = functools.partial(self.forward.gathering, call, trainable, rest, operands)
+            return traced_in(self.distribution, None, trace, (trainable, rest, operands))
+
+        if key not in self._programs:
+            self._programs[key] = jax.jit(program, donate_argnums=[place + 2 for place in donated])
+        with self.cell.lock:
+            state = self.cell.state
+            return self._programs[key](state.trainable, state.rest, *operands)
 
     def _call_in_scope(
         self, scope: StatelessScope, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None
     ) -> PyTree:
         """Call the module with the values that the variables have in the current scope."""
         graph, rows = self.cell.graph, self.cell.plan.rows
-        handles = [self.variable(row.path) for row in rows]
-        before = [handle.value for handle in handles]
+        before = [self.variable(row.path).value for row in rows]
         with without_scope():  # the module uses only the values that it is given
             outputs, module, _ = self._run(*graph.nest(before), args, kwargs, training)
         self._note_losses(added_losses(module))
-        after = graph.flatten(*graph.split(module))
-        for row, handle, old, new in zip(rows, handles, before, after, strict=True):
-            if new is not old and (training or row.role in CHANGED_ALWAYS):
-                scope.put(handle, new)
+        for path, value in self._changes(before, graph.flatten(*graph.split(module)), training):
+            scope.put(self.variable(path), value)
         return outputs
 
     def _note_losses(self, losses: Mapping[str, list[jax.Array]]) -> None:
@@ -136,16 +162,29 @@ class BuiltModule:
             for path, layer in self.trainability.layers.items():
                 layer._runtime.added = losses.get(path, [])
 
-    def _keep(self, before: TrainState, after: TrainState, training: bool | None) -> None:
-        """Keep the changes of a call: in training all, else random streams and states."""
-        plan = self.cell.state_plan
-        flat = (plan.rows, *map(jax.tree.leaves, (plan.shardings, before, after)))
-        self.cell.put(
-            {
-                index: jax.device_put(new, sharding)
-                for index, (row, sharding, old, new) in enumerate(zip(*flat, strict=True))
-                if new is not old and (training or row.role in CHANGED_ALWAYS)
-            }
+    def _changes(
+        self, before: Sequence[Any], after: Sequence[Any], training: bool | None
+    ) -> Iterator[tuple[str, jax.Array]]:
+        """Yield the changes of a call that are kept, by path: of a foreign module outside of training only streams."""
+        rows = self.cell.plan.rows
+        for row, place, old, new in zip(rows, self.cell.places, before, after, strict=True):
+            if new is not old and (training or row.role in CHANGED_ALWAYS or place in self.cell.assignable):
+                yield row.path, new
+
+    def _keep(self, changes: Mapping[str, jax.Array]) -> None:
+        """Keep the changes of a call."""
+        shardings, places = jax.tree.leaves(self.cell.state_plan.shardings), map(self.cell.place, changes)
+        pairs = zip(places, changes.values(), strict=True)
+        self.cell.put({place: jax.device_put(value, shardings[place]) for place, value in pairs})
+
+    def _warn_of_lost(self, changes: Mapping[str, jax.Array]) -> None:
+        """Warn of changes inside a function that JAX traces, which cannot be kept."""
+        warnings.warn(
+            f"a function that JAX traces called the model and drops the new values of {', '.join(changes)}; each call "
+            f"of the function begins with the same values, and draws the same random numbers\n"
+            f"  fix:      model.stateless_call(trainable, rest, x, training=True), which returns them; or pass the "
+            f"model to nnx.jit",
+            stacklevel=lint.frames_inside(),
         )
 
     def stateless_call(
@@ -209,8 +248,8 @@ class BuiltModule:
         return module
 
     def shown_module(self) -> Any:
-        """Return the foreign module with its current values; for layers a copy."""
-        if not self.cell.graph.is_foreign:
+        """Return the module of `from_nnx` with its current values; for a model of layers a copy."""
+        if self.trainability is not None:
             return self.module()
         self.cell.is_shown = True
         self.cell.show()

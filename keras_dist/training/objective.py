@@ -17,8 +17,9 @@ from keras_dist.layers import Layer
 from keras_dist.losses import Loss
 from keras_dist.losses.identifiers import as_loss
 from keras_dist.metrics import Metric
-from keras_dist.training.accumulators import Observation
+from keras_dist.training.accumulators import Observation, OpenMean
 from keras_dist.training.outputs import Outputs, Part, is_structured, parts_of
+from keras_dist.variables import call_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +44,14 @@ class _Term:
     output: _Output
     loss: Loss
     loss_weight: float | None
+    is_measured: bool  # metrics read the outputs, too
 
     def measure(self) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the loss, a scalar, and the scalars that it reports, by name."""
-        loss, of = self.loss, self.output
-        value, reported = loss.with_reported(of.y_true, of.y_pred, of.sample_weight, of.mask)
+        loss, of, context = self.loss, self.output, call_context.current()
+        projection = context.projection_of(of.y_pred) if context is not None and not self.is_measured else None
+        y_pred = of.y_pred if projection is None or not loss.uses(projection) else projection
+        value, reported = loss.with_reported(of.y_true, y_pred, of.sample_weight, of.mask)
         if jnp.ndim(value):
             summary = f"the loss {loss.name!r} is not reduced to a number"
             given = f"reduction={loss.reduction!r}, a loss of shape {jnp.shape(value)}"
@@ -160,7 +164,17 @@ class Objective:
             fix = "give the metric another name, or rename the value in the dict that the loss returns"
             raise ModelError(f"two values would be logged as {min(repeated)!r}", given=given, fix=fix)
         in_order = dict(sorted(found.items())) if len(outputs.names) > 1 else found
-        return {**{name: losses[name] for name in names if name in losses}, **in_order}
+        ordered = {name: losses[name] for name in names if name in losses}
+        return {**self._in_means(ordered, batch, y_pred, mask), **in_order}
+
+    def _in_means(
+        self, losses: dict[str, jax.Array], batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree
+    ) -> dict[str, Any]:
+        """Return the losses, weighted by their divisors if the only loss is a mean over weights."""
+        if not (isinstance(self.loss, Loss) and self.loss.is_mean_by_weight):
+            return losses
+        weight = jnp.asarray(self.batch_weight(batch, y_pred, mask), jnp.float32)
+        return {name: OpenMean(value * weight, weight) for name, value in losses.items()}
 
     def _outputs(self, y_pred: PyTree) -> Outputs:
         names, count = self.output_names, len(jax.tree.leaves(y_pred))
@@ -192,10 +206,11 @@ class Objective:
         _, y, sample_weight = batch
         outputs = self._outputs(y_pred)
         if self._takes_apart(outputs, y):
-            return [_Term("", _Output(y, y_pred, sample_weight, mask), self.loss, self.loss_weights)]
+            return [_Term("", _Output(y, y_pred, sample_weight, mask), self.loss, self.loss_weights, True)]
         parts = self._parts(outputs)
         of = self._given(outputs, batch, mask, parts)
-        return [_Term(part.name, of(part.outputs), part.loss, part.weight) for part in parts]
+        measured = bool(self.all_metrics)
+        return [_Term(part.name, of(part.outputs), part.loss, part.weight, measured) for part in parts]
 
     def _measured(
         self, outputs: Outputs, batch: tuple[PyTree, PyTree, PyTree], y_pred: PyTree, mask: PyTree

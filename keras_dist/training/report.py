@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten, unknown_name_error, with_type
-from keras_dist.training.accumulators import Count, Latest, UpdatesTotal
+from keras_dist.training.accumulators import Count, Latest, OpenMean
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import DEFAULT, Optimizer
 from keras_dist.training.train_state import TrainState
@@ -56,7 +56,7 @@ def reported(
             ]
             squared = sum((jnp.where(is_due, norm, 0.0) for norm, is_due in norms), jnp.zeros((), jnp.float32))
             is_due = jnp.any(jnp.array([is_due for _, is_due in norms]))
-            found[name] = UpdatesTotal(jnp.sqrt(squared), is_due.astype(jnp.float32))
+            found[name] = OpenMean(jnp.sqrt(squared), is_due.astype(jnp.float32))
         elif name == "learning_rate":
             for key, one in optimizers.items():
                 rate = one.transformation.rate_of_step(before.slots[key], after.slots[key])

@@ -56,6 +56,17 @@ class StateCell(BorrowedArrays):
         """Return the index of a variable in `arrays`."""
         return self._places[self.index(path)]
 
+    @property
+    def places(self) -> Sequence[int]:
+        """The indices of all variables in `arrays`."""
+        return self._places
+
+    @property
+    def assignable(self) -> frozenset[int]:
+        """The indices in `arrays` of variables of layers that `call` may assign: untrained ones."""
+        rows = self.state_plan.rows
+        return frozenset(index for index, _ in self._ours if rows[index].role in ("statistic", "counter"))
+
     def path_of(self, variable: Any) -> str | None:
         """Return the path of a variable in this model; None if the model does not contain it."""
         index = self._index_of.get(id(variable))
@@ -75,15 +86,18 @@ class StateCell(BorrowedArrays):
         if spec.path not in self._views:
             holder = self._variables[index].variable
             name = None if holder is None else holder.get_metadata().get("keras_name")
-            is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
-            is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
-            role = "parameter" if is_trained else "rng" if spec.role == "rng" else "statistic"
             shape = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-            view = Variable.view(shape, spec.path, name, role, self.graph.constraints[index])
+            view = Variable.view(shape, spec.path, name, self._role_of_view(index), self.graph.constraints[index])
             view.lend_for_good(self)
             self._index_of[id(view)] = index
             self._views[spec.path] = view
         return self._views[spec.path]
+
+    def _role_of_view(self, index: int) -> str:
+        spec = self.graph.specs[index]
+        is_parameter = spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
+        is_trained = self.graph.trained[index] if self.graph.is_foreign else is_parameter
+        return "parameter" if is_trained else "rng" if spec.role == "rng" else "statistic"
 
     def slot(self, place: int) -> Variable | None:
         """Return the variable of an optimizer's array in `arrays`; None before there is one."""
@@ -139,6 +153,9 @@ class StateCell(BorrowedArrays):
             self.leave()
             self.graph, self.plan = graph, plan
             self._have(places)
+            for path, view in self._views.items():
+                if path in self._indices:
+                    view.become(self._role_of_view(self._indices[path]))
             self.state_plan = self._plan_of_state({})
             self._begin(step)
 

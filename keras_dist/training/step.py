@@ -7,6 +7,7 @@ the layout of the parameter and then that of its slots: Shardy otherwise gathers
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,12 +33,13 @@ from keras_dist.training.accumulators import (
     Count,
     Latest,
     Observation,
-    UpdatesTotal,
+    OpenMean,
     accumulator_of,
     add,
     flat_logs,
 )
 from keras_dist.training.activations import constrain_inputs, constrain_outputs, weight_scope
+from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
@@ -126,6 +128,7 @@ class Forward:
             if training and self.remat is not None:
                 self.remat.mark(module)
             with call_context.entered(training, anew=True) as context:
+                context.shards_of = self._shards_of
                 y_pred, has_rows = self.outputs(module, at, batch[0], training)
                 mask = context.mask_of(y_pred)
                 mask = mask if jax.tree.leaves(mask) else None
@@ -156,6 +159,11 @@ class Forward:
             return call(trainable, rest)
         paths = self.graph.nest([spec.path for spec in self.graph.specs])
         return with_gathers(call, self.plan, jax.tree.leaves(paths), (trainable, rest))
+
+    def _shards_of(self, path: str, dim: int) -> int | None:
+        """Return the number of shards of a dim of a weight where it is used; None if the plan lacks the weight."""
+        row = None if self.plan is None else next((row for row in self.plan.rows if row.path == path), None)
+        return None if self.plan is None or row is None else self.plan.mesh.axis_size(row.compute_axes[dim])
 
     def scattered(self, grads: PyTree) -> PyTree:
         """Constrain gradients to the layouts of the slots that they update (traced)."""
@@ -207,11 +215,12 @@ class Forward:
 
     def run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         """Return the outputs for `x` in training or evaluation mode; floats are float32 under a mixed policy."""
-        if self.precision is None:
-            return self._run(module, at, x, training)
-        inputs = cast_floats(x, self.precision.compute_dtype)
-        outputs = compute_under(self.precision, module, lambda: self._run(module, at, inputs, training))
-        return cast_floats(outputs, self.precision.variable_dtype)
+        with adapted(module, self.plan) if self.graph.is_foreign else contextlib.nullcontext():
+            if self.precision is None:
+                return self._run(module, at, x, training)
+            inputs = cast_floats(x, self.precision.compute_dtype)
+            outputs = compute_under(self.precision, module, lambda: self._run(module, at, inputs, training))
+            return cast_floats(outputs, self.precision.variable_dtype)
 
     def _run(self, module: Any, at: ArrayLike | Draw, x: PyTree, training: bool) -> PyTree:
         if self.call is not None:
@@ -312,7 +321,7 @@ def check_train_step(before: TrainState, returned: Any) -> tuple[TrainState, Map
     check_state("train_step", before, after)
     logs = flat_logs("train_step", logs)
     for name, value in logs.items():
-        if not isinstance(value, Observation | UpdatesTotal | Latest | Count) and not _is_scalar(value):
+        if not isinstance(value, Observation | OpenMean | Latest | Count) and not _is_scalar(value):
             summary = f"train_step logs {name!r}, which is not a scalar"
             given = f"shape {jnp.shape(value)}" if hasattr(value, "shape") else shorten(value)
             raise ModelError(summary, given=given, fix=f"for example jnp.mean({name})")
@@ -348,17 +357,23 @@ Logs = dict[str, Any]
 
 
 class PureStep:
-    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`."""
+    """A train or test step that accumulates its logs: `step(state, batch)` or `step(state, batch, draw)`.
 
-    changed: Sequence[int] = ()  # indices of further arrays that a test step changes
+    `accumulators` finds `changed`: which of the `assignable` arrays a test step changes, by index in the state.
+    """
+
+    changed: Sequence[int] = ()
     may_read_values = False
 
-    def __init__(self, step: Callable[..., Any], *, trains: bool) -> None:
-        self._step, self._trains = step, trains
+    def __init__(self, step: Callable[..., Any], *, trains: bool, assignable: Collection[int] = ()) -> None:
+        self._step, self._trains, self._assignable = step, trains, assignable
 
     def accumulators(self, state: TrainState, batch: Batch) -> dict[str, Accumulator]:
         """Return the accumulators in the order of the logs (traced); JAX would sort the names."""
-        _, found = self._run(state, batch, Draw.begun(0, 0))
+        after, found = self._run(state, batch, Draw.begun(0, 0))
+        pairs = zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        changed = {index for index, (old, new) in enumerate(pairs) if new is not old}
+        self.changed = sorted(changed.intersection(self._assignable))
         return {name: accumulator_of(name, value) for name, value in found.items()}
 
     def advance(

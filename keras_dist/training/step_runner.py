@@ -42,7 +42,7 @@ class StepRunner:
     def __init__(self, cell: StateCell, forward: Forward, choices: CompileConfig | None) -> None:
         self._cell, self._forward, self._choices = cell, forward, choices or CompileConfig()
         self._options = self._choices.options
-        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options)
+        self._compiled = CompiledSteps(cell.state_plan, forward.distribution, self._options, cell.assignable)
         self._placement = Placement(cell.graph, forward.distribution, self._options)
         self._steps = _steps(forward, self._choices, cell)
         self._logged_steps: dict[Mode, LoggedStep] = {}
@@ -108,6 +108,7 @@ class StepRunner:
                 seconds = timer.clock.seconds
                 logs = LazyLogs(states, program.accumulators, validate(epoch, check_interrupt), seconds)
                 run.progress = start.at_epoch(epoch + 1)
+                hooks.note_timing(timer.timing(self._cell.mesh.backend_mesh.local_devices))
                 hooks.on_epoch_end(epoch, logs)
                 if should_stop():
                     break
@@ -410,7 +411,8 @@ def _steps(forward: Forward, choices: CompileConfig, cell: StateCell) -> dict[Mo
     """Return the steps of `compile` by mode; a predict step only if the user wrote it."""
     found: dict[Mode, Any] = {}
     if choices.objective is not None:
-        found["test"] = PureStep(steps.make_test_step(forward, choices.objective), trains=False)
+        measured = steps.make_test_step(forward, choices.objective)
+        found["test"] = PureStep(measured, trains=False, assignable=cell.assignable)
     if choices.train_step is not None:
         own = steps.own_train_step(forward, choices.train_step, choices.optimizers)
         found["train"] = PureStep(own, trains=True)

@@ -45,6 +45,7 @@ class Timing:
 
     Attributes:
         steps: number of steps.
+        rows: number of rows.
         compilations: number of compiled programs.
         compile_seconds: duration of tracing and compilation.
         wall_seconds: time from the first dispatch of each epoch until its last step was done, without compilation.
@@ -56,6 +57,7 @@ class Timing:
     """
 
     steps: int
+    rows: int
     compilations: int
     compile_seconds: float
     wall_seconds: float
@@ -147,6 +149,7 @@ class StepTimer:
         wall = self._wall - self._compiling
         return Timing(
             steps=sum(steps for _, steps in self._step_seconds),
+            rows=self._rows,
             compilations=self._compilations,
             compile_seconds=self._compiling,
             wall_seconds=wall,

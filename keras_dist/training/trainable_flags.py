@@ -28,7 +28,7 @@ class TrainableFlags:
         self._owners: dict[str, Owners] = {
             spec.path: self._around(spec)
             for spec in specs
-            if spec.role == "parameter" and jnp.issubdtype(spec.dtype, jnp.inexact)
+            if spec.role == "parameter" and not spec.is_frozen and jnp.issubdtype(spec.dtype, jnp.inexact)
         }
         self._paths = [spec.path for spec in specs]
 

@@ -17,6 +17,7 @@ import jax
 from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist._unstable.jax_internals import is_traced
 from keras_dist.errors import ModelError
+from keras_dist.losses.vocabulary import Projection
 
 if TYPE_CHECKING:
     from keras_dist.variables.variable import Variable
@@ -30,6 +31,10 @@ class CallContext:
     losses: list[jax.Array] = dataclasses.field(default_factory=list)  # scalars added by layers
     # traced tensor and mask by the id of the tensor, which must live; arrays have `_keras_mask`, as in Keras
     masks: dict[int, tuple[jax.Array, jax.Array]] = dataclasses.field(default_factory=dict)
+    # in steps with a loss: number of shards of a dim of a weight, by its path, where it is used; None if not known
+    shards_of: Callable[[str, int], int | None] = lambda path, dim: None
+    # traced logits and their projection by the id of the logits, which must live
+    projections: dict[int, tuple[jax.Array, Projection]] = dataclasses.field(default_factory=dict)
     compiled_loss: Callable[[PyTree, PyTree], ArrayLike | None] | None = None  # while a loss is computed
     caller: str | None = None  # name of the layer whose `call` runs; None while a layer builds
     created: list[tuple[Variable, jax.Array]] = dataclasses.field(default_factory=list)  # with initial values
@@ -57,6 +62,24 @@ class CallContext:
                 self.masks[id(tensor)] = (tensor, mask)
             else:
                 tensor._keras_mask = mask  # pyright: ignore[reportAttributeAccessIssue]
+
+    def pass_on(self, tensors: PyTree, constrained: PyTree) -> None:
+        """Set masks and projections of tensors for the same tensors after a constraint."""
+        self.set_mask(constrained, self.mask_of(tensors))
+        for before, after in zip(jax.tree.leaves(tensors), jax.tree.leaves(constrained), strict=True):
+            projection = self.projection_of(before)
+            if projection is not None:
+                self.projections[id(after)] = after, projection
+
+    def projection_of(self, logits: PyTree) -> Projection | None:
+        """Return the projection that computes traced logits, if it is known."""
+        return self.projections.get(id(logits), (None, None))[1]
+
+    def note_projection(self, logits: jax.Array, projection: Projection, weight: str) -> None:
+        """Store the projection that computes logits; `weight` is the path of its kernel."""
+        shards = self.shards_of(weight, projection.vocabulary_dim) if is_traced(logits) else None
+        if shards is not None:
+            self.projections[id(logits)] = logits, dataclasses.replace(projection, shards=shards)
 
 
 _current: contextvars.ContextVar[CallContext | None] = contextvars.ContextVar("call", default=None)

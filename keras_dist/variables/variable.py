@@ -165,11 +165,16 @@ class Variable(Lendable):
         cls, value: jax.ShapeDtypeStruct, path: str, name: str | None, role: str, constraint: Any = None
     ) -> Variable:
         """Create a variable for an array in a foreign module, before `lend_to` sets its owner."""
-        kind: Any = {"parameter": Parameter, "rng": Key}.get(role, Statistic)
-        variable = kind.__new__(kind)
+        variable = Statistic.__new__(Statistic)
         variable._begin(value, path, name)
         variable.constraint = constraint
+        variable.become(role)
         return variable
+
+    def become(self, role: str) -> None:
+        """Take the class of a role; for views of arrays in foreign modules."""
+        kind = {"parameter": Parameter, "rng": Key}.get(role, Statistic)
+        object.__setattr__(self, "__class__", kind)
 
     def _shard_as_distributed(self) -> None:
         """Shard the value as the current distribution assigns to its path; in a model the plan does so."""
@@ -197,7 +202,7 @@ class Variable(Lendable):
     @property
     def trainable(self) -> bool:
         """Whether gradients train the variable; set by its layers, from the next `compile` on."""
-        return self.is_parameter and say_trainable(self._owners)
+        return self.is_parameter and not self.get_metadata("is_frozen", False) and say_trainable(self._owners)
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
@@ -215,10 +220,10 @@ class Variable(Lendable):
     def constraint(self, value: Any) -> None:
         self.set_metadata("constraint", value)
 
-    def freeze(self) -> None:
-        """Make the weight non-trainable; keep its position among the trainable weights."""
-        self.__class__ = Statistic  # pyright: ignore[reportAttributeAccessIssue]
-        self.set_metadata(is_frozen=True)
+    def freeze(self, is_frozen: bool = True) -> None:
+        """Make the weight non-trainable, or trainable again; it keeps its layout, and its place among the weights."""
+        self.set_metadata(is_frozen=is_frozen)
+        self.follow(self._owners)
 
     @property
     def layout(self) -> TensorLayout | None:
@@ -239,7 +244,7 @@ class Variable(Lendable):
 
     def follow(self, owners: Owners) -> None:
         """Become an `nnx.Param` if the layers around it are trained, for filters of NNX."""
-        kind = Parameter if say_trainable(owners) else Frozen
+        kind = Parameter if say_trainable(owners) and not self.get_metadata("is_frozen", False) else Frozen
         if type(self) in (Parameter, Frozen) and type(self) is not kind:
             object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax raises an error
 
@@ -339,7 +344,7 @@ class Parameter(Variable, nnx.Param):
 
 
 class Frozen(Variable):
-    """A trainable weight in a layer whose `trainable` is False."""
+    """A parameter that is not trained now: adapters are, or `trainable` of its layer is False."""
 
     is_parameter = True
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import keras_dist as kd
-from keras_dist.errors import DistributionError
+from keras_dist.distribution.abstract import abstract_meshes
+from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
 from tests.distribution.shapes import axes_of, f32
 
 FLAT = "data=8"
@@ -110,3 +111,28 @@ def test_each_device_holds_its_part() -> None:
 def test_refuses_what_does_not_fit(mesh: kd.DeviceMesh, make: Any, words: str) -> None:
     with pytest.raises(DistributionError, match=words):
         make(mesh)
+
+
+def test_large_weights_left_whole_are_a_problem_with_a_remedy() -> None:
+    mesh = kd.DeviceMesh("data=560", devices=[f"tpu:{index}" for index in range(560)])
+    tree = {
+        "a": jax.ShapeDtypeStruct((16384, 16384), "float32"),
+        "b": jax.ShapeDtypeStruct((16384, 53248), "float32"),
+        "norm": jax.ShapeDtypeStruct((16384,), "float32"),
+        "sharded": jax.ShapeDtypeStruct((5600, 8000), "float32"),
+    }
+    with (
+        abstract_meshes("tpu"),
+        pytest.warns(LayoutWarning, match=r"2 large weight\(s\), 4.2 GiB on each device, are not sharded"),
+    ):
+        (problem,) = kd.FullySharded(mesh).plan(tree).problems
+    assert problem.kind == "whole"
+    assert problem.given.startswith("'a' of shape (16384, 16384), 'b' of shape (16384, 53248); mesh")
+    assert problem.fix == "a mesh in which 'data' has 512 devices, or make 'b' (16384, 53760)"
+    with abstract_meshes("tpu"), pytest.raises(LayoutError, match="are not sharded over 'data'"):
+        kd.FullySharded(mesh, strict=True).plan(tree)
+
+
+def test_small_weights_may_stay_whole() -> None:
+    tree = {"kernel": jax.ShapeDtypeStruct((511, 511), "float32")}  # 1 MiB less 4 KiB
+    assert not kd.FullySharded(kd.DeviceMesh("data=8")).plan(tree).problems

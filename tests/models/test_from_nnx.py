@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import keras_dist as kd
+from keras_dist.layers.core.foreign_modules import as_layer
 from tests import layouts, networks
 from tests.networks import LOSS, Buffered, MuNu, Noisy, Plain, Scanned, Sower, Stack, Tied, TwoInputs, blobs, values_of
 
@@ -323,3 +324,34 @@ def test_a_module_called_once_in_the_factory_keeps_the_variable():
     model.compile("sgd", loss=LOSS)
     model.train_on_batch(x, y)
     assert values_of(model)["seen"] == 2
+
+
+def test_a_model_passed_in_place_of_its_module_names_the_module():
+    model = kd.Model.from_nnx(lambda rngs: nnx.Linear(4, 4, rngs=rngs), seed=0)
+    x = np.ones((8, 4), np.float32)
+    mistakes = [
+        lambda given: nnx.grad(lambda given: given(x).sum())(given),
+        lambda given: nnx.jit(lambda given: given(x))(given),
+        lambda given: nnx.merge(*nnx.split(given))(x),
+        lambda given: kd.Model.from_nnx(given),
+        lambda given: kd.Sequential([kd.Input((4,)), as_layer(given)]),
+        lambda given: kd.Sequential([as_layer(given)])(x),
+    ]
+    for use in mistakes:
+        with pytest.raises(kd.errors.ModelError, match="is not the module that it trains") as caught:
+            use(model)
+        assert "pass model.module" in caught.value.fix
+        use(model.module)
+
+
+def test_a_module_is_shared_with_a_model_of_layers():
+    one = kd.Model.from_nnx(lambda rngs: nnx.Linear(4, 1, rngs=rngs), seed=0)
+    other = kd.Sequential([kd.Input((4,)), kd.layers.NNXLayer(one.module)])
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    before = one.predict(x, verbose=0)
+    for model in (one, other):
+        model.compile("sgd", "mse")
+        model.fit(x, x[:, :1], verbose=0)
+        np.testing.assert_allclose(one.predict(x, verbose=0), other.predict(x, verbose=0), atol=1e-6)
+        assert np.abs(one.predict(x, verbose=0) - before).max() > 1e-3
+        before = one.predict(x, verbose=0)

@@ -170,6 +170,39 @@ class TestGraphs:
         with pytest.raises(ModelError, match=r"(?s)depends on a dim of unknown size.*\(None, 3\)"):
             make()
 
+    def test_weights_do_not_follow_from_the_size_of_the_batch(self):
+        class Rows(layers.Layer):
+            def __init__(self, count, **kwargs):
+                super().__init__(**kwargs)
+                self.count = count
+
+            def build(self, input_shape):
+                self.w = self.add_weight(self.count(input_shape), name="w")
+
+            def call(self, inputs):
+                return inputs + self.w.value.sum()
+
+        class Subclassed(kd.Model):
+            def __init__(self):
+                super().__init__()
+                self.z = Rows(lambda shape: shape[:1])
+
+            def call(self, inputs):
+                return self.z(inputs)
+
+        made = [
+            lambda: kd.Sequential([kd.Input((4,)), Rows(lambda shape: shape, name="z")]),
+            lambda: kd.Sequential([kd.Input((4,)), Rows(lambda shape: (4, shape[0] // 2), name="z")]),
+            lambda: kd.Sequential([Rows(lambda shape: shape[:1], name="z")])(np.ones((2, 4))),
+            lambda: Subclassed().predict(np.ones((2, 4)), verbose=0),
+        ]
+        for make in made:
+            with pytest.raises(ModelError, match=r"(?s)layer 'z': the shape of weight 'w' depends on.*None") as caught:
+                make()
+            assert "batch_size=" in caught.value.fix
+        model = kd.Sequential([kd.Input((4,), batch_size=2), Rows(lambda shape: shape[:1]), layers.Dense(3360)])
+        assert [weight.shape for weight in model.weights] == [(2,), (4, 3360), (3360,)]
+
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_of_one_output_is_that_output_in_calls_on_arrays(kind):

@@ -162,6 +162,25 @@ def test_a_factorys_module_is_the_models() -> None:
     np.testing.assert_array_equal(seen[1], module.d1.kernel[...])
 
 
+def test_layers_that_a_factory_makes_are_the_models() -> None:
+    model = kd.Model.from_nnx(lambda rngs: layers_of_factory(), seed=0)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    module = model.module
+    assert module is model.module
+    optimizer = nnx.Optimizer(module, optax.sgd(1.0), wrt=nnx.Param)
+    optimizer.update(module, nnx.grad(lambda module: (module(X) ** 2).mean())(module))
+    kernel = np.array(module.get_layer("d1").kernel[...])
+    np.testing.assert_array_equal(model.module.get_layer("d1").kernel[...], kernel)
+    np.testing.assert_allclose(model.predict(X, verbose=0), module(X), atol=1e-6)
+    model.fit(X, Y, verbose=0)
+    assert np.any(module.get_layer("d1").kernel[...] != kernel)
+    np.testing.assert_allclose(model.predict(X, verbose=0), module(X), atol=1e-6)
+
+
+def layers_of_factory() -> kd.Sequential:
+    return kd.Sequential([kd.Input((8,)), layers.Dense(16, name="d1"), layers.Dense(3, "softmax", name="d2")])
+
+
 def test_models_with_a_layer_in_common_have_one_set_of_arrays(model) -> None:
     shared = model.get_layer("d1")
     with model.distribution.scope():
@@ -426,6 +445,19 @@ def test_a_variable_keeps_its_layout_when_its_model_is_deleted():
     assert not weights[0].keepers
     assert [weight.layout for weight in weights] == [kernel, bias]
     assert kernel == kd.TensorLayout((None, "model"), mesh)
+
+
+def test_factors_of_lora_that_cannot_be_made_leave_a_layer_of_no_model_as_it_was():
+    layer = layers.Dense(4, name="d1")
+    layer.build((None, 3))
+    weights = layer.trainable_weights
+    with pytest.raises(ZeroDivisionError):
+        layer.enable_lora(2, b_initializer=lambda shape, dtype=None: 1 / 0)
+    assert layer.lora_rank is None and layer.trainable_weights == weights and not hasattr(layer, "lora_kernel_a")
+    assert layer.get_config().get("lora_rank") is None
+    layer.enable_lora(2)
+    model = kd.Sequential([kd.Input((3,)), layer])
+    assert [weight.path for weight in model.trainable_weights] == ["d1/bias", "d1/lora_kernel_a", "d1/lora_kernel_b"]
 
 
 @pytest.mark.filterwarnings("ignore:.*had no effect")

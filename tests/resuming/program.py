@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint  # noqa: F401  # once, in the process that is forked
+from flax import nnx
 
 import keras_dist as kd
 from keras_dist import callbacks, layers
@@ -26,6 +27,7 @@ from keras_dist.checkpoint.snapshot import Snapshot
 from keras_dist.errors import CheckpointWarning
 from tests import layouts
 from tests.networks import CLASSES, FEATURES, HIDDEN, LOSS, Noisy, blobs
+from tests.pretrained import python_source
 
 X, Y = blobs(45)
 WEIGHTS = np.linspace(0.5, 1.5, 45).astype(np.float32)
@@ -47,6 +49,23 @@ def forever():
         yield from (Batches()[index] for index in range(5))
 
 
+LENGTHS = np.random.default_rng(2).integers(1, 40, 50)
+SEQUENCES = [np.random.default_rng(length).integers(0, 50, length) for length in LENGTHS]
+
+
+class Tokens(nnx.Module):
+    """Logits of tokens from tokens, positions and segments."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.tables = nnx.List([nnx.Embed(size, 8, rngs=rngs) for size in (50, 16, 17)])
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
+        self.head = nnx.Linear(8, 50, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        parts = zip(self.tables, (x["tokens"], x["positions"], x["segments"]), strict=True)
+        return self.head(self.drop(sum(table(part) for table, part in parts)))
+
+
 def network() -> kd.Model:
     return kd.Sequential(
         [
@@ -57,6 +76,10 @@ def network() -> kd.Model:
             layers.Dense(CLASSES, name="d2"),
         ]
     )
+
+
+def with_accuracy() -> dict[str, Any]:
+    return {"optimizer": kd.optimizers.Adam(0.01), "loss": LOSS, "metrics": ["accuracy"]}
 
 
 def watchers() -> list[Any]:
@@ -91,6 +114,22 @@ CASES: dict[str, dict[str, Any]] = {
         "data": ((X, Y, BATCH_SIZE), {"sample_weight": WEIGHTS, "validation_data": (X[:13], Y[:13])}),
         "callbacks": watchers,
         "save_freq": 2,
+    },
+    "fine-tuning": {
+        "layout": "data=2,model=4",
+        "rules": python_source.RULES,
+        "model": python_source.decoder,
+        "compile": lambda: {"optimizer": kd.optimizers.Adam(0.01, gradient_accumulation_steps=2), "loss": "causal_lm"},
+        "data": ((python_source.packed, None, 8), {"steps_per_epoch": 7}),
+        "save_freq": 1,
+        "life": (6, 11),  # in an epoch, and between two updates
+    },
+    "packed stream": {
+        "layout": "fully data=8",
+        "factory": Tokens,
+        "data": ((kd.data.pack(lambda: iter(SEQUENCES), 16, batch_size=5),), {}),
+        "save_freq": 1,
+        "life": (6, 14),
     },
     "epochs": {
         "layout": "fully data=8",
@@ -139,10 +178,10 @@ def life(name: str, folder: str, kill: int | None) -> dict[str, Any]:
     """Train, from where the life before was killed, and tell what came of it."""
     case = CASES[name]
     begun = bool(list(pathlib.Path(folder).glob("step_*")))
-    with layouts.on(case["layout"]).scope():
+    with layouts.on(case["layout"], case.get("rules", layouts.RULES)).scope():
         kd.set_random_seed(8 if begun else 7)  # a life that goes on with another is not told its seed
-        model = kd.Model.from_nnx(case["factory"]) if "factory" in case else network()
-    model.compile(kd.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+        model = kd.Model.from_nnx(case["factory"]) if "factory" in case else case.get("model", network)()
+    model.compile(**case.get("compile", with_accuracy)())
     watching = case.get("callbacks", list)()
     save_freq = case["save_freq"]
     if kill is None and not begun and save_freq != "epoch":

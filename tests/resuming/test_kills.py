@@ -19,7 +19,7 @@ def seeds_of(case, trial):
     return [next(itertools.islice(late, trial, None)), *([trial] * LARGE)]
 
 
-FIRST = "generator in a save", "foreign module"
+FIRST = "generator in a save", "foreign module", "fine-tuning", "packed stream"
 """What `make test` kills; a single round kills the others."""
 
 

@@ -158,7 +158,11 @@ class Convolution(LoraLayer, BaseConvolution):
         self._add_factors()
 
     def call(self, inputs: jax.Array) -> jax.Array:
-        return self.activate(self.convolve(inputs, self._adapted_value(), self.groups))
+        return self.activate(self._adapted_outputs(inputs, lambda x, kernel: self.convolve(x, kernel, self.groups)))
+
+    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return all dims of `kernel` but the last, and the last."""
+        return range(self.rank + 1), (self.rank + 1,)
 
     def _check_groups(self, what: str, size: int) -> None:
         if size % self.groups:

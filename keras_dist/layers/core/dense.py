@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+import string
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Unpack
 
 import jax
@@ -14,6 +16,7 @@ from keras_dist import activations, initializers
 from keras_dist._support.arguments import argument_error, check_size
 from keras_dist._support.types import Shape
 from keras_dist.errors import ModelError, shorten
+from keras_dist.layers.core.projection import project
 from keras_dist.layers.input_spec import InputSpec
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import Identifier, KernelAndBiasArguments
@@ -62,10 +65,14 @@ class Dense(LoraLayer):
 
     def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
         """Return the output (..., units) for inputs (batch, ..., features)."""
-        outputs = jnp.matmul(inputs, self._adapted_value())
+        outputs = self._adapted_outputs(inputs, lambda x, kernel: project(x, self.kernel, kernel=kernel))
         if self.use_bias:
             outputs = outputs + self.bias[...]
         return outputs if self.activation is None else self.activation(outputs)
+
+    def _update(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        first, second = self._factors()
+        return apply(apply(inputs, first), second)
 
 
 _FORMS = re.compile(
@@ -131,10 +138,27 @@ class EinsumDense(LoraLayer):
         self.input_spec = InputSpec(ndim=len(input_shape))
 
     def call(self, inputs: jax.Array, training: bool | None = None) -> jax.Array:
-        outputs = jnp.einsum(self.equation, inputs, self._adapted_value())
+        outputs = self._adapted_outputs(inputs, functools.partial(jnp.einsum, self.equation))
         if self.bias_axes is not None:
             outputs = outputs + self.bias[...]
         return outputs if self.activation is None else self.activation(outputs)
+
+    def dims_of_inputs_and_outputs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the dims of `kernel` whose letters are in the inputs, and in the outputs."""
+        inputs, letters, outputs, _ = self._terms
+        inside, outside = ([dim for dim, one in enumerate(letters) if one in term] for term in (inputs, outputs))
+        return inside, outside
+
+    def _update(self, inputs: jax.Array, apply: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        inside, letters, outside, side = self._terms
+        rank = next(letter for letter in string.ascii_letters if letter not in inside + letters + outside)
+        first, second = ("".join(rank if dim is None else letters[dim] for dim in dims) for dims in self.lora_dims)
+        between = "".join(one for one in inside if one in outside) + rank
+        left, right = ("..." if side == one else "" for one in ("left", "right"))
+        a, b = self._factors()
+        between = f"{left}{between}{right}"
+        reduced = jnp.einsum(f"{left}{inside}{right},{first}->{between}", inputs, a)
+        return jnp.einsum(f"{between},{second}->{left}{outside}{right}", reduced, b)
 
     def _sizes(self, input_shape: Sequence[int]) -> tuple[dict[str, int], int]:
         """Return the sizes of the letters, and the number of dims of the ellipsis."""

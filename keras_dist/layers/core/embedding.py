@@ -14,6 +14,7 @@ from keras_dist._support.integer_checks import check_indices
 from keras_dist._support.types import ArrayLike, DTypeLike, PyTree
 from keras_dist.errors import ModelError
 from keras_dist.layers.attributes import check_dtype
+from keras_dist.layers.core.projection import project
 from keras_dist.layers.lora import LoraLayer
 from keras_dist.layers.weight_arguments import EmbeddingsArguments, Identifier, Layout
 from keras_dist.variables import call_context
@@ -38,6 +39,7 @@ class Embedding(LoraLayer):
 
     weight_initializers: ClassVar = {"embeddings": "uniform"}
     _adapted = "embeddings"
+    _drops_inputs = False  # they are integers
 
     def __init__(
         self,
@@ -165,12 +167,11 @@ class ReversibleEmbedding(Embedding):
             if context is not None:
                 context.set_mask(outputs, super().compute_mask(inputs))
             return outputs
-        kernel = self._adapted_value().T if self.tie_weights else self.reverse_embeddings[...]
+        kernel = self._adapted_value() if self.tie_weights else self.reverse_embeddings[...]
         if self.reverse_dtype is not None:
             inputs, kernel = inputs.astype(self.reverse_dtype), kernel.astype(self.reverse_dtype)
-        logits = jnp.matmul(inputs, kernel)
-        cap = self.logit_soft_cap
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        weight, dim = (self.embeddings, 0) if self.tie_weights else (self.reverse_embeddings, 1)
+        return project(inputs, weight, kernel=kernel, vocabulary_dim=dim, soft_cap=self.logit_soft_cap)
 
     def compute_mask(self, inputs: PyTree, mask: PyTree = None) -> PyTree:
         """Return None: `call` sets the mask, depending on the direction."""

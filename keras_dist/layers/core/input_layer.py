@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,7 @@ class InputLayer(Layer):
     """An input of a functional model; for the arguments see `Input`, whose `tensor` is `input_tensor` here."""
 
     sparse = ragged = False
+    _is_shared_in_configs: ClassVar[bool] = False  # there is nothing to share
 
     def __init__(
         self,

@@ -1,0 +1,249 @@
+"""Adapters of LoRA for a whole model: the weights that patterns choose, and how they are adapted and merged.
+
+Layers compute with their own factors. The kernels of a foreign module have the update added before it is called; see
+`training.adapters`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flax import nnx
+
+from keras_dist._support import tree_paths
+from keras_dist._support.arguments import argument_error, check_number, check_optional, check_size
+from keras_dist.errors import ModelError, nearest
+from keras_dist.layers import EinsumDense, Embedding
+from keras_dist.layers.lora import Factors, LoraLayer
+from keras_dist.models.adoption import change_weights
+from keras_dist.models.runtime import Adapters
+from keras_dist.storage.adapter_files import Kind
+from keras_dist.storage.lora_weights import merged_weights
+from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.graph import compile_rule
+from keras_dist.training.naming import layers_below
+from keras_dist.training.places import places_of
+from keras_dist.variables.variable import Variable
+
+if TYPE_CHECKING:
+    from keras_dist.models.adapter_methods import AdapterMethods
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# graphs of Flax have no types
+
+_LISTED = 20
+
+OfDims = tuple[Sequence[int], Sequence[int]]
+"""The dims of a weight that are dims of inputs, and of outputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A layer, or a parameter of a foreign module, that a pattern may choose.
+
+    Attributes:
+        names: paths that patterns match: of the layer, and of its weight.
+        weight: path of the weight; empty for a layer without one.
+        reason: why it cannot be adapted; empty if it can.
+        layer: the layer; None in a foreign module.
+        parts: names and indices that lead to the parameter in a foreign module.
+        dims: dims of inputs and of outputs of the weight; a stack has more dims before.
+        kind: of the module in files.
+    """
+
+    names: tuple[str, ...]
+    weight: str = ""
+    reason: str = ""
+    layer: LoraLayer | None = None
+    parts: tree_paths.Parts = ()
+    dims: OfDims = ((), ())
+    kind: Kind = "linear"
+
+
+def enumerated(problems: Sequence[str]) -> str:
+    """Return the problems for an error, and the number of those left out."""
+    more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    return "; ".join(problems[:_LISTED]) + more
+
+
+def candidates_in(session: BuiltModel) -> list[Candidate]:
+    """Return all layers of a model, or all parameters of a foreign module."""
+    return [*(_parameters(session) if session.cell.graph.is_foreign else _layers(session))]
+
+
+def _layers(session: BuiltModel) -> Iterator[Candidate]:
+    for path, layer in layers_below(session.model):
+        if isinstance(layer, LoraLayer):
+            weight = f"{path}/{layer.lora_names[0]}".lstrip("/")
+            dims = layer.dims_of_inputs_and_outputs()
+            kind = "embedding" if isinstance(layer, Embedding) else "convolution" if len(dims[0]) > 1 else "linear"
+            kind = "linear" if isinstance(layer, EinsumDense) else kind
+            yield Candidate((path, weight), weight, _reason(layer), layer, dims=dims, kind=kind)
+        elif path:
+            yield Candidate((path,), reason=f"{type(layer).__name__} has no weight that LoRA adapts")
+
+
+def _reason(layer: LoraLayer) -> str:
+    if not layer.trainable:
+        return "its `trainable` is False: leave it True, since enable_lora freezes all weights"
+    try:
+        layer.check_adaptable()
+    except ModelError as error:
+        return error.summary
+    return ""
+
+
+def _parameters(session: BuiltModel) -> Iterator[Candidate]:
+    graph = session.cell.graph
+    modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
+    for spec, parts, place in zip(graph.specs, graph.parts, places_of(session.model, graph.parts), strict=True):
+        if spec.role != "parameter" or spec.factor_of is not None:
+            continue
+        name, owner = str(parts[-1]), modules.get(parts[:-1])
+        whole = tree_paths.join(parts[:-1]) if name in ("kernel", "embedding") else ""
+        names = tuple(filter(None, (whole, *spec.names)))
+        kind, *dims = _form_of(owner, name, len(spec.shape))
+        reason = "" if dims[0] else f"{name!r} of {type(owner).__name__} has shape {spec.shape}; pass a matrix"
+        reason = reason if place.variable is not None else "it is part of a structure"
+        yield Candidate(names, spec.path, reason, None, parts, (dims[0], dims[1]), kind)
+
+
+def _form_of(owner: Any, name: str, ndim: int) -> tuple[Kind, Sequence[int], Sequence[int]]:
+    """Return kind, dims of inputs and dims of outputs of a parameter of a module; no dims if unknown."""
+    if name == "kernel" and isinstance(owner, nnx.Einsum):
+        inputs, _, rest = owner.einsum_str.replace(".", "").replace(" ", "").partition(",")
+        letters, _, outputs = rest.partition("->")
+        inside, outside = ([dim for dim, one in enumerate(letters) if one in term] for term in (inputs, outputs))
+        return "linear", inside, outside
+    if name == "kernel" and isinstance(owner, nnx.LinearGeneral):
+        count = len(owner.in_features)
+        return "linear", range(count), range(count, count + len(owner.out_features))
+    if name == "kernel" and isinstance(owner, nnx.Conv):
+        count = len(owner.kernel_size) + 1
+        return "convolution", range(count), (count,)
+    if name == "embedding" and isinstance(owner, nnx.Embed):
+        return "embedding", (0,), (1,)
+    is_linear = name == "kernel" and isinstance(owner, nnx.Linear)
+    is_matrix = ndim == 2 and name not in ("bias", "scale")
+    return ("linear", (0,), (1,)) if is_linear or is_matrix else ("linear", (), ())
+
+
+def chosen(session: BuiltModel, layers: str | Iterable[str]) -> list[Candidate]:
+    """Return the candidates that patterns match; raise one error for all patterns without a match, and all misfits."""
+    rules = [layers] if isinstance(layers, str) else list(layers)
+    if not rules or not all(isinstance(rule, str) for rule in rules):
+        raise argument_error("layers", layers, "a regular expression for paths, or a list of them", example=".*/query")
+    candidates = candidates_in(session)
+    able = [name for one in candidates if not one.reason for name in one.names[:1]]
+    found: dict[int, Candidate] = {}
+    problems: list[str] = []
+    for rule in rules:
+        pattern = compile_rule(rule, "layers")
+        matches = [one for one in candidates if any(map(pattern.fullmatch, one.names))]
+        found |= {id(one): one for one in matches}
+        if not matches:
+            near = nearest(rule, able)
+            problems.append(f"{rule!r} matches none" + (f"; the nearest path is {near!r}" if near else ""))
+    problems += [f"{one.names[0]!r}: {one.reason}" for one in found.values() if one.reason]
+    if problems:
+        fix = f"choose by whole paths some of {able[:_LISTED]}"
+        summary = "enable_lora: `layers` must match layers that can be adapted"
+        raise ModelError(summary, given=enumerated(problems), fix=fix)
+    return list(found.values())
+
+
+def enable(model: AdapterMethods, rank: int, rules: str | Iterable[str], alpha: float | None, dropout: float) -> None:
+    """Adapt the weights that patterns choose, and freeze all others; see `Model.enable_lora`."""
+    rank = check_size("rank", rank)
+    alpha = check_optional(check_number, "alpha", alpha, above=0)
+    dropout = check_number("dropout", dropout, 0, below=1, example=0.05)
+    session = model._with_weights()
+    _check_free(model, session)
+    candidates = chosen(session, rules)
+    factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
+    if session.cell.graph.is_foreign:
+        if dropout:
+            given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
+            raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
+        change = functools.partial(add_factors, session.model, {one.parts: one.dims for one in candidates}, factors)
+        change_weights(session, {"": session.model}, change, is_factor)
+        frozen: tuple[Variable, ...] = ()
+    else:
+        frozen = _freezable(session, candidates)
+        layers = {one.names[0]: one.layer for one in candidates if one.layer is not None}
+        change = functools.partial(_adapt, layers.values(), factors, frozen)
+        change_weights(session, {"": session.model, **layers}, change)
+    weights = tuple(one.weight for one in candidates)
+    model._runtime.adapters = Adapters(rank, factors.alpha, dropout, weights, frozen)
+
+
+def written(adapters: Adapters | None) -> dict[str, Any] | None:
+    """Return the arguments with which `enable_lora` makes the same adapters; None without."""
+    if adapters is None:
+        return None
+    layers = [re.escape(path) for path in adapters.weights]
+    return {"rank": adapters.rank, "alpha": adapters.alpha, "dropout": adapters.dropout, "layers": layers}
+
+
+def _adapt(layers: Iterable[LoraLayer], factors: Factors, frozen: Iterable[Variable]) -> None:
+    for variable in frozen:
+        variable.freeze()
+    for layer in layers:
+        layer.adapt(factors)
+
+
+def _freezable(session: BuiltModel, candidates: Iterable[Candidate]) -> tuple[Variable, ...]:
+    """Return the trained weights but the adapted ones; raise for weights of a flax module, which have other owners."""
+    adapted = {one.weight for one in candidates}
+    paths = [row.path for row in session.cell.plan.rows if session.is_trainable(row.path)]
+    held = {path: session.cell.held(path) for path in paths if path not in adapted}
+    foreign = [path for path, variable in held.items() if not isinstance(variable, Variable)]
+    if foreign:
+        given = f"trainable weights of flax modules: {', '.join(map(repr, foreign[:_LISTED]))}"
+        fix = "set `trainable` of these layers to False first"
+        raise ModelError("enable_lora cannot freeze weights of flax modules in layers", given=given, fix=fix)
+    return tuple(held.values())
+
+
+def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
+    if model._runtime.keras_model is not None:
+        given = "a model that from_keras made"
+        fix = "call enable_lora of Keras's layers before Model.from_keras"
+        raise ModelError("enable_lora: Keras's layers have their own adapters", given=given, fix=fix)
+    if model._runtime.adapters is not None:
+        given = f"adapters of {len(model._runtime.adapters.weights)} weights"
+        fix = "call model.merge_lora() first, or choose all layers in one call"
+        raise ModelError("enable_lora: the model has adapters already", given=given, fix=fix)
+    if session.cell.graph.is_foreign and ROOT in vars(session.model):
+        given = f"a {type(session.model).__name__} with the attribute {ROOT!r}"
+        raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
+
+
+def merge(model: AdapterMethods) -> None:
+    """Add all updates to their weights, remove the factors, and train as before; see `Model.merge_lora`."""
+    session, adapters = model._with_weights(), model._runtime.adapters
+    merged = merged_weights(model, session)
+    if not merged:
+        raise ModelError("merge_lora: the model has no adapters", fix="model.enable_lora(rank=8, layers='.*/query')")
+    model._check_idle("merge_lora")
+    with session.cell.lock:
+        for one in merged.values():
+            one.merge(session.cell)
+    layers = {one.path.rpartition("/")[0]: one.layer for one in merged.values() if one.layer is not None}
+
+    def remove() -> None:
+        for layer in layers.values():
+            layer.remove_factors()
+        for variable in () if adapters is None else adapters.frozen:
+            variable.freeze(False)
+
+    change: Callable[[], None] = remove if layers else functools.partial(remove_factors, session.model)
+    source = model._runtime.source
+    trainable = None if source is None else source.trainable
+    change_weights(session, {"": session.model, **layers}, change, trainable)
+    model._runtime.adapters = None

@@ -1,0 +1,272 @@
+"""The peak of the intermediate results of a step on one device, from its propagated program.
+
+XLA allocates what it does not fuse: products, convolutions, lookups, reductions, collectives, the state of loops. A
+chain of elementwise operations is computed where it is needed, so its inputs live as long as its last reader. This
+module follows these rules before compilation; `tests/planner/memory_bank.py` compares its figures with XLA.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_dist.planner.sharded_module import ShardedModule, text_of
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# the operations of MLIR have no types
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(f"stablehlo.{name}" for name in names.split())
+
+
+_CHEAP = _named(
+    "abs add and broadcast_in_dim ceil clamp compare complex concatenate convert dynamic_slice floor imag is_finite "
+    "maximum minimum multiply negate not or pad popcnt real reduce_precision reverse round_nearest_afz "
+    "round_nearest_even select shift_left shift_right_arithmetic shift_right_logical sign slice subtract transpose xor"
+)
+"""Operations that XLA computes again for each reader rather than keep their results."""
+_COSTLY = _named(
+    "atan2 cbrt cosine divide exponential exponential_minus_one log log_plus_one logistic power remainder rsqrt sine "
+    "sqrt tan tanh"
+) | {"chlo.erf", "chlo.erf_inv", "mhlo.erf"}
+"""Elementwise operations that XLA computes once for several readers."""
+_FUSED = _CHEAP | _COSTLY
+_VIEWS = _named("bitcast_convert optimization_barrier reshape") | {"sdy.sharding_constraint"}
+"""Operations whose results are other names of their operands."""
+_CONSTANTS = _named("constant iota partition_id") | {"sdy.constant"}
+_FROM_MEMORY = _named(
+    "case cholesky convolution custom_call dot_general fft gather if reduce_window rng_bit_generator scatter "
+    "select_and_scatter sort triangular_solve while"
+) | {"return"}
+"""Operations that read arrays from memory, so that a result which they need is allocated."""
+_DONATED = ("tf.aliasing_output", "jax.buffer_donor")
+_WITH_BLOCKS = (*_named("case if while"), "sdy.manual_computation")
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A result of an operation, or an argument of a block."""
+
+    nbytes: int
+    maker: Operation | None = None
+    readers: list[Operation] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class Operation:
+    """An operation with the blocks inside it."""
+
+    name: str
+    operands: list[Value]
+    results: list[Value]
+    blocks: list[Block] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    """Operations in program order; the last one is `return`."""
+
+    arguments: list[Value]
+    operations: list[Operation]
+
+    @property
+    def returned(self) -> list[Value]:
+        """The values that the block returns."""
+        return self.operations[-1].operands
+
+
+def read_main(module: ShardedModule) -> Block:
+    """Return `main` of a module with the calls of functions in it replaced by their operations."""
+    return _Reader(module).block(module.functions["main"].regions[0].blocks[0], None)
+
+
+class _Reader:
+    def __init__(self, module: ShardedModule) -> None:
+        self._module = module
+        self._known: dict[Any, Value] = {}
+
+    def block(self, block: Any, known: dict[Any, Value] | None) -> Block:
+        known = {} if known is None else known
+        arguments = [Value(self._module.nbytes(argument)) for argument in block.arguments]
+        known |= zip(block.arguments, arguments, strict=True)
+        operations: list[Operation] = []
+        self._read(block, known, operations)
+        return Block(arguments, operations)
+
+    def _read(self, block: Any, known: dict[Any, Value], into: list[Operation]) -> None:
+        for each in block.operations:
+            operation = each.operation
+            operands = [known[operand] for operand in operation.operands]
+            if operation.name == "func.call":
+                self._call(operation, operands, known, into)
+                continue
+            name = "return" if operation.name in ("func.return", "stablehlo.return", "sdy.return") else operation.name
+            made = Operation(name, operands, [])
+            if operation.name in _WITH_BLOCKS:
+                made.blocks = [self.block(inner, known) for region in operation.regions for inner in region.blocks]
+                captured = {value for inner in made.blocks for value in _captured(inner)}
+                made.operands = [*operands, *(value for value in captured if value not in operands)]
+            made.results = [Value(self._module.nbytes(result), made) for result in operation.results]
+            known |= zip(operation.results, made.results, strict=True)
+            for operand in dict.fromkeys(made.operands):
+                operand.readers.append(made)
+            into.append(made)
+
+    def _call(self, call: Any, operands: list[Value], known: dict[Any, Value], into: list[Operation]) -> None:
+        block = self._module.functions[text_of(call.attributes["callee"])].regions[0].blocks[0]
+        inner = dict(zip(block.arguments, operands, strict=True))
+        self._read(block, inner, into)
+        returned = into.pop()
+        for operand in dict.fromkeys(returned.operands):
+            operand.readers.remove(returned)
+        known |= zip(call.results, returned.operands, strict=True)
+
+
+def _captured(block: Block) -> Iterable[Value]:
+    """Yield the values from outside that a block reads."""
+    own = {*block.arguments, *(result for operation in block.operations for result in operation.results)}
+    for operation in block.operations:
+        yield from (operand for operand in operation.operands if operand not in own)
+
+
+def peak_nbytes(module: ShardedModule) -> int:
+    """Return the peak bytes of intermediate results on one device."""
+    main = module.functions["main"]
+    attributes = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()  # noqa: SIM401
+    arguments = zip(main.regions[0].blocks[0].arguments, attributes, strict=False)
+    donated = [module.nbytes(argument) for argument, given in arguments if any(name in given for name in _DONATED)]
+    return _Simulation(read_main(module), donated).run()
+
+
+class _Simulation:
+    """The allocations of a block, in program order."""
+
+    def __init__(self, block: Block, donated: Sequence[int] | None = None) -> None:
+        """Take the sizes of donated arguments, for `main`."""
+        self._block = block
+        self._donated = None if donated is None else collections.Counter(donated)
+        self._index = {operation: index for index, operation in enumerate(block.operations)}
+        self._sinks: dict[Value, set[Operation]] = {}
+        self._is_kept: dict[Value, bool] = {}
+        for operation in reversed(block.operations):
+            for result in operation.results:
+                self._decide(operation, result)
+
+    def _decide(self, operation: Operation, result: Value) -> None:
+        """Note who reads a value in the end, and whether it is allocated."""
+        readers = result.readers
+        sinks: set[Operation] = set()
+        for reader in readers:
+            if reader not in self._index or not reader.results:
+                sinks.add(reader)
+            elif reader.name in _VIEWS or (reader.name in _FUSED and not self._is_kept[reader.results[0]]):
+                sinks |= self._sinks[reader.results[0]]
+            else:
+                sinks.add(reader)
+        self._sinks[result] = sinks
+        if operation.name in _CONSTANTS or operation.name in _VIEWS:
+            self._is_kept[result] = False
+        elif operation.name in _FUSED:
+            is_needed = any(self._needs_memory(reader, result) for reader in readers)
+            self._is_kept[result] = is_needed or (operation.name in _COSTLY and len(sinks) > 1)
+        else:
+            self._is_kept[result] = True
+
+    def _needs_memory(self, reader: Operation, value: Value) -> bool:
+        if reader.name in _VIEWS and reader in self._index:
+            return any(self._needs_memory(each, reader.results[0]) for each in reader.results[0].readers)
+        if reader.name.startswith("sdy."):
+            return True
+        if reader.name == "stablehlo.dynamic_update_slice":
+            return value is reader.operands[0]
+        return reader.name in _FROM_MEMORY
+
+    def run(self) -> int:
+        """Return the peak bytes."""
+        block = self._block
+        self._trace_roots()
+        last = self._last
+        live = peak = 0
+        sizes: dict[Value, int] = {}  # of what is allocated
+        dying: dict[int, list[Value]] = collections.defaultdict(list)
+        returned = {root for value in block.returned for root in self._roots_of(value)}
+        carried = {} if self._donated is not None else dict(zip(block.returned, block.arguments, strict=False))
+        for index, operation in enumerate(block.operations):
+            inside = self._inside(operation)
+            for place, result in enumerate(operation.results):
+                if self._roots.get(result) != frozenset([result]):
+                    continue  # it is part of another array
+                end = len(block.operations) if result in returned else max(last.get(result, index), index)
+                if self._is_in_place(operation, result, index, carried, returned):
+                    continue
+                for root in self._replaced(operation, place, index):
+                    if sizes.get(root) == result.nbytes:
+                        live -= sizes.pop(root)
+                        break
+                sizes[result] = result.nbytes
+                dying[end].append(result)
+                live += result.nbytes
+            peak = max(peak, live + inside)
+            live -= sum(sizes.pop(value, 0) for value in dying.pop(index, ()))
+        return peak
+
+    def _trace_roots(self) -> None:
+        """Find the arrays that each value is computed from, and where each array is read last."""
+        self._roots: dict[Value, frozenset[Value]] = {}
+        self._last: dict[Value, int] = {}
+        for argument in self._block.arguments:
+            self._roots[argument] = frozenset([argument])
+        for index, operation in enumerate(self._block.operations):
+            read = frozenset[Value]().union(*map(self._roots_of, operation.operands))
+            for place, result in enumerate(operation.results):
+                self._roots[result] = self._roots_made(operation, place, result, read)
+            if not operation.results or any(self._roots[result] != read or not read for result in operation.results):
+                self._last |= dict.fromkeys(read, index)
+
+    def _roots_made(self, operation: Operation, place: int, result: Value, read: frozenset[Value]) -> frozenset[Value]:
+        if operation.name in _CONSTANTS:
+            return frozenset()
+        if operation.name in _VIEWS:
+            return self._roots_of(operation.operands[place])
+        if not self._is_kept[result]:
+            return read
+        if operation.name == "stablehlo.dynamic_update_slice":
+            return self._roots_of(operation.operands[0]) or frozenset([result])
+        if operation.name == "stablehlo.while":
+            body = operation.blocks[1]
+            if body.returned[place] is body.arguments[place]:
+                return self._roots_of(operation.operands[place])
+        return frozenset([result])
+
+    def _roots_of(self, value: Value) -> frozenset[Value]:
+        return self._roots.get(value, frozenset([value]))  # of an outer block
+
+    def _replaced(self, operation: Operation, place: int, index: int) -> Iterable[Value]:
+        """Yield the arrays whose memory a result may take: they are read for the last time."""
+        if operation.name == "stablehlo.while":
+            operands = [operation.operands[place]]
+        elif operation.name in _FUSED:
+            operands = operation.operands
+        else:
+            return
+        for operand in operands:
+            yield from (root for root in self._roots_of(operand) if self._last.get(root, -1) <= index)
+
+    def _is_in_place(
+        self, operation: Operation, result: Value, index: int, carried: dict[Value, Value], returned: set[Value]
+    ) -> bool:
+        """Whether a result takes the place of an argument of the block."""
+        if self._donated is not None:
+            if result not in returned or operation.name not in _FUSED or not self._donated[result.nbytes]:
+                return False
+            self._donated[result.nbytes] -= 1
+            return True
+        argument = carried.get(result)
+        return argument is not None and self._last.get(argument, -1) <= index
+
+    def _inside(self, operation: Operation) -> int:
+        """Return the bytes that are live only while an operation runs."""
+        return max((_Simulation(block).run() for block in operation.blocks), default=0)

@@ -1,0 +1,67 @@
+"""`attend`: scores, masks and sums of attention. It is the only place where a faster kernel has to be chosen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Span(NamedTuple):
+    """The places of queries or keys.
+
+    Attributes:
+        index: indices in the sequence, (length,): a query attends to keys with indices up to its own.
+        segments: numbers of the documents in a row, (batch, length), or None; no query attends to another document.
+        positions: positions, (batch, length), from which the window is measured, or None for the indices.
+    """
+
+    index: jax.Array
+    segments: jax.Array | None = None
+    positions: jax.Array | None = None
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    queries: Span,
+    keys: Span,
+    *,
+    scale: float,
+    is_causal: bool = True,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+) -> jax.Array:
+    """Return `softmax(soft_cap(query @ key * scale)) @ value` for each head, (batch, queries, heads, head_dim).
+
+    Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one. A query attends
+    to keys up to its own if `is_causal`, and to the last `window` keys, an array where scanned layers differ.
+    """
+    batch, length, heads, size = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, key, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    mask = visible(queries, keys, is_causal, window)
+    if mask is not None:
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(batch, length, heads, size)
+
+
+def visible(queries: Span, keys: Span, is_causal: bool, window: int | jax.Array | None) -> jax.Array | None:
+    """Return where a query attends to a key, (batch or 1, queries, keys); None if everywhere."""
+    masks: list[jax.Array] = []
+    if is_causal:
+        masks.append((queries.index[:, None] >= keys.index[None, :])[None])
+    if queries.segments is not None and keys.segments is not None:
+        masks.append(queries.segments[:, :, None] == keys.segments[:, None, :])
+    if window is not None:
+        near, far = (span.index[None] if span.positions is None else span.positions for span in (queries, keys))
+        masks.append(near[:, :, None] - far[:, None, :] < window)
+    mask = None
+    for each in masks:
+        mask = each if mask is None else mask & each
+    return mask

@@ -1,0 +1,190 @@
+"""The block of decoders and encoders: self-attention and a feed-forward network, each with its normalizations.
+
+Layers build their sublayers in `build`, and not when they first call them: a stack of blocks creates weights with a
+leading dim, which no layer could be called with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from keras_dist import activations
+from keras_dist.initializers import RandomNormal
+from keras_dist.layers import Dense, EinsumDense, Layer, LayerNormalization, RMSNormalization
+from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.ops.normalization import divided_by_rms, wide
+from keras_dist.pretrained.attending import Span, attend
+from keras_dist.pretrained.cache import Slots
+from keras_dist.pretrained.config import FeedForwardConfig, NetworkConfig
+from keras_dist.pretrained.rotary import Angles, rotated
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": activations.silu,
+    "gelu": functools.partial(activations.gelu, approximate=False),
+    "gelu_new": functools.partial(activations.gelu, approximate=True),
+    "gelu_pytorch_tanh": functools.partial(activations.gelu, approximate=True),
+    "relu": activations.relu,
+}
+
+
+class RMSNormalizationFromOne(RMSNormalization):
+    """`x / sqrt(mean(x**2) + epsilon) * (scale + 1)`: files of Gemma hold the difference from 1."""
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        self.scale = self.add_weight((input_shape[-1],), "zeros", name="scale")
+
+    def call(self, x: jax.Array) -> jax.Array:
+        values = wide(x)
+        return divided_by_rms(values, -1, self.epsilon, self.scale[...].astype(values.dtype) + 1).astype(x.dtype)
+
+
+def norm(config: NetworkConfig, axis: int | Sequence[int] = -1, **options: Any) -> Layer:
+    """Return a normalization as `config` describes it."""
+    if config.norm.kind == "layer":
+        return LayerNormalization(axis, config.norm.epsilon, **options)
+    kind = RMSNormalizationFromOne if config.norm.adds_one else RMSNormalization
+    return kind(axis, config.norm.epsilon, **options)
+
+
+def kernel_initializer(config: NetworkConfig, initializer: Identifier) -> Identifier:
+    """Return the initializer of kernels and embeddings; by default a normal distribution."""
+    return RandomNormal(stddev=config.initializer_range) if initializer is None else initializer
+
+
+class SelfAttention(Layer):
+    """Grouped-query attention of a sequence to itself, with rotary position embeddings."""
+
+    def __init__(self, config: NetworkConfig, is_causal: bool, initializer: Identifier = None, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)  # angles stay float32
+        self.options, self.is_causal = config.attention, is_causal
+        heads, kernel = config.attention, kernel_initializer(config, initializer)
+        dtype = self.dtype_policy
+
+        def projection(count: int) -> EinsumDense:
+            bias_axes = "nh" if heads.use_bias else None
+            shape = (None, count, heads.head_dim)
+            return EinsumDense("btd,dnh->btnh", shape, bias_axes=bias_axes, kernel_initializer=kernel, dtype=dtype)
+
+        counts = {"query": heads.num_heads, "key": heads.num_kv_heads, "value": heads.num_kv_heads}
+        members: dict[str, Layer] = {name: projection(count) for name, count in counts.items()}
+        bias_axes, shape = "d" if heads.use_output_bias else None, (None, config.hidden_size)
+        options: dict[str, Any] = {"kernel_initializer": kernel, "dtype": dtype}
+        members["output"] = EinsumDense("btnh,nhd->btd", shape, bias_axes=bias_axes, **options)
+        self._members = members  # `output` is a property of layers
+        if heads.qk_norm is not None:
+            axis = -1 if heads.qk_norm == "head" else (-2, -1)
+            self.query_norm, self.key_norm = (norm(config, axis, dtype=dtype) for _ in range(2))
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        options, around = self.options, input_shape[:2]
+        for name in ("query", "key", "value"):
+            self._members[name].build(input_shape)
+        query, key = ((*around, count, options.head_dim) for count in (options.num_heads, options.num_kv_heads))
+        self._members["output"].build(query)
+        if options.qk_norm is not None:
+            self.query_norm.build(query)
+            self.key_norm.build(key)
+
+    def call(
+        self,
+        hidden: jax.Array,
+        angles: Angles | None,
+        queries: Span,
+        keys: Span,
+        window: int | jax.Array | None = None,
+        slots: Slots | None = None,
+    ) -> tuple[jax.Array, Slots | None]:
+        """Return the output (batch, length, hidden_size), and the slots with the new keys and values."""
+        options = self.options
+        query, key, value = (self._members[name](hidden) for name in ("query", "key", "value"))
+        if options.qk_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if angles is not None:
+            query, key = rotated(query, angles), rotated(key, angles)
+        if slots is not None:
+            slots = slots.written(key, value)
+            key, value = slots.read()
+        masks: dict[str, Any] = {"is_causal": self.is_causal, "window": window}
+        arrays = (query, key, value, queries, keys)
+        attended = attend(*arrays, scale=options.score_scale, soft_cap=options.soft_cap, **masks)
+        return self._members["output"](attended), slots
+
+
+class FeedForward(Layer):
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
+
+    def __init__(self, config: NetworkConfig, initializer: Identifier = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        options: FeedForwardConfig = config.feed_forward
+        shared: dict[str, Any] = {
+            "use_bias": options.use_bias,
+            "kernel_initializer": kernel_initializer(config, initializer),
+            "dtype": self.dtype_policy,
+        }
+        self.gated, self.size = options.gated, options.size
+        self.activation = _ACTIVATIONS[options.activation]
+        if options.gated:
+            self.gate = Dense(options.size, **shared)
+        self.up = Dense(options.size, **shared)
+        self.down = Dense(config.hidden_size, **shared)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        for layer in (self.gate, self.up) if self.gated else (self.up,):
+            layer.build(input_shape)
+        self.down.build((*input_shape[:-1], self.size))
+
+    def call(self, hidden: jax.Array) -> jax.Array:
+        if self.gated:
+            return self.down(self.activation(self.gate(hidden)) * self.up(hidden))
+        return self.down(self.activation(self.up(hidden)))
+
+
+class Block(Layer):
+    """Self-attention and a feed-forward network, each added to its input."""
+
+    def __init__(self, config: NetworkConfig, is_causal: bool, initializer: Identifier = None, **kwargs: Any) -> None:
+        super().__init__(autocast=False, **kwargs)
+        dtype, placement = self.dtype_policy, config.norm.placement
+        self.placement = placement
+        self.attention = SelfAttention(config, is_causal, initializer, dtype=dtype)
+        self.feed_forward = FeedForward(config, initializer, dtype=dtype)
+        if placement != "after":
+            self.attention_norm, self.feed_forward_norm = (norm(config, dtype=dtype) for _ in range(2))
+        if placement in ("after", "both"):
+            self.attention_post_norm, self.feed_forward_post_norm = (norm(config, dtype=dtype) for _ in range(2))
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        layers = (self.attention, self.feed_forward)
+        if self.placement != "after":
+            layers = (*layers, self.attention_norm, self.feed_forward_norm)
+        if self.placement in ("after", "both"):
+            layers = (*layers, self.attention_post_norm, self.feed_forward_post_norm)
+        for layer in layers:
+            layer.build(input_shape)
+
+    def call(
+        self,
+        hidden: jax.Array,
+        angles: Angles | None,
+        queries: Span,
+        keys: Span,
+        window: int | jax.Array | None = None,
+        slots: Slots | None = None,
+    ) -> tuple[jax.Array, Slots | None]:
+        """Return the hidden vectors (batch, length, hidden_size), and the slots with the new keys and values."""
+        before = self.placement in ("before", "both")
+        normalized = self.attention_norm(hidden) if before else hidden
+        added, slots = self.attention(normalized, angles, queries, keys, window, slots)
+        hidden = self._added(hidden, added, "attention")
+        added = self.feed_forward(self.feed_forward_norm(hidden) if before else hidden)
+        return self._added(hidden, added, "feed_forward"), slots
+
+    def _added(self, hidden: jax.Array, added: jax.Array, name: str) -> jax.Array:
+        if self.placement in ("after", "both"):
+            added = getattr(self, f"{name}_post_norm")(added)
+        hidden = hidden + added
+        return getattr(self, f"{name}_norm")(hidden) if self.placement == "after_residual" else hidden

@@ -1,0 +1,105 @@
+"""The blocks of a network: a list of them, or one block with stacked weights in a loop.
+
+Layers of a network may differ in their window and in their rotary embeddings. In a loop these are arrays: an index into
+the distinct angles, and a window that is longer than any sequence for layers without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from keras_dist._support.types import PyTree
+from keras_dist.layers.remat_scope import RematScope
+from keras_dist.layers.stacked_layers import scan_layers, stacked_weights
+from keras_dist.layers.weight_arguments import Identifier
+from keras_dist.pretrained.attending import Span
+from keras_dist.pretrained.block import Block
+from keras_dist.pretrained.cache import Cache, Slots
+from keras_dist.pretrained.config import NetworkConfig, Rotary
+from keras_dist.pretrained.rotary import Angles, angles
+
+_NO_WINDOW = np.iinfo(np.int32).max
+"""A window that is longer than any sequence."""
+
+
+def blocks(
+    config: NetworkConfig, is_causal: bool, scan: bool, remat: bool, initializer: Identifier, dtype: Any
+) -> nnx.Module:
+    """Return a list of blocks, or one block for a stack."""
+    with RematScope() if remat else contextlib.nullcontext():
+        made = [Block(config, is_causal, initializer, dtype=dtype) for _ in range(1 if scan else config.num_layers)]
+    return made[0] if scan else nnx.List(made)
+
+
+def run_blocks(
+    layers: Any, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None = None
+) -> tuple[jax.Array, Cache | None]:
+    """Return the output of all blocks, and the cache with the new keys and values.
+
+    `hidden` is (batch, length, hidden_size), `spans` are the places of queries and keys, which `cache` has noted.
+    """
+    if isinstance(layers, Block):
+        return _run_stack(layers, config, hidden, spans, cache)
+    start = 0 if cache is None else cache.index - hidden.shape[1]
+    keys, values, positions, kinds = [], [], _positions(spans[0]), _kinds(config)
+    turns = {rotary: angles(rotary, config, positions) for rotary in dict.fromkeys(rotary for _, rotary in kinds)}
+    for number, (block, (window, rotary)) in enumerate(zip(layers, kinds, strict=True)):
+        slots = None if cache is None else Slots(cache.keys[number], cache.values[number], jnp.asarray(start))
+        hidden, slots = block(hidden, turns[rotary], *spans, window, slots)
+        if slots is not None:
+            keys.append(slots.keys)
+            values.append(slots.values)
+    return hidden, None if cache is None else cache._replace(keys=tuple(keys), values=tuple(values))
+
+
+def _run_stack(
+    block: Block, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None
+) -> tuple[jax.Array, Cache | None]:
+    if not block.built:
+        with stacked_weights(config.num_layers):
+            block.build(hidden.shape)
+    start = 0 if cache is None else cache.index - hidden.shape[1]
+    window, turns, differing = _per_layer(config, _positions(spans[0]))
+
+    def call(block: Block, carry: PyTree, turn: PyTree) -> PyTree:
+        hidden, keys, values = carry
+        slots = None if cache is None else Slots(keys, values, jnp.asarray(start), turn["layer"])
+        chosen = turns if "rotary" not in turn else jax.tree.map(lambda each: each[turn["rotary"]], turns)
+        hidden, slots = block(hidden, chosen, *spans, turn.get("window", window), slots)
+        return (hidden, None, None) if slots is None else (hidden, slots.keys, slots.values)
+
+    carry = (hidden, None, None) if cache is None else (hidden, cache.keys, cache.values)
+    turn = {"layer": jnp.arange(config.num_layers), **differing}
+    hidden, keys, values = scan_layers(block, call, carry, turn)
+    return hidden, None if cache is None else cache._replace(keys=keys, values=values)
+
+
+def _per_layer(config: NetworkConfig, positions: jax.Array) -> tuple[int | None, Angles | None, dict[str, jax.Array]]:
+    """Return the window and the angles that layers share, and arrays of those that differ between them."""
+    windows, rotaries = zip(*_kinds(config), strict=True)
+    differing: dict[str, jax.Array] = {}
+    if len(set(windows)) > 1:
+        differing["window"] = jnp.array([_NO_WINDOW if window is None else window for window in windows], "int32")
+    distinct = list(dict.fromkeys(rotaries))
+    found = [angles(rotary, config, positions) for rotary in distinct]
+    if len(distinct) == 1:
+        return windows[0], found[0], differing
+    differing["rotary"] = jnp.array([distinct.index(rotary) for rotary in rotaries], "int32")
+    cosine, sine = next(each for each in found if each is not None)
+    pairs = [(jnp.ones_like(cosine), jnp.zeros_like(sine)) if each is None else each for each in found]
+    return windows[0], (jnp.stack([each[0] for each in pairs]), jnp.stack([each[1] for each in pairs])), differing
+
+
+def _kinds(config: NetworkConfig) -> list[tuple[int | None, Rotary | None]]:
+    """Return the window and the rotary embeddings of each layer."""
+    return [config.attention.kind(layer) for layer in range(config.num_layers)]
+
+
+def _positions(span: Span) -> jax.Array:
+    return span.index[None] if span.positions is None else span.positions

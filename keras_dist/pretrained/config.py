@@ -1,0 +1,327 @@
+"""`DecoderConfig` and `EncoderConfig`: everything that describes a network, apart from its weights.
+
+A family translates `config.json` into one of these and back. All of the networks are one decoder, so an option is a
+field here and a branch in one layer. Rotary options are called as in `rope_parameters` of `config.json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from keras_dist.errors import ConfigError, shorten
+
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+"""Activations by their names in `config.json`: `gelu` is exact, `gelu_new` and `gelu_pytorch_tanh` use tanh."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+PLACEMENTS = ("before", "after", "both", "after_residual")
+QK_NORMS = (None, "head", "all")
+_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings",),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+"""Options that a type of rotary scaling requires."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Rotary position embeddings, with the names of `rope_parameters` in `config.json`.
+
+    Attributes:
+        rope_theta: base of the wavelengths.
+        rope_type: scaling of the frequencies: `"default"` for none, `"linear"`, `"llama3"`, `"yarn"`, `"longrope"`.
+        partial_rotary_factor: fraction of each head that is rotated.
+        factor: ratio of the extended length to the original length.
+        original_max_position_embeddings: length of the sequences in the original training.
+        low_freq_factor, high_freq_factor: limits of interpolation, for `llama3`.
+        beta_fast, beta_slow: limits of interpolation, in rotations, for `yarn`.
+        truncate: whether the limits of `yarn` are rounded.
+        attention_factor: factor of sine and cosine; None for the one that follows from `factor`.
+        mscale, mscale_all_dim: coefficients of that factor, for `yarn`.
+        short_factor, long_factor: divisors of the frequencies, for `longrope`, up to the original length and above.
+    """
+
+    rope_theta: float = 10_000.0
+    rope_type: str = "default"
+    partial_rotary_factor: float = 1.0
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def problems(self, head_dim: int) -> Iterator[str]:
+        if self.rope_type not in ROPE_TYPES:
+            yield f"rope_type={self.rope_type!r} must be one of {', '.join(map(repr, ROPE_TYPES))}"
+        missing = [name for name in _NEEDED.get(self.rope_type, ()) if getattr(self, name) is None]
+        if missing:
+            yield f"rope_type={self.rope_type!r} needs {', '.join(missing)}"
+        pairs = int(head_dim * self.partial_rotary_factor) // 2
+        for name in ("short_factor", "long_factor"):
+            given = getattr(self, name)
+            if given is not None and len(given) != pairs:
+                yield f"{name} must have {pairs} numbers, one for each rotated pair, not {len(given)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Self-attention.
+
+    Attributes:
+        num_heads: number of query heads.
+        num_kv_heads: number of heads of keys and values; divides `num_heads`.
+        head_dim: size of a head.
+        use_bias: whether query, key and value have biases.
+        use_output_bias: whether the output has a bias.
+        qk_norm: normalization of queries and keys: `"head"` for each head, `"all"` over all heads, or None.
+        scale: factor of the scores; None for `1 / sqrt(head_dim)`.
+        soft_cap: limit of the scores, `cap * tanh(scores / cap)`, or None.
+        window: a token attends to the last `window` tokens, its own included; None for all.
+        sliding_layers: indices of the layers that use `window`; None for all layers.
+        rotary: rotary position embeddings, or None.
+        sliding_rotary: rotary position embeddings of `sliding_layers`; None for `rotary`.
+        layers_without_rotary: indices of layers without rotary position embeddings.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    use_bias: bool = False
+    use_output_bias: bool = False
+    qk_norm: str | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    window: int | None = None
+    sliding_layers: tuple[int, ...] | None = None
+    rotary: Rotary | None = None
+    sliding_rotary: Rotary | None = None
+    layers_without_rotary: tuple[int, ...] = ()
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    def slides(self, layer: int) -> bool:
+        """Return whether a layer uses the window."""
+        return self.window is not None and (self.sliding_layers is None or layer in self.sliding_layers)
+
+    def kind(self, layer: int) -> tuple[int | None, Rotary | None]:
+        """Return the window and the rotary position embeddings of a layer."""
+        slides = self.slides(layer)
+        rotary = self.sliding_rotary if slides and self.sliding_rotary is not None else self.rotary
+        return self.window if slides else None, None if layer in self.layers_without_rotary else rotary
+
+    def problems(self) -> Iterator[str]:
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+        if self.qk_norm not in QK_NORMS:
+            yield f"qk_norm={self.qk_norm!r} must be one of {', '.join(map(repr, QK_NORMS))}"
+        for rotary in (self.rotary, self.sliding_rotary):
+            yield from () if rotary is None else rotary.problems(self.head_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardConfig:
+    """The feed-forward network of a block.
+
+    Attributes:
+        size: number of hidden units.
+        activation: name of the activation in `config.json`.
+        gated: whether the activation of a second projection multiplies the hidden units.
+        use_bias: whether the projections have biases.
+    """
+
+    size: int
+    activation: str = "silu"
+    gated: bool = True
+    use_bias: bool = False
+
+    def problems(self) -> Iterator[str]:
+        if self.activation not in ACTIVATIONS:
+            yield f"activation={self.activation!r} must be one of {', '.join(map(repr, ACTIVATIONS))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NormConfig:
+    """The normalizations of a network.
+
+    Attributes:
+        kind: `"rms"` for `RMSNormalization`, `"layer"` for `LayerNormalization`.
+        epsilon: added to the mean square, or the variance.
+        placement: `"before"` attention and feed-forward network, `"after"` them, `"both"`, or `"after_residual"`.
+        adds_one: whether `scale + 1` multiplies, instead of `scale`.
+    """
+
+    kind: str = "rms"
+    epsilon: float = 1e-6
+    placement: str = "before"
+    adds_one: bool = False
+
+    def problems(self) -> Iterator[str]:
+        if self.kind not in ("rms", "layer"):
+            yield f"norm kind={self.kind!r} must be 'rms' or 'layer'"
+        if self.placement not in PLACEMENTS:
+            yield f"norm placement={self.placement!r} must be one of {', '.join(map(repr, PLACEMENTS))}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Options of decoders and encoders.
+
+    Attributes:
+        family: name of the family, the `model_type` of `config.json`.
+        hidden_size: size of the vector of a token.
+        num_layers: number of blocks.
+        attention: self-attention.
+        feed_forward: the feed-forward networks.
+        norm: the normalizations.
+        max_length: longest sequence of the training; number of learned positions.
+        initializer_range: standard deviation of initial kernels and embeddings.
+        extra: entries of `config.json` that do not change the network, such as the ids of special tokens.
+    """
+
+    family: str
+    hidden_size: int
+    num_layers: int
+    attention: AttentionConfig
+    feed_forward: FeedForwardConfig
+    norm: NormConfig = NormConfig()
+    max_length: int = 2048
+    initializer_range: float = 0.02
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check all options; one error lists all problems."""
+        heads = self.attention
+        groups = (self, heads, self.feed_forward, self.norm, heads.rotary, heads.sliding_rotary)
+        found = [problem for group in groups if group is not None for problem in wrong_values(group)]
+        if not found:  # the others compare numbers
+            for group in (self.attention, self.feed_forward, self.norm):
+                found += group.problems()
+        if found:
+            given = "; ".join(found)
+            fix = "correct them in config.json, or in the arguments"
+            raise ConfigError(f"the config of a {self.family!r} network is not valid", given=given, fix=fix)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the options as plain values."""
+        return _written(dataclasses.asdict(self))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Make a config from what `get_config` returned, also after it was stored as JSON."""
+        return _made(cls, config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(NetworkConfig):
+    """Everything that describes a decoder.
+
+    Attributes:
+        vocab_size: number of tokens.
+        learned_positions: whether a learned vector of its position is added to each token.
+        embedding_scale: factor of the embeddings, or None.
+        tied_head: whether the head uses the embeddings.
+        logit_soft_cap: limit of the logits, `cap * tanh(logits / cap)`, or None.
+
+    Raises:
+        ConfigError: options are not valid; all are listed.
+    """
+
+    vocab_size: int
+    learned_positions: bool = False
+    embedding_scale: float | None = None
+    tied_head: bool = False
+    logit_soft_cap: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(NetworkConfig):
+    """Everything that describes an encoder of text or images.
+
+    Attributes:
+        vocab_size: number of tokens; None for images.
+        num_types: number of learned types of tokens.
+        image_size: height and width of images; None for text [pixels].
+        patch_size: height and width of a patch [pixels].
+        channels: number of channels of images.
+        final_norm: whether the last hidden vectors are normalized.
+        pooled_size: size of the pooled first vector; None for none.
+        pooled_activation: activation of the pooled vector.
+
+    Raises:
+        ConfigError: options are not valid; all are listed.
+    """
+
+    vocab_size: int | None = None
+    num_types: int = 0
+    image_size: int | None = None
+    patch_size: int = 16
+    channels: int = 3
+    final_norm: bool = False
+    pooled_size: int | None = None
+    pooled_activation: str = "tanh"
+
+
+_MAY_BE_ZERO = ("num_types", "truncate")
+
+
+def wrong_values(group: Any) -> Iterator[str]:
+    """Yield the fields of a group of options whose values have the wrong type or size."""
+    for field in dataclasses.fields(group):
+        value, kind = getattr(group, field.name), str(field.type)
+        if value is None and "None" in kind:
+            continue
+        least = 0 if field.name in _MAY_BE_ZERO else 1
+        if kind.startswith("int"):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                yield f"{field.name}={shorten(value)} must be a positive integer"
+        elif kind.startswith("float"):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                yield f"{field.name}={shorten(value)} must be a number, and not negative"
+        elif kind.startswith("bool") and not isinstance(value, bool):
+            yield f"{field.name}={shorten(value)} must be true or false"
+
+
+_GROUPS = {
+    "attention": AttentionConfig,
+    "feed_forward": FeedForwardConfig,
+    "norm": NormConfig,
+    "rotary": Rotary,
+    "sliding_rotary": Rotary,
+}
+
+
+def _written(value: Any) -> Any:
+    """Return a value with lists for tuples, as in JSON."""
+    if isinstance(value, Mapping):
+        return {name: _written(each) for name, each in value.items()}
+    return list(map(_written, value)) if isinstance(value, tuple | list) else value
+
+
+def _made(cls: Any, config: Mapping[str, Any]) -> Any:
+    """Make a group of options from plain values; options of an inner group may be called `"attention.num_heads"`."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        group, _, option = name.partition(".")
+        if option:
+            values.setdefault(group, {})[option] = value
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    for name in _GROUPS.keys() & values.keys():
+        if isinstance(values[name], Mapping):
+            values[name] = _made(_GROUPS[name], values[name])
+    return cls(**values)

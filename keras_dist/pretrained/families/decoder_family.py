@@ -1,0 +1,95 @@
+"""`DecoderFamily`: the tables of Llama, which most decoders share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from keras_dist.errors import ConfigError, shorten
+from keras_dist.interop import Linear
+from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.family import Document, Family, dense, read_rotary, written_rotary
+
+_LAYER = "model.layers.{}"
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def read_layer_types(document: Document) -> tuple[int, ...] | None:
+    """Return the layers of `layer_types` that slide; None without `layer_types`."""
+    kinds = document.get("layer_types")
+    if kinds is None:
+        return None
+    unknown = [kind for kind in kinds if kind not in (_SLIDING, _FULL)]
+    if unknown:
+        raise ConfigError("unknown types of layers", given=f"layer_types {shorten(unknown)} are not supported")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == _SLIDING)
+
+
+def written_layer_types(config: DecoderConfig) -> list[str]:
+    """Return `layer_types` of a config."""
+    return [_SLIDING if config.attention.slides(layer) else _FULL for layer in range(config.num_layers)]
+
+
+class DecoderFamily(Family):
+    """A decoder with the names of Llama. Subclasses change single entries of the tables."""
+
+    keys: ClassVar = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "intermediate_size": "feed_forward.size",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "attention.num_heads",
+        "num_key_value_heads": "attention.num_kv_heads",
+        "head_dim": "attention.head_dim",
+        "hidden_act": "feed_forward.activation",
+        "rms_norm_eps": "norm.epsilon",
+        "max_position_embeddings": "max_length",
+        "initializer_range": "initializer_range",
+        "tie_word_embeddings": "tied_head",
+    }
+    defaults: ClassVar = {
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    }
+    handled: ClassVar = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+    names: ClassVar = {
+        "embedding/embeddings": "model.embed_tokens.weight",
+        **dense("layers/{}/attention/query", f"{_LAYER}.self_attn.q_proj"),
+        **dense("layers/{}/attention/key", f"{_LAYER}.self_attn.k_proj"),
+        **dense("layers/{}/attention/value", f"{_LAYER}.self_attn.v_proj"),
+        **dense("layers/{}/attention/output", f"{_LAYER}.self_attn.o_proj"),
+        **dense("layers/{}/feed_forward/(gate|up|down)", rf"{_LAYER}.mlp.\1_proj"),
+        "layers/{}/attention/query_norm/scale": f"{_LAYER}.self_attn.q_norm.weight",
+        "layers/{}/attention/key_norm/scale": f"{_LAYER}.self_attn.k_norm.weight",
+        "layers/{}/attention_norm/scale": f"{_LAYER}.input_layernorm.weight",
+        "layers/{}/feed_forward_norm/scale": f"{_LAYER}.post_attention_layernorm.weight",
+        "norm/scale": "model.norm.weight",
+        "head/kernel": "lm_head.weight",
+    }
+    transform: ClassVar = {
+        ".*/attention/(query|key|value)/kernel": Linear(),
+        ".*/attention/output/kernel": Linear(inputs=2),
+        ".*/attention/(query|key|value)/bias": Linear(inputs=0),
+        ".*/attention/(query|key)_norm/scale": Linear(inputs=0),
+        ".*/feed_forward/(gate|up|down)/kernel": Linear(),
+        "head/kernel": Linear(),
+    }
+    copies: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    ignored: ClassVar = (r".*\.rotary_emb\.inv_freq",)
+
+    def options(self, document: Document) -> dict[str, Any]:
+        heads, size = document.get("num_attention_heads"), document.get("hidden_size")
+        found: dict[str, Any] = {"attention.rotary": read_rotary(document)}
+        if document.get("num_key_value_heads") is None:
+            found["attention.num_kv_heads"] = heads
+        if document.get("head_dim") is None and isinstance(heads, int) and isinstance(size, int):
+            found["attention.head_dim"] = size // max(heads, 1)
+        return found
+
+    def entries(self, config: DecoderConfig) -> dict[str, Any]:
+        rotary = config.attention.rotary
+        return {} if rotary is None else {"rope_parameters": written_rotary(rotary)}

@@ -1,0 +1,56 @@
+"""SmolLM 3: Llama with some layers without rotary embeddings, which may have a window."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from keras_dist.pretrained.config import DecoderConfig
+from keras_dist.pretrained.families.decoder_family import read_layer_types, written_layer_types
+from keras_dist.pretrained.families.llama import Llama
+from keras_dist.pretrained.family import Document, register_family
+
+
+@register_family("smollm3")
+class SmolLM3(Llama):
+    """SmolLM 3.
+
+    Source: `transformers.SmolLM3ForCausalLM`.
+    """
+
+    architecture = "SmolLM3ForCausalLM"
+    defaults: ClassVar = {
+        **Llama.defaults,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_theta": 2_000_000.0,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+    }
+    handled: ClassVar = (*Llama.handled, "use_sliding_window", "sliding_window", "layer_types", "no_rope_layers")
+    harmless: ClassVar = ("max_window_layers",)
+
+    def options(self, document: Document) -> dict[str, Any]:
+        layers, interval = range(document["num_hidden_layers"]), document["no_rope_layer_interval"]
+        rotated = document["no_rope_layers"] or [(layer + 1) % interval for layer in layers]
+        without = tuple(layer for layer in layers if not rotated[layer])
+        window = document["sliding_window"] if document["use_sliding_window"] else None
+        sliding = read_layer_types(document)
+        sliding = without if sliding is None else sliding
+        return {
+            **super().options(document),
+            "attention.layers_without_rotary": without,
+            "attention.window": window if sliding else None,
+            "attention.sliding_layers": sliding,
+        }
+
+    def entries(self, config: DecoderConfig) -> dict[str, Any]:
+        heads = config.attention
+        return {
+            **super().entries(config),
+            "no_rope_layers": [int(layer not in heads.layers_without_rotary) for layer in range(config.num_layers)],
+            "use_sliding_window": heads.window is not None,
+            "sliding_window": heads.window,
+            "layer_types": written_layer_types(config),
+        }

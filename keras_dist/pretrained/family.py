@@ -1,0 +1,263 @@
+"""`Family`: how `config.json` and the names of weights of `transformers` translate, in both directions.
+
+A family is tables, so that reading and writing cannot disagree: entries of `config.json` against fields of the config,
+and paths of weights against names in the file. What no table can say is in `options` and `entries`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from keras_dist.distribution.lint import frames_inside
+from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary
+
+_HARMLESS = """
+_name_or_path architectures attention_dropout attention_probs_dropout_prob auto_map bos_token_id cache_implementation
+chunk_size_feed_forward classifier_dropout dtype embd_pdrop eos_token_id finetuning_task hidden_dropout_prob id2label
+is_encoder_decoder label2id model_type output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
+resid_pdrop return_dict sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+summary_use_proj task_specific_params tokenizer_class torch_dtype torchscript transformers_version
+unk_token_id use_cache use_return_dict
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+"""Entries of `config.json` that do not change what a network computes at inference."""
+
+WITH_BIASES = {
+    **dict.fromkeys(("attention.use_bias", "attention.use_output_bias", "feed_forward.use_bias"), True),
+    "feed_forward.gated": False,
+    "norm.kind": "layer",
+}
+"""Fields of networks with LayerNormalization, biases everywhere and no gate."""
+
+Document = Mapping[str, Any]
+"""The content of a `config.json`."""
+
+Kind = TypeVar("Kind", bound="type[Family]")
+
+
+class Family:
+    """The translation of one `model_type`. `DecoderFamily` and `EncoderFamily` have tables that most families share.
+
+    Attributes:
+        model_type: the name of the family, set by `register_family`.
+        kind: the class of the config.
+        architecture: the class of `transformers` that loads the files, for configs that were not loaded.
+        keys: for entries of `config.json` the field of the config, such as `"attention.num_heads"`.
+        defaults: values of entries that `config.json` may leave out; others are required.
+        fixed: values of fields that all networks of the family share.
+        only: for entries of `config.json` the values that are supported, of which the first is the default.
+        handled: entries that `options` reads.
+        harmless: more entries that do not change what the network computes.
+        names: for rules of paths the name in the file; see `keras_dist.interop.WeightMap`. Rules without a weight are
+            left out.
+        transform: for rules of paths the change of form.
+        copies: for names in the file the other name of the same array, where the head is tied to the embeddings.
+        ignored: rules for names in the file that no weight needs.
+        prefix: beginning of names in the file, which some files leave out.
+    """
+
+    model_type: str = ""
+    kind: ClassVar[type[NetworkConfig]] = DecoderConfig
+    architecture: ClassVar[str] = ""
+    keys: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    handled: ClassVar[Sequence[str]] = ()
+    harmless: ClassVar[Sequence[str]] = ()
+    names: ClassVar[Mapping[Any, Any]] = {}
+    transform: ClassVar[Mapping[str, Any]] = {}
+    copies: ClassVar[Mapping[str, str]] = {}
+    ignored: ClassVar[Sequence[str]] = ()
+    prefix: ClassVar[str] = ""
+
+    def options(self, document: Document) -> dict[str, Any]:
+        """Return fields that do not follow from one entry of `config.json`, such as `{"attention.window": 4096}`."""
+        del document
+        return {}
+
+    def entries(self, config: Any) -> dict[str, Any]:
+        """Return the entries of `config.json` that `options` reads."""
+        del config
+        return {}
+
+    def has_prefix(self, config: Any) -> bool:
+        """Return whether names in files that `transformers` writes for a config have the prefix."""
+        del config
+        return True
+
+    def read(self, document: Document) -> NetworkConfig:
+        """Return the config for the content of a `config.json`.
+
+        Raises:
+            ConfigError: entries are missing, or have values that are not supported; all are listed.
+        """
+        problems = list(self._problems(document))
+        extra = {key: value for key, value in document.items() if key not in (*self.keys, *self.handled)}
+        document = {**self.defaults, **document}
+        fields = {field: document.get(key) for key, field in self.keys.items()} | dict(self.fixed)
+        found = None
+        try:
+            fields |= self.options(document)
+            if not problems:
+                found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
+        except ConfigError as error:
+            problems.append(error.given)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if not problems:  # else an entry is missing, or is not what it should be
+                problems.append(f"an entry has the wrong type: {cause(error)}")
+        if found is None:
+            summary = f"the config.json of a {self.model_type!r} network cannot be used"
+            fix = "load it with transformers, or correct config.json"
+            raise ConfigError(summary, given="; ".join(problems), fix=fix)
+        self._warn_of_unknown(extra)
+        return found
+
+    def write(self, config: NetworkConfig) -> dict[str, Any]:
+        """Return the content of `config.json` for a config.
+
+        Raises:
+            ConfigError: networks of this family do not have these options.
+        """
+        written = {key: _plain(_field(config, field)) for key, field in self.keys.items()}
+        start = {"architectures": [self.architecture], **config.extra, "model_type": self.model_type}
+        document = {**start, **written, **self.entries(config)}
+        lost = _differences(_canonical(config), _canonical(self.read(document)))
+        if lost:
+            summary = f"networks of the family {self.model_type!r} do not have these options"
+            fix = "choose another family, or add one that has them by kd.pretrained.register_family"
+            raise ConfigError(summary, given=", ".join(lost), fix=fix)
+        return document
+
+    def _problems(self, document: Document) -> Iterator[str]:
+        missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
+        if missing:
+            yield f"missing: {', '.join(missing)}"
+        for key, supported in {**self.only, "quantization_config": (None,)}.items():
+            if document.get(key, supported[0]) not in supported:
+                yield f"{key}={shorten(document[key])} is not supported, only {' or '.join(map(repr, supported))}"
+
+    def _warn_of_unknown(self, extra: Document) -> None:
+        known = {*HARMLESS, *self.only, *self.harmless, *self.defaults}
+        unknown = [key for key, value in extra.items() if value and key not in known]
+        if unknown:
+            text = (
+                f"config.json has entries that are unknown for {self.model_type!r}, and ignored: {', '.join(unknown)}"
+            )
+            warnings.warn(text, stacklevel=frames_inside())
+
+
+_families: dict[str, Family] = {}
+
+
+def register_family(model_type: str) -> Callable[[Kind], Kind]:
+    """Return a decorator that registers a `Family` for folders whose `config.json` has this `model_type`.
+
+    Args:
+        model_type: the entry of `config.json`.
+    """
+
+    def register(family: Kind) -> Kind:
+        made: Any = family()
+        made.model_type = model_type
+        _families[model_type] = made
+        return family
+
+    return register
+
+
+def family_named(model_type: Any) -> Family:
+    """Return the family of a `model_type`.
+
+    Raises:
+        UnknownNameError: it is not registered.
+    """
+    if not isinstance(model_type, str) or model_type not in _families:
+        fix = "add the family by a file with kd.pretrained.register_family"
+        raise unknown_name_error("unknown model_type", model_type, _families, given=shorten(model_type), fix=fix)
+    return _families[model_type]
+
+
+_OLD_TYPES = {"su": "longrope"}
+
+
+def read_rotary(document: Document, parameters: Document | None = None) -> Rotary:
+    """Return the rotary embeddings in a `config.json`, also of `transformers` 4.
+
+    Args:
+        document: the content of `config.json`.
+        parameters: by default `rope_parameters`, or else `rope_scaling`.
+    """
+    given = parameters or document.get("rope_parameters") or document.get("rope_scaling") or {}
+    options: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    kind = options.pop("type", None)
+    options["rope_type"] = options.get("rope_type") or _OLD_TYPES.get(kind, kind) or "default"
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if options.get(key) is None and document.get(key) is not None:
+            options[key] = document[key]
+    if options["rope_type"] in ("llama3", "yarn", "longrope"):
+        lengths = (document.get("original_max_position_embeddings"), options.get("original_max_position_embeddings"))
+        found = next((length for length in lengths if length is not None), document.get("max_position_embeddings"))
+        options["original_max_position_embeddings"] = found
+    known = {field.name for field in dataclasses.fields(Rotary)}
+    unknown = {key: value for key, value in options.items() if key not in known and value}
+    if unknown:
+        raise ConfigError("unknown rotary options", given=f"rotary options {shorten(unknown)} are not supported")
+    return Rotary(**{key: value for key, value in options.items() if key in known and value is not None})
+
+
+def written_rotary(rotary: Rotary) -> dict[str, Any]:
+    """Return `rope_parameters` for rotary embeddings."""
+    always = ("rope_theta", "rope_type")
+    fields = dataclasses.fields(rotary)
+    values = {field.name: (getattr(rotary, field.name), field.default) for field in fields}
+    return {name: _plain(value) for name, (value, default) in values.items() if name in always or value != default}
+
+
+def prefixed(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return names that begin with a prefix."""
+    return {path: f"{prefix}{name}" for path, name in names.items()}
+
+
+def dense(path: str, name: str) -> dict[str, str]:
+    """Return the names of kernel and bias of a layer."""
+    return {f"{path}/kernel": f"{name}.weight", f"{path}/bias": f"{name}.bias"}
+
+
+def layer_norm(path: str, name: str) -> dict[str, str]:
+    """Return the names of gamma and beta of a `LayerNormalization`."""
+    return {f"{path}/gamma": f"{name}.weight", f"{path}/beta": f"{name}.bias"}
+
+
+def _canonical(config: NetworkConfig) -> NetworkConfig:
+    """Return a config that lists the layers with a window."""
+    heads = config.attention
+    sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
+    heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
+    return dataclasses.replace(config, attention=heads)
+
+
+def _differences(config: Any, other: Any, prefix: str = "") -> list[str]:
+    """Return the options of a config that differ from another one."""
+    found: list[str] = []
+    for field in dataclasses.fields(config):
+        value, again = (getattr(each, field.name) for each in (config, other))
+        if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(again):
+            found += _differences(value, again, f"{prefix}{field.name}.")
+        elif value != again and field.name != "extra":
+            found.append(f"{prefix}{field.name}={shorten(value)}")
+    return found
+
+
+def _field(config: Any, name: str) -> Any:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

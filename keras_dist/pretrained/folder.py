@@ -1,0 +1,188 @@
+"""`describe`, `load` and `save`: networks in folders of `transformers`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from keras_dist._support.arguments import check_kind
+from keras_dist._support.types import DTypeLike
+from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
+from keras_dist.interop import Joined, WeightMap
+from keras_dist.mixed_precision import DTypePolicy
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
+from keras_dist.pretrained.decoder import Decoder
+from keras_dist.pretrained.encoder import Encoder
+from keras_dist.pretrained.family import family_named
+from keras_dist.saving.regular_files import read_regular
+from keras_dist.saving.tensor_files import SUFFIX, TensorReader, index_path
+
+CONFIG = "config.json"
+
+Policy = DTypeLike | DTypePolicy | None
+Network = Decoder | Encoder
+
+
+def describe(
+    folder: str | os.PathLike[str], *, dtype: Policy = None, scan: bool = False, remat: bool = False
+) -> Network:
+    """Return the network of a folder without its weights: only `config.json` is read, and nothing is allocated.
+
+    `kd.plan` tells from it whether the network fits, before there is a file of weights.
+
+    Args:
+        folder: a folder with a `config.json` of `transformers`, or the path of the file.
+        dtype: see `load`.
+        scan: see `load`.
+        remat: see `load`.
+
+    Raises:
+        ConfigError: the file cannot be read, or has options that are not supported; all are listed.
+        FileNotFoundError: the file does not exist.
+        UnknownNameError: the `model_type` is unknown.
+    """
+    return _network(read_config(folder), dtype=dtype, scan=scan, remat=remat)
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Policy = None,
+    scan: bool = False,
+    remat: bool = False,
+    ignore: Sequence[str] = (),
+) -> Network:
+    """Load a network from a folder of `transformers`, on the current distribution.
+
+    `config.json` names the family. Each process reads only the parts of the weights that its devices hold.
+
+    Args:
+        folder: a folder with `config.json`, and `model.safetensors` or an index and the files that it names.
+        dtype: the policy, such as `"bfloat16"` or `"mixed_bfloat16"`; by default the current policy. Weights are
+            converted; the dtype in `config.json` is not used.
+        scan: whether blocks are stacked, and one is compiled in a loop; see `Decoder`.
+        remat: whether the backward pass computes each block again; see `Decoder`.
+        ignore: regular expressions for names in the files that are not loaded, such as other heads.
+
+    Raises:
+        ConfigError: `config.json` cannot be read, or has options that are not supported; all are listed.
+        FileNotFoundError: a file does not exist.
+        LayoutError: the layout rules cannot be applied.
+        ModelError: arrays are missing in the files, are left over, or have another shape; all are listed.
+        UnknownNameError: the `model_type` is unknown.
+
+    Source: `transformers.AutoModelForCausalLM.from_pretrained`.
+    """
+    model = _network(read_config(folder), dtype=dtype, scan=scan, remat=remat, initializer="zeros")
+    model.build()
+    model._arguments["initializer"] = None  # of a copy
+    names = _names_in(folder) if family_named(model.config.family).prefix else None
+    try:
+        model.load_weights(folder, weight_map=weight_map(model, ignore, names))
+    except ModelError as error:
+        error.add_note(
+            r"arrays that are not needed, such as other heads, are left out by load(ignore=(r'classifier\..*',))"
+        )
+        raise
+    return model
+
+
+def save(
+    model: Network,
+    folder: str | os.PathLike[str],
+    *,
+    max_shard_size: float | None = None,
+    dtype: DTypeLike | None = None,
+) -> None:
+    """Save a network in a folder that `transformers` loads: `config.json`, and safetensors under its names.
+
+    In a job all processes must call; the first one writes.
+
+    Args:
+        model: a network that `load` returned, or one that was made of a config.
+        folder: a folder, which is created.
+        max_shard_size: largest file of weights, in GB of 1024**3 bytes; more weights go to several files and an index.
+        dtype: element type in the files; by default the dtype of the weights.
+
+    Raises:
+        ConfigError: the config cannot be written as JSON.
+        ModelError: an argument cannot be used.
+        OSError: a file cannot be written.
+
+    Source: `transformers.PreTrainedModel.save_pretrained`.
+    """
+    check_kind("model", model, Decoder | Encoder, "a network of `kd.pretrained`")
+    model.build()
+    config = family_named(model.config.family).write(model.config)
+    config["dtype"] = str(model.dtype) if dtype is None else DTypePolicy(str(dtype)).name
+    form: dict[str, Any] = {"weight_map": weight_map(model), "dtype": dtype, "config": config}
+    model.save_weights(folder, max_shard_size=max_shard_size, **form)
+
+
+def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
+    """Return the config of a network in a folder."""
+    path = pathlib.Path(folder)
+    path = path / CONFIG if path.is_dir() else path
+    try:
+        document = json.loads(read_regular(path, follow_links=True))
+    except FileNotFoundError as error:
+        fix = "give a folder that save_pretrained of transformers has written"
+        raise FileMissingError(f"{str(path)!r} does not exist", given=f"folder={shorten(folder)}", fix=fix) from error
+    except (OSError, ValueError, RecursionError) as error:
+        fix = "check that all was copied whole"
+        raise ConfigError(f"{str(path)!r} cannot be read", given=cause(error), fix=fix) from error
+    if not isinstance(document, Mapping):
+        fix = "check that it is the config.json of a network"
+        raise ConfigError(f"{str(path)!r} must contain a dict", given=shorten(document), fix=fix)
+    return family_named(document.get("model_type")).read(document)
+
+
+def weight_map(model: Network, ignore: Sequence[str] = (), names_in_file: Iterable[str] | None = None) -> WeightMap:
+    """Return the names and forms of a network's weights in files of `transformers`, by default in new files."""
+    family = family_named(model.config.family)
+    paths = [weight.path for weight in model.weights]
+    tied = isinstance(model.config, DecoderConfig) and model.config.tied_head
+    has_prefix = family.has_prefix(model.config)
+    if family.prefix and names_in_file is not None:
+        has_prefix = any(name.startswith(family.prefix) for name in names_in_file)
+
+    def stripped(name: Any) -> Any:
+        if has_prefix or not family.prefix:
+            return name
+        if isinstance(name, Joined):
+            return dataclasses.replace(name, names=tuple(map(stripped, name.names)))
+        return name.removeprefix(family.prefix)
+
+    return WeightMap(
+        names={path: stripped(name) for path, name in _used(family.names, paths).items()},
+        transform=_used(family.transform, paths),
+        tied={name: stripped(other) for name, other in family.copies.items()} if tied else {},
+        ignored=(*family.ignored, *ignore),
+    )
+
+
+def _network(config: NetworkConfig, **options: Any) -> Network:
+    kind: Any = Decoder if isinstance(config, DecoderConfig) else Encoder
+    return kind(config, **options)
+
+
+def _names_in(folder: str | os.PathLike[str]) -> Iterable[str] | None:
+    """Return the names of the arrays in a folder; None for `load_weights` to report missing files."""
+    path = pathlib.Path(folder) / f"model{SUFFIX}"
+    return TensorReader("load", path).shapes if path.exists() or index_path(path).exists() else None
+
+
+def _used(rules: Mapping[Any, Any], paths: Iterable[str]) -> dict[Any, Any]:
+    """Return the rules that match a path: tables of a family are for all of its networks."""
+    paths = list(paths)
+
+    def is_used(rule: str) -> bool:
+        compiled = re.compile(rule.replace("/{}", r"(?:/\d+)?"))
+        return any(map(compiled.fullmatch, paths))
+
+    return {key: value for key, value in rules.items() if any(map(is_used, [key] if isinstance(key, str) else key))}

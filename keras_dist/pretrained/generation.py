@@ -1,0 +1,272 @@
+"""`generate`: new tokens for prompts, one at a time, with a cache of keys and values.
+
+Two programs do it: one reads the prompts and fills the cache, the other runs a loop on the devices until every row
+has ended. Prompts are padded to sizes from a short list, so that few programs are compiled. Each row has its own
+key: its tokens do not depend on the other rows, on padding or on the mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_dist._support.arguments import argument_error, check_int, check_number, check_optional, is_int
+from keras_dist._support.types import ArrayLike, PyTree
+from keras_dist.errors import ModelError, shorten
+from keras_dist.losses.vocabulary import Projection
+from keras_dist.models import Model
+from keras_dist.pretrained.decoder import Decoder
+from keras_dist.training.built_model import BuiltModel
+from keras_dist.training.uneven_rows import rows_multiple
+from keras_dist.variables import call_context
+
+_SMALLEST = 16
+"""Lengths are padded to this number times a power of two."""
+
+
+@runtime_checkable
+class CachedModel(Protocol):
+    """A model that can continue a sequence: what `generate` needs, also of a `flax.nnx.Module` in `Model.from_nnx`.
+
+    `empty_cache` returns any pytree of arrays. The call takes tokens, positions and segments, each (batch, length), and
+    the cache of the tokens before; segment 0 is padding, which later tokens must not see. It returns logits (batch,
+    length, vocabulary) and the cache with the new tokens. Both are traced.
+    """
+
+    def empty_cache(self, batch_size: int, slots: int) -> PyTree:
+        """Return a cache for `slots` tokens of each row."""
+        ...
+
+    def __call__(self, inputs: dict[str, jax.Array], *, cache: PyTree) -> tuple[jax.Array, PyTree]:
+        """Return the logits, and the cache afterwards."""
+        ...
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[ArrayLike],
+    max_new_tokens: int = 64,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: int | Sequence[int] = (),
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continue each prompt.
+
+    All rows are computed together, sharded as batches of the model are; the cache follows the layout of the keys that
+    the model computes, such as heads over `model`. The first call for a size of prompts compiles two programs, which
+    later calls use again. Weights that `fit` changes are seen by the next call.
+
+    Args:
+        model: a `pretrained.Decoder`, or another model with the methods of `pretrained.CachedModel`.
+        prompts: tokens of each prompt: lists or arrays of integers, of any lengths of at least 1.
+        max_new_tokens: largest number of new tokens.
+        temperature: 0 for the likeliest token each time; else logits are divided by it, and tokens are drawn.
+        top_k: draw among this many likeliest tokens only.
+        top_p: draw among the likeliest tokens whose probabilities sum to this, between 0 and 1.
+        stop_tokens: a row ends after one of these.
+        seed: seed of the draws. Row i of any call with this seed draws the same numbers.
+
+    Returns:
+        The new tokens of each prompt, with the stop token if there was one.
+
+    Raises:
+        ModelError: an argument is invalid, or the model keeps no cache.
+
+    Example:
+        >>> import keras_dist as kd
+        >>> from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig
+        >>> attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8)
+        >>> sizes = {"vocab_size": 64, "hidden_size": 16, "num_layers": 2}
+        >>> sizes |= {"attention": attention, "feed_forward": FeedForwardConfig(32)}
+        >>> decoder = Decoder(DecoderConfig(family="llama", **sizes))
+        >>> [len(tokens) for tokens in kd.generate(decoder, [[1, 2, 3], [4]], max_new_tokens=5)]
+        [5, 5]
+
+    Source: Holtzman et al. 2019, arXiv:1904.09751 (nucleus sampling).
+    """
+    rows = _checked_prompts(prompts)
+    max_new_tokens = check_int("max_new_tokens", max_new_tokens, 1, example=64)
+    stops = _checked_stops(stop_tokens)
+    sampling = _Sampling.checked(temperature, top_k, top_p)
+    if not isinstance(model, Model):
+        raise argument_error("model", model, "a `keras_dist.Model`")
+    _check_positions(model, max(map(len, rows)), max_new_tokens)
+    if isinstance(model, Decoder) and model._session is None:
+        model.build()
+    session = model._with_weights()
+    run = _Run(session, rows, max_new_tokens, sampling)
+    tokens = run(np.array(stops, np.int32), seed)
+    return [_until_stop(row, max_new_tokens, stops) for row in tokens[: len(rows)]]
+
+
+def _checked_prompts(prompts: Any) -> list[np.ndarray]:
+    is_listed = isinstance(prompts, Sequence | np.ndarray | jax.Array) and not isinstance(prompts, str)
+    rows = [np.asarray(prompt) for prompt in prompts] if is_listed else []
+    wrong = [row for row in rows if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer)]
+    if not rows or wrong:
+        expected = "a list of prompts, each a list or an array of at least one token (an integer)"
+        given = wrong[0] if wrong else prompts
+        raise argument_error("prompts", given, expected, example=[[1, 2, 3]])
+    return rows
+
+
+def _checked_stops(stop_tokens: Any) -> list[int]:
+    listed = [stop_tokens] if is_int(stop_tokens) else stop_tokens
+    if isinstance(listed, str) or not isinstance(listed, Iterable) or not all(map(is_int, listed)):
+        raise argument_error("stop_tokens", stop_tokens, "a token, or a list of tokens (integers)", example=[2])
+    return sorted({int(token) for token in listed})
+
+
+def _check_positions(model: Any, longest: int, new: int) -> None:
+    """Check that a model with learned positions has enough of them."""
+    positions = getattr(model, "max_positions", None)
+    if positions is not None and longest + new > positions:
+        summary = f"generate: the model has {positions} positions"
+        given = f"a prompt of {longest} tokens, max_new_tokens={new}"
+        raise ModelError(summary, given=given, fix=f"prompts and new tokens of at most {positions} tokens together")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sampling:
+    """Options of sampling, for which a program is compiled."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+
+    @classmethod
+    def checked(cls, temperature: Any, top_k: Any, top_p: Any) -> _Sampling:
+        """Return the options after checks."""
+        temperature = check_number("temperature", temperature, 0, example=0.8)
+        top_k = check_optional(check_int, "top_k", top_k, 1, example=50)
+        top_p = check_optional(check_number, "top_p", top_p, above=0, high=1, example=0.9)
+        return cls(temperature, top_k, top_p)
+
+    def tokens(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
+        """Return a token (batch,) for logits (batch, vocabulary), each drawn with its key (traced)."""
+        if not self.temperature:
+            return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        logits = logits.astype(jnp.float32) / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        if self.top_p is not None:
+            sorted_logits = -jnp.sort(-logits, axis=-1)
+            before = jnp.cumsum(jax.nn.softmax(sorted_logits), axis=-1) - jax.nn.softmax(sorted_logits)
+            least = jnp.min(jnp.where(before < self.top_p, sorted_logits, jnp.inf), axis=-1, keepdims=True)
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+class _Run:
+    """The programs for prompts of some sizes, and their operands."""
+
+    def __init__(self, session: BuiltModel, rows: list[np.ndarray], new_tokens: int, sampling: _Sampling) -> None:
+        self._session, self._sampling, self._new_tokens = session, sampling, new_tokens
+        lengths = np.array([len(row) for row in rows], np.int32)
+        length = _padded_size(int(lengths.max()))
+        multiple = rows_multiple({"tokens": np.zeros((len(rows), length), np.int32)}, session.distribution)
+        count = multiple * 2 ** int(np.ceil(np.log2(-(-len(rows) // multiple))))
+        self._slots = length + _padded_size(new_tokens)
+        self._lengths = np.pad(lengths, (0, count - len(rows)), constant_values=1)
+        self._is_added = np.arange(count) >= len(rows)
+        self._tokens = np.zeros((count, length), np.int32)
+        for place, row in enumerate(rows):
+            self._tokens[place, : len(row)] = row
+
+    def __call__(self, stops: np.ndarray, seed: int) -> np.ndarray:
+        """Return the new tokens (rows, new tokens)."""
+        place, session = self._session._placed, self._session
+        seeds = np.arange(len(self._tokens), dtype=np.uint32), np.full(len(self._tokens), seed, np.uint32)
+        shared = (place(self._lengths), tuple(map(place, seeds)), place(self._is_added), place(stops))
+        key = (self._slots, self._sampling, len(stops))
+        first, cache = session.run_compiled(("prefill", *key), self._prefill, place(self._tokens), *shared)
+        if self._new_tokens == 1:
+            return np.asarray(first)[:, None]
+        found = session.run_compiled(("decode", *key), self._decode, cache, first, np.int32(self._new_tokens), *shared)
+        return np.asarray(found)
+
+    def _prefill(
+        self, module: Any, tokens: jax.Array, lengths: jax.Array, seeds: Any, is_added: jax.Array, stops: jax.Array
+    ) -> tuple[jax.Array, PyTree]:
+        """Return the first new token of each row, and the cache of the prompts (traced)."""
+        del is_added, stops
+        _check_keeps_cache(module)
+        index = jnp.arange(tokens.shape[1])
+        segments = (index < lengths[:, None]).astype(jnp.int32)
+        inputs = {"tokens": tokens, "positions": jnp.broadcast_to(index, tokens.shape), "segments": segments}
+        with call_context.entered(False, anew=True) as context:
+            context.shards_of = lambda weight, dim: 1
+            logits, cache = module(inputs, cache=module.empty_cache(len(tokens), self._slots))
+        last = _logits_at(lengths - 1, logits, context.projection_of(logits))
+        return self._sampling.tokens(last, _keys(seeds, 0)), cache
+
+    def _decode(
+        self,
+        module: Any,
+        cache: PyTree,
+        first: jax.Array,
+        most: jax.Array,
+        lengths: jax.Array,
+        seeds: Any,
+        is_added: jax.Array,
+        stops: jax.Array,
+    ) -> jax.Array:
+        """Return all new tokens (traced)."""
+        found = jnp.zeros((len(first), self._slots - self._tokens.shape[1]), jnp.int32).at[:, 0].set(first)
+
+        def goes_on(carry: PyTree) -> jax.Array:
+            number, _, _, _, has_ended = carry
+            return (number < most) & ~jnp.all(has_ended)
+
+        def turn(carry: PyTree) -> PyTree:
+            number, cache, token, found, has_ended = carry
+            positions = (lengths + number - 1)[:, None]
+            inputs = {"tokens": token[:, None], "positions": positions, "segments": jnp.ones_like(positions)}
+            logits, cache = module(inputs, cache=cache)
+            token = self._sampling.tokens(logits[:, -1], _keys(seeds, number))
+            found = jax.lax.dynamic_update_slice(found, token[:, None], (0, number))
+            return number + 1, cache, token, found, has_ended | jnp.isin(token, stops)
+
+        has_ended = is_added | jnp.isin(first, stops)
+        return jax.lax.while_loop(goes_on, turn, (jnp.int32(1), cache, first, found, has_ended))[3]
+
+
+def _logits_at(place: jax.Array, logits: jax.Array, projection: Projection | None) -> jax.Array:
+    """Return the logits (batch, vocabulary) at one place of each row; from a projection without all others (traced)."""
+    of = logits if projection is None else projection.inputs
+    found = jnp.take_along_axis(of, place[:, None, None], axis=1)[:, 0]
+    return found if projection is None else projection.logits(found)
+
+
+def _keys(seeds: tuple[jax.Array, jax.Array], number: ArrayLike) -> jax.Array:
+    """Return a key for each row, for a token of this number (traced)."""
+    row, seed = seeds
+    return jax.vmap(lambda row, seed: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(
+        row, seed
+    )
+
+
+def _padded_size(size: int) -> int:
+    """Return the smallest size of programs that holds so many tokens."""
+    return _SMALLEST * 2 ** max(0, int(np.ceil(np.log2(size / _SMALLEST))))
+
+
+def _until_stop(row: np.ndarray, most: int, stops: Sequence[int]) -> list[int]:
+    tokens = row[:most].tolist()
+    ends = [place for place, token in enumerate(tokens) if token in stops]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def _check_keeps_cache(module: Any) -> None:
+    if not isinstance(module, CachedModel):
+        fix = "use a pretrained.Decoder, or give the module empty_cache(batch_size, slots) and `cache` in its call"
+        raise ModelError("generate: the model keeps no cache of keys and values", given=shorten(module), fix=fix)

@@ -1,0 +1,119 @@
+"""Adapters of kernels in `flax.nnx` modules: factors below the attribute `lora` of the root, added in each call.
+
+The modules of the user stay as they are. A kernel has the value with the update while the root is called, so that
+`nnx.scan`, `nnx.vmap` and `nnx.remat` inside of it see the shapes that they know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, traverse_util
+
+from keras_dist import initializers, random
+from keras_dist._support import tree_paths
+from keras_dist.distribution.plan import LayoutPlan
+from keras_dist.layers.lora import Dims, Factors, factor_dims, product
+from keras_dist.training.places import places_of
+
+# pyright: reportUnknownMemberType=false
+# graphs of Flax have no types
+
+ROOT = "lora"
+"""The attribute of the root, and the first name in the paths of factors."""
+
+
+class Factor(nnx.LoRAParam[Any]):
+    """A factor of the update of a kernel."""
+
+
+class KernelFactors(nnx.Module):
+    """The factors `a` and `b` of the update of a kernel.
+
+    Attributes:
+        parts: names and indices that lead to the kernel from the root.
+        dims: for each dim of the factors the dim of the kernel; None for the rank.
+        scale: factor of the product.
+    """
+
+    a: Factor
+    b: Factor
+
+    def __init__(self, parts: tree_paths.Parts, shape: Sequence[int], dims: Dims, factors: Factors) -> None:
+        self.parts, self.dims, self.scale = parts, dims, factors.alpha / factors.rank
+        given = (factors.first_initializer(dims), factors.b_initializer)
+        for name, of, initializer in zip("ab", dims, given, strict=True):
+            sizes = tuple(factors.rank if dim is None else shape[dim] for dim in of)
+            value = initializers.get(initializer)(sizes, "float32", key=random.next_key())
+            setattr(self, name, Factor(value, factor_of=(f"/{self.path}", of)))
+
+    @property
+    def path(self) -> str:
+        """The path of the kernel."""
+        return tree_paths.join(self.parts)
+
+    def factor_paths(self) -> tuple[str, str]:
+        """Return the paths of the factors."""
+        return f"{ROOT}/{self.path}/a", f"{ROOT}/{self.path}/b"
+
+    def added_to(self, kernel: jax.Array, plan: LayoutPlan | None) -> jax.Array:
+        """Return the kernel plus the update, sharded as the kernel."""
+
+        def placed(value: jax.Array) -> jax.Array:
+            if plan is None:
+                return value
+            spec = jax.sharding.PartitionSpec(*plan.row(self.path).axes)
+            return jax.lax.with_sharding_constraint(value, jax.sharding.NamedSharding(plan.mesh.backend_mesh, spec))
+
+        update = self.scale * product(self.a[...], self.b[...], self.dims)
+        return placed((placed(kernel) + placed(update)).astype(kernel.dtype))
+
+
+def add_factors(root: Any, kernels: Mapping[tree_paths.Parts, tuple[Any, Any]], factors: Factors) -> None:
+    """Create the factors of kernels, given by what leads to them, with the dims of their inputs and outputs."""
+    found: dict[tree_paths.Parts, KernelFactors] = {}
+    for (parts, (inputs, outputs)), place in zip(kernels.items(), places_of(root, list(kernels)), strict=True):
+        shape = jnp.shape(place.array())
+        found[parts] = KernelFactors(parts, shape, factor_dims(len(shape), inputs, outputs), factors)
+    setattr(root, ROOT, _nested(traverse_util.unflatten_dict({tuple(map(str, p)): one for p, one in found.items()})))
+
+
+def remove_factors(root: Any) -> None:
+    """Undo `add_factors`."""
+    delattr(root, ROOT)
+
+
+def factors_in(root: Any) -> list[KernelFactors]:
+    """Return the factors of all kernels of a module."""
+    found = vars(root).get(ROOT)
+    nodes = nnx.iter_graph(found) if isinstance(found, nnx.Dict) else ()
+    return [node for _, node in nodes if isinstance(node, KernelFactors)]
+
+
+def is_factor(path: Any, variable: Any) -> bool:
+    """Whether a variable is a factor, as a filter of NNX."""
+    del path
+    return isinstance(variable, Factor)
+
+
+@contextlib.contextmanager
+def adapted(root: Any, plan: LayoutPlan | None) -> Iterator[None]:
+    """Let the kernels of a module have the updates added inside (traced)."""
+    found = factors_in(root)
+    kernels = [place.holder for place in places_of(root, [one.parts for one in found])]
+    before = [kernel.get_raw_value() for kernel in kernels]
+    try:
+        for one, kernel, value in zip(found, kernels, before, strict=True):
+            kernel.set_raw_value(one.added_to(value, plan))
+        yield
+    finally:
+        for kernel, value in zip(kernels, before, strict=True):
+            kernel.set_raw_value(value)
+
+
+def _nested(tree: Mapping[str, Any]) -> Any:
+    return nnx.Dict({name: _nested(item) if isinstance(item, Mapping) else item for name, item in tree.items()})

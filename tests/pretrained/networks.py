@@ -1,0 +1,69 @@
+"""The recorded networks: classes of `transformers` and options, each with an effect in sequences of 12 tokens."""
+
+import pathlib
+
+FOLDER = pathlib.Path(__file__).parent / "recordings"
+SIZES = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "initializer_range": 0.3}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+TWO = {**HEADS, "num_key_value_heads": 2}
+SHORT = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WINDOW = {"sliding_window": 4}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+LONG |= {"original_max_position_embeddings": 8, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 8.0}
+KINDS = ["sliding_attention", "full_attention"]
+ROTARIES = {"rope_type": "default", "rope_theta": 50.0}, LINEAR
+LARGER = {"num_attention_heads": 4, "hidden_size": 32}
+NETWORKS = {
+    "llama": ("LlamaForCausalLM", {**TWO, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "mistral": ("MistralForCausalLM", {**HEADS, **WINDOW, "rope_parameters": YARN, "max_position_embeddings": 32}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        {**HEADS, **WINDOW, "use_sliding_window": True, "max_window_layers": 1, "tie_word_embeddings": True},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**TWO, "rope_parameters": YARN, "rms_norm_eps": 1e-3}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {**HEADS, **WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 20},
+    ),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        {
+            **TWO,
+            **WINDOW,
+            "query_pre_attn_scalar": 20,
+            "layer_types": KINDS,
+            "rope_parameters": dict(zip(KINDS, ROTARIES, strict=True)),
+        },
+    ),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "n_inner": 24}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            **HEADS,
+            "hidden_size": 32,
+            "rope_parameters": LONG,
+            "max_position_embeddings": 32,
+            "original_max_position_embeddings": 8,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", {**TWO, "attention_bias": True}),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {**HEADS, **WINDOW, "use_sliding_window": True, "no_rope_layers": [1, 0], "attention_bias": True},
+    ),
+    "bert": (
+        "BertModel",
+        {
+            "num_attention_heads": 4,
+            "hidden_size": 32,
+            "max_position_embeddings": 16,
+            "layer_norm_eps": 1e-3,
+            "hidden_act": "gelu_new",
+        },
+    ),
+    "vit": ("ViTModel", {**LARGER, "image_size": 8, "patch_size": 4, "layer_norm_eps": 1e-3}),
+}

@@ -1,0 +1,183 @@
+"""`generate` equals recomputing each prefix without a cache, on one device and sharded."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import keras_dist as kd
+from keras_dist.errors import ModelError
+from keras_dist.pretrained import AttentionConfig, Decoder, DecoderConfig, FeedForwardConfig, Rotary
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]]
+NEW, WIDEST = 6, 32
+ATTENTION = AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=4, rotary=Rotary())
+CONFIG = DecoderConfig(
+    family="llama",
+    vocab_size=96,
+    hidden_size=16,
+    num_layers=2,
+    attention=ATTENTION,
+    feed_forward=FeedForwardConfig(size=32),
+    initializer_range=0.4,
+)
+
+
+def made(distribution, scan=False):
+    kd.set_random_seed(0)
+    with distribution.scope():
+        decoder = Decoder(CONFIG, scan=scan)
+        decoder.build()
+    return decoder
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return made(kd.DataParallel(devices=["cpu:0"]))
+
+
+@pytest.fixture(scope="module")
+def split():
+    mesh = kd.DeviceMesh("data=2,model=4")
+    return made(kd.ModelParallel(kd.pretrained.rules(CONFIG, mesh)))
+
+
+def recomputed(decoder, prompt, new=NEW):
+    """The likeliest tokens, each from a call on all tokens before it."""
+    tokens = [*prompt]
+    for _ in range(new):
+        row = np.zeros((1, WIDEST), "int32")  # later tokens do not matter
+        row[0, : len(tokens)] = tokens
+        tokens.append(int(np.asarray(decoder(row))[0, len(tokens) - 1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def expected(alone):
+    return [recomputed(alone, prompt) for prompt in PROMPTS]
+
+
+def test_it_equals_recomputing_without_a_cache(alone, expected):
+    assert kd.generate(alone, PROMPTS, NEW) == expected
+    assert len({token for row in expected for token in row}) > 3, "the model repeats itself: choose other weights"
+
+
+def test_it_is_the_same_sharded(split, expected):
+    assert kd.generate(split, PROMPTS, NEW) == expected
+
+
+def test_a_scanned_decoder_over_fully_sharded_weights():
+    distribution = kd.FullySharded(kd.DeviceMesh("data=8"))
+    scanned = made(distribution, scan=True)
+    assert kd.generate(scanned, PROMPTS[:1], NEW) == [recomputed(scanned, PROMPTS[0])]
+
+
+def test_rows_do_not_depend_on_other_rows(split, alone):
+    options = {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "seed": 3}
+    together = kd.generate(alone, PROMPTS, NEW, **options)
+    assert together == kd.generate(split, PROMPTS, NEW, **options)
+    assert together[:2] == kd.generate(alone, PROMPTS[:2], NEW, **options)
+    assert together != kd.generate(alone, PROMPTS, NEW, **{**options, "seed": 4})
+
+
+def test_each_row_ends_after_a_stop_token(alone, expected):
+    stop = expected[0][2]
+    found = kd.generate(alone, PROMPTS, NEW, stop_tokens=stop)
+    for row, whole in zip(found, expected, strict=True):
+        assert row == (whole[: whole.index(stop) + 1] if stop in whole else whole)
+
+
+def test_a_size_is_compiled_once(alone):
+    programs = alone._with_weights()._programs
+    kd.generate(alone, PROMPTS, NEW)
+    known = len(programs)
+    kd.generate(alone, [[7] * 15, [1], [2]], NEW - 1)
+    assert len(programs) == known
+    kd.generate(alone, [[7] * 17], NEW)
+    assert len(programs) == known + 2, "prompts of 32 tokens: one program to read them, one to go on"
+
+
+def test_draws_are_among_the_likeliest(alone):
+    logits = np.asarray(alone(np.array([PROMPTS[0]], "int32")))[0, -1]
+    order = np.argsort(-logits)
+    chances = np.exp(logits[order] - logits.max())
+    chances /= chances.sum()
+    kept = 1 + int(np.searchsorted(np.cumsum(chances), 0.5))
+    drawn = {
+        (name, row[0])
+        for name, options in {"top_k": {"top_k": 3}, "top_p": {"top_p": 0.5}}.items()
+        for row in kd.generate(alone, [PROMPTS[0]] * 64, 1, temperature=1.0, **options)
+    }
+    assert {token for name, token in drawn if name == "top_k"} == {*order[:3].tolist()}
+    assert {token for name, token in drawn if name == "top_p"} <= {*order[:kept].tolist()}
+
+
+def test_the_cache_is_sharded_over_rows_and_heads(split):
+    session = split._with_weights()
+
+    def run(module, tokens):
+        return module(tokens, cache=module.empty_cache(4, 32))[1]
+
+    cache = session.run_compiled("cache", run, session._placed(np.ones((4, 8), "int32")))
+    assert cache.keys[0].sharding.spec == jax.sharding.PartitionSpec("data", None, "model")
+
+
+class Adding(nnx.Module):
+    """Predicts the sum of the last two tokens; its cache is the last token."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def empty_cache(self, batch_size, slots):
+        return jnp.zeros((batch_size,), jnp.int32)
+
+    def __call__(self, inputs, cache=None):
+        tokens, segments = inputs["tokens"], inputs["segments"]
+        before = jnp.concatenate([cache[:, None], tokens[:, :-1]], 1)
+        real = jnp.sum(segments, 1)
+        last = jnp.take_along_axis(tokens, jnp.maximum(real - 1, 0)[:, None], 1)[:, 0]
+        return jax.nn.one_hot((before + tokens) % 50, 50) * self.scale[...], last
+
+
+def test_a_module_with_a_cache_of_its_own():
+    with kd.DataParallel().scope():
+        model = kd.Model.from_nnx(Adding)
+    assert kd.generate(model, [[1, 1], [2, 3, 5]], 4) == [[2, 3, 5, 8], [8, 13, 21, 34]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompts": []}, "`prompts` must be"),
+        ({"prompts": [[]]}, "`prompts` must be"),
+        ({"prompts": [[0.5]]}, "`prompts` must be"),
+        ({"prompts": "text"}, "`prompts` must be"),
+        ({"max_new_tokens": 0}, "`max_new_tokens`"),
+        ({"temperature": -1.0}, "`temperature` must be"),
+        ({"top_k": 0}, "`top_k`"),
+        ({"top_p": 1.5}, "`top_p` must be"),
+        ({"stop_tokens": "end"}, "`stop_tokens` must be"),
+        ({"model": 3}, "`model` must be"),
+    ],
+)
+def test_wrong_arguments(alone, change, said):
+    with pytest.raises(ModelError, match=said):
+        kd.generate(**{"model": alone, "prompts": PROMPTS, **change})
+
+
+def test_more_positions_than_the_decoder_has(alone):
+    short = dataclasses.replace(CONFIG, max_length=8, learned_positions=True)
+    with kd.DataParallel(devices=["cpu:0"]).scope():
+        decoder = Decoder(short)
+    with pytest.raises(ModelError, match="8 positions"):
+        kd.generate(decoder, [[1, 2, 3]], 6)
+
+
+def test_a_model_without_a_cache():
+    with kd.DataParallel(devices=["cpu:0"]).scope():
+        model = kd.Model.from_nnx(lambda rngs: nnx.Linear(3, 3, rngs=rngs))
+    with pytest.raises(ModelError, match="keeps no cache"):
+        kd.generate(model, PROMPTS)

@@ -1,0 +1,157 @@
+"""`loss="causal_lm"` in `fit`: the per-token mean of an update on every mesh, and programs without logits."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist import layers, losses
+from tests.training.collectives import collectives_of
+
+ROWS, LENGTH, FEATURES, SIZE = 11, 5, 8, 64
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(0, SIZE, (ROWS, LENGTH)).astype("int32")
+WEIGHTS = RANDOM.uniform(0, 2, (ROWS, LENGTH)).astype("f4") * (RANDOM.uniform(size=(ROWS, LENGTH)) > 0.3)
+ARRAYS = {
+    "embeddings": RANDOM.normal(size=(SIZE, FEATURES)).astype("f4"),
+    "middle": RANDOM.normal(size=(FEATURES, FEATURES)).astype("f4"),
+    "head": RANDOM.normal(size=(FEATURES, SIZE)).astype("f4"),
+}
+MESHES = ["data=1", "data=2,model=4", "data=8", "fully sharded"]
+BATCH = 4  # three batches, the last one of 3 rows
+
+
+def on(mesh, is_tied=False):
+    if mesh == "fully sharded":
+        return kd.FullySharded(kd.DeviceMesh("data=8"))
+    sizes = {"data": 1} if mesh == "data=1" else mesh
+    device_mesh = kd.DeviceMesh(sizes, devices=jax.devices()[:1] if mesh == "data=1" else None)
+    rules = kd.LayoutMap(device_mesh)
+    if "model" in mesh:
+        rules["tokens/embeddings"] = ("model", None)
+        if not is_tied:
+            rules["head/kernel"] = (None, "model")
+    return kd.ModelParallel(rules, batch_dim_name="data")
+
+
+def network(is_tied, size=SIZE, rank=FEATURES, **options):
+    inputs = kd.Input((LENGTH,), dtype="int32")
+    embedding = layers.ReversibleEmbedding if is_tied else layers.Embedding
+    tokens = embedding(size, rank, name="tokens", **options)
+    hidden = layers.Dense(rank, "tanh", use_bias=False, name="middle")(tokens(inputs))
+    return kd.Model(inputs, tokens(hidden, reverse=True) if is_tied else head(size)(hidden))
+
+
+def head(size):
+    return layers.Dense(size, use_bias=False, name="head")
+
+
+def by_hand(arrays, tokens=TOKENS, weights=WEIGHTS):
+    kernel = arrays["head"] if "head" in arrays else arrays["embeddings"].T
+    logits = jnp.tanh(arrays["embeddings"][tokens] @ arrays["middle"]) @ kernel
+    logs = jax.nn.log_softmax(logits)[:, :-1]
+    values = -jnp.take_along_axis(logs, tokens[:, 1:, None], axis=-1)[..., 0]
+    return (values * weights[:, 1:]).sum() / weights[:, 1:].sum()
+
+
+@functools.cache
+def expected(is_tied):
+    """The loss of the only update of an epoch, the weights after it, and the loss then."""
+    arrays = {name: jnp.asarray(value) for name, value in ARRAYS.items() if not (is_tied and name == "head")}
+    value, gradients = jax.jit(jax.value_and_grad(by_hand))(arrays)
+    after = jax.tree.map(lambda weight, gradient: weight - 0.5 * gradient, arrays, gradients)
+    return value, [after[name] for name in arrays], by_hand(after)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "is_tied", "chunk_size"),
+    [
+        *((mesh, False, 3) for mesh in MESHES),
+        *((mesh, True, 3) for mesh in MESHES[1:3]),
+        *((mesh, True, SIZE) for mesh in MESHES[1:3]),
+    ],
+)
+def test_the_mean_is_per_token_over_all_batches_of_an_update(mesh, is_tied, chunk_size):
+    with on(mesh, is_tied).scope():
+        model = network(is_tied)
+    model.set_weights([ARRAYS[name] for name in ("embeddings", "middle", "head")[: 2 if is_tied else 3]])
+    optimizer = kd.optimizers.SGD(0.5, gradient_accumulation_steps=3)
+    model.compile(optimizer, losses.CausalLM(chunk_size=chunk_size))
+    options = {"batch_size": BATCH, "sample_weight": WEIGHTS, "verbose": 0}
+    history = model.fit(TOKENS, TOKENS, shuffle=False, **options)
+    value, weights, value_after = expected(is_tied)
+    np.testing.assert_allclose(history.history["loss"], [value], rtol=1e-6)
+    for found, other in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(model.evaluate(TOKENS, TOKENS, **options), value_after, rtol=1e-6)
+
+
+LARGE, BATCH_OF_LARGE = 4096, 8
+
+
+def lowered(distribution, chunk_size=64, is_tied=False, metrics=(), **options):
+    with distribution.scope():
+        model = network(is_tied, LARGE, **options)
+    model.compile("sgd", losses.CausalLM(chunk_size=chunk_size), metrics=list(metrics))
+    tokens = np.zeros((BATCH_OF_LARGE, LENGTH), "int32")
+    return model.lower_train_step(tokens, tokens, np.ones(tokens.shape, "f4"))
+
+
+def has_logits(program, shape=(BATCH_OF_LARGE, LENGTH, LARGE)):
+    return re.search(rf"[<\[]{'[x,]'.join(map(str, shape))}[x\]]", program) is not None
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "dense"])
+def test_logits_of_a_sharded_vocabulary_are_neither_stored_nor_gathered(is_tied):
+    step = lowered(on("data=2,model=4", is_tied), is_tied=is_tied)
+    of_a_device = (BATCH_OF_LARGE // 2, LENGTH, LARGE // 4)
+    assert not has_logits(step.compile().as_text(), of_a_device)
+    largest = max(BATCH_OF_LARGE * LENGTH * FEATURES, LARGE // 4 * FEATURES)  # hidden values; a shard of the gradient
+    for kind, shapes in collectives_of(step):
+        assert kind == "all-reduce", kind
+        assert all(np.prod(shape) <= largest for shape in shapes)
+    logits = lowered(on("data=2,model=4", is_tied), chunk_size=LARGE, is_tied=is_tied)
+    assert has_logits(logits.compile().as_text(), of_a_device)  # the test reads programs rightly
+    assert {kind for kind, _ in collectives_of(logits)} == {"all-reduce"}
+
+
+def test_metrics_that_read_the_logits_let_the_loss_read_them():
+    step = lowered(on("data=1"), metrics=[kd.metrics.SparseCategoricalAccuracy()]).as_text()
+    assert step.count("stablehlo.while") == lowered(on("data=1"), chunk_size=LARGE).as_text().count("stablehlo.while")
+    assert has_logits(step)
+
+
+def test_rules_for_the_logits_keep_the_chunks():
+    distribution = on("data=2,model=4")
+    distribution.layout_map["head/output"] = ("data", None, "model")
+    assert not has_logits(lowered(distribution).compile().as_text(), (BATCH_OF_LARGE // 2, LENGTH, LARGE // 4))
+
+
+def test_rules_for_the_output_of_a_layer_keep_its_mask():
+    distribution = on("data=2,model=4")
+    distribution.layout_map["tokens/output"] = ("data", None, "model")
+    tokens = np.where(np.arange(LENGTH) < 3, TOKENS[:8], 0)
+    found = []
+    for place in (on("data=1"), distribution):
+        with place.scope():
+            model = network(is_tied=False, mask_zero=True)
+        model.set_weights([ARRAYS[name] for name in ("embeddings", "middle", "head")])
+        model.compile("sgd", losses.CausalLM(ignore_class=None))
+        found.append(model.evaluate(tokens, tokens, verbose=0))
+    weights = (tokens != 0).astype("f4")
+    np.testing.assert_allclose(found, [by_hand(ARRAYS, tokens, weights)] * 2, rtol=1e-6)
+
+
+def test_the_plan_sees_the_memory():
+    found = []
+    for chunk_size in (64, LARGE):
+        tokens = jax.ShapeDtypeStruct((BATCH_OF_LARGE, LENGTH), "int32")
+        loss = losses.CausalLM(chunk_size=chunk_size)
+        report = kd.plan(lambda: network(False, LARGE), (tokens, tokens), on("data=2,model=4"), "sgd", loss)
+        found.append(report.step.activation_nbytes)
+    logits = BATCH_OF_LARGE // 2 * LENGTH * LARGE // 4 * 4
+    assert found[0] < found[1] - logits
