@@ -166,8 +166,10 @@ def enable(model: AdapterMethods, rank: int, rules: str | Iterable[str], alpha: 
     _check_free(model, session)
     candidates = chosen(session, rules)
     factors = Factors(rank, rank if alpha is None else alpha, splits_inputs=True, dropout=dropout)
-    _check_dropout(dropout, session, candidates)
     if session.cell.graph.is_foreign:
+        if dropout:
+            given, fix = f"dropout={dropout}", "dropout=0; or nnx.Dropout in the module; or a model of layers"
+            raise ModelError("enable_lora: `dropout` is not available for flax.nnx modules", given=given, fix=fix)
         change = functools.partial(add_factors, session.model, {one.parts: one.dims for one in candidates}, factors)
         change_weights(session, {"": session.model}, change, is_factor)
         frozen: tuple[Variable, ...] = ()
@@ -220,20 +222,6 @@ def _check_free(model: AdapterMethods, session: BuiltModel) -> None:
     if session.cell.graph.is_foreign and ROOT in vars(session.model):
         given = f"a {type(session.model).__name__} with the attribute {ROOT!r}"
         raise ModelError("enable_lora: the name of the factors is taken", given=given, fix="rename the attribute")
-
-
-def _check_dropout(dropout: float, session: BuiltModel, candidates: Iterable[Candidate]) -> None:
-    """Check that the layers get their inputs from us, and one at a time: a loop over a stack keeps no random state."""
-    sizes = {
-        one.names[0]: len(session.cell.row(one.weight).shape) - max(*one.dims[0], *one.dims[1]) for one in candidates
-    }
-    stacks = [name for name, size in sizes.items() if size > 1]
-    given, fix = (f"stacks of layers: {', '.join(map(repr, stacks[:_LISTED]))}", "a model whose layers are not stacked")
-    if session.cell.graph.is_foreign:
-        given, fix = "a flax.nnx module, which calls its modules itself", "nnx.Dropout in it; or a model of layers"
-    if dropout and (stacks or session.cell.graph.is_foreign):
-        summary = "enable_lora: `dropout` is not available here"
-        raise ModelError(summary, given=f"dropout={dropout} for {given}", fix=f"dropout=0; or {fix}")
 
 
 def merge(model: AdapterMethods) -> None:
