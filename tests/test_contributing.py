@@ -1,4 +1,4 @@
-"""The six examples of CONTRIBUTING.md work from outside of the package: a file each, and nothing else is changed."""
+"""The seven examples of CONTRIBUTING.md work from outside of the package: a file each, and nothing else is changed."""
 
 import pathlib
 import re
@@ -13,6 +13,7 @@ EXAMPLES = re.findall(
 )
 
 PROGRAM = """
+import json
 import pathlib
 import sys
 
@@ -25,6 +26,7 @@ from keras_dist.errors import ConfigError
 
 kd.use_cpu_devices(8)
 kd.set_random_seed(1337)  # the cube of an error diverges from some initial values
+import granite
 from csv_source import CsvSource
 from cubed_error import CubedError
 from largest_error import LargestError
@@ -67,6 +69,20 @@ loaded = kd.models.load_model("model")
 assert type(loaded.layers[0]) is Scale and loaded.layers[0].initial == 3.0
 np.testing.assert_array_equal(loaded.predict(table[:, :4], verbose=0), model.predict(table[:, :4], verbose=0))
 
+# the family: its factors are in config.json, and count
+rotary = kd.pretrained.Rotary()
+heads = kd.pretrained.AttentionConfig(num_heads=4, num_kv_heads=4, head_dim=8, scale=0.5, rotary=rotary)
+sizes = {"vocab_size": 32, "hidden_size": 16, "num_layers": 1, "feed_forward": kd.pretrained.FeedForwardConfig(24)}
+options = {"family": "granite", "attention": heads, "embedding_scale": 12.0, "initializer_range": 0.5}
+decoder = kd.pretrained.Decoder(kd.pretrained.DecoderConfig(**sizes, **options))
+tokens = np.arange(8, dtype="int32").reshape(2, 4)
+logits = decoder(tokens)
+kd.pretrained.save(decoder, "granite")
+assert json.loads(pathlib.Path("granite/config.json").read_text())["attention_multiplier"] == 0.5
+loaded = kd.pretrained.load("granite")
+assert loaded.config.embedding_scale == 12 and loaded.config.attention.scale == 0.5
+np.testing.assert_allclose(loaded(tokens), logits, rtol=1e-5)
+
 # errors name the key, and what is near
 for wrong, said in {
     'strategy = "last_dm"': "did you mean 'last_dim'?",
@@ -84,7 +100,7 @@ for wrong, said in {
 
 @pytest.mark.multiprocess
 def test_a_stranger_adds_one_short_file(tmp_path, monkeypatch):
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     for text, name in EXAMPLES:
         assert len(text.splitlines()) <= 40
         (tmp_path / name).write_text(text)

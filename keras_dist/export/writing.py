@@ -108,7 +108,7 @@ def write(
     with writing_to(path), draft_of(path) as folder:
         draft = folder / path.name
         draft.mkdir()
-        write_file("export", draft / WEIGHTS, weights, weights.__getitem__, path / WEIGHTS)
+        write_file("export", draft / WEIGHTS, weights, lambda name: [weights[name]], path / WEIGHTS)
         (draft / PROGRAM).write_bytes(program.serialize())
         outputs = [(aval.shape, aval.dtype) for aval in program.out_avals]
         inputs = list(zip(lowered.shapes, lowered.dtypes, strict=True))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from keras_dist._support.safe_patterns import pattern
 from keras_dist._support.text_tables import Table
@@ -152,7 +151,7 @@ def _shapes_along(model: Model) -> dict[int, str]:
     """Return the output shapes of the layers of a `Sequential` without `Input`, by the ids of layers."""
     nodes = model._runtime.nodes
     tensors = nodes[0].inputs if nodes else getattr(model._runtime, "built_for", None)
-    if tensors is None or not isinstance(vars(model).get("_members"), nnx.Dict):
+    if tensors is None or "_chain" not in vars(model):
         return {}
     shapes = {}
     for layer in model.layers:

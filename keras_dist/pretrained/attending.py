@@ -36,16 +36,8 @@ def attend(
 ) -> jax.Array:
     """Return `softmax(soft_cap(query @ key * scale)) @ value` for each head, (batch, queries, heads, head_dim).
 
-    Args:
-        query: (batch, queries, heads, head_dim).
-        key: (batch, keys, kv_heads, head_dim); groups of neighbouring heads share one.
-        value: like `key`.
-        queries: the places of the queries.
-        keys: the places of the keys.
-        scale: factor of the scores.
-        is_causal: whether queries attend only to earlier keys, and their own.
-        window: number of last keys to attend to, None for all; an array where it differs between scanned layers.
-        soft_cap: limit of the scores, or None.
+    Keys and values are (batch, keys, kv_heads, head_dim), and groups of neighbouring heads share one. A query attends
+    to keys up to its own if `is_causal`, and to the last `window` keys, an array where scanned layers differ.
     """
     batch, length, heads, size = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], size)

@@ -35,7 +35,6 @@ class RMSNormalizationFromOne(RMSNormalization):
     """`x / sqrt(mean(x**2) + epsilon) * (scale + 1)`: files of Gemma hold the difference from 1."""
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create `scale`, of zeros."""
         self.scale = self.add_weight((input_shape[-1],), "zeros", name="scale")
 
     def call(self, x: jax.Array) -> jax.Array:
@@ -57,14 +56,7 @@ def kernel_initializer(config: NetworkConfig, initializer: Identifier) -> Identi
 
 
 class SelfAttention(Layer):
-    """Grouped-query attention of a sequence to itself, with rotary position embeddings.
-
-    Args:
-        config: the options.
-        is_causal: whether tokens attend only to earlier ones.
-        initializer: initializer of the kernels.
-        **kwargs: see `Layer`.
-    """
+    """Grouped-query attention of a sequence to itself, with rotary position embeddings."""
 
     def __init__(self, config: NetworkConfig, is_causal: bool, initializer: Identifier = None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # angles stay float32
@@ -88,7 +80,6 @@ class SelfAttention(Layer):
             self.query_norm, self.key_norm = (norm(config, axis, dtype=dtype) for _ in range(2))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights."""
         options, around = self.options, input_shape[:2]
         for name in ("query", "key", "value"):
             self._members[name].build(input_shape)
@@ -124,13 +115,7 @@ class SelfAttention(Layer):
 
 
 class FeedForward(Layer):
-    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
-
-    Args:
-        config: the options.
-        initializer: initializer of the kernels.
-        **kwargs: see `Layer`.
-    """
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
 
     def __init__(self, config: NetworkConfig, initializer: Identifier = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -148,7 +133,6 @@ class FeedForward(Layer):
         self.down = Dense(config.hidden_size, **shared)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights."""
         for layer in (self.gate, self.up) if self.gated else (self.up,):
             layer.build(input_shape)
         self.down.build((*input_shape[:-1], self.size))
@@ -160,14 +144,7 @@ class FeedForward(Layer):
 
 
 class Block(Layer):
-    """Self-attention and a feed-forward network, each added to its input.
-
-    Args:
-        config: the options.
-        is_causal: whether tokens attend only to earlier ones.
-        initializer: initializer of the kernels.
-        **kwargs: see `Layer`.
-    """
+    """Self-attention and a feed-forward network, each added to its input."""
 
     def __init__(self, config: NetworkConfig, is_causal: bool, initializer: Identifier = None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -181,7 +158,6 @@ class Block(Layer):
             self.attention_post_norm, self.feed_forward_post_norm = (norm(config, dtype=dtype) for _ in range(2))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the weights."""
         layers = (self.attention, self.feed_forward)
         if self.placement != "after":
             layers = (*layers, self.attention_norm, self.feed_forward_norm)

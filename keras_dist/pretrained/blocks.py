@@ -38,31 +38,20 @@ def blocks(
 
 
 def run_blocks(
-    layers: Any,
-    config: NetworkConfig,
-    hidden: jax.Array,
-    spans: tuple[Span, Span],
-    start: jax.Array | int = 0,
-    cache: Cache | None = None,
+    layers: Any, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None = None
 ) -> tuple[jax.Array, Cache | None]:
     """Return the output of all blocks, and the cache with the new keys and values.
 
-    Args:
-        layers: the result of `blocks`.
-        config: the options.
-        hidden: (batch, length, hidden_size).
-        spans: the places of queries and keys.
-        start: the first free slot.
-        cache: the slots of all layers, or None.
+    `hidden` is (batch, length, hidden_size), `spans` are the places of queries and keys, which `cache` has noted.
     """
     if isinstance(layers, Block):
-        return _run_stack(layers, config, hidden, spans, start, cache)
-    keys, values = [], []
-    positions = _positions(spans[0])
-    turns = {kind: angles(kind[1], config, positions) for kind in set(_kinds(config))}
-    for number, (block, kind) in enumerate(zip(layers, _kinds(config), strict=True)):
+        return _run_stack(layers, config, hidden, spans, cache)
+    start = 0 if cache is None else cache.index - hidden.shape[1]
+    keys, values, positions, kinds = [], [], _positions(spans[0]), _kinds(config)
+    turns = {rotary: angles(rotary, config, positions) for rotary in dict.fromkeys(rotary for _, rotary in kinds)}
+    for number, (block, (window, rotary)) in enumerate(zip(layers, kinds, strict=True)):
         slots = None if cache is None else Slots(cache.keys[number], cache.values[number], jnp.asarray(start))
-        hidden, slots = block(hidden, turns[kind], *spans, kind[0], slots)
+        hidden, slots = block(hidden, turns[rotary], *spans, window, slots)
         if slots is not None:
             keys.append(slots.keys)
             values.append(slots.values)
@@ -70,16 +59,12 @@ def run_blocks(
 
 
 def _run_stack(
-    block: Block,
-    config: NetworkConfig,
-    hidden: jax.Array,
-    spans: tuple[Span, Span],
-    start: jax.Array | int,
-    cache: Cache | None,
+    block: Block, config: NetworkConfig, hidden: jax.Array, spans: tuple[Span, Span], cache: Cache | None
 ) -> tuple[jax.Array, Cache | None]:
     if not block.built:
         with stacked_weights(config.num_layers):
             block.build(hidden.shape)
+    start = 0 if cache is None else cache.index - hidden.shape[1]
     window, turns, differing = _per_layer(config, _positions(spans[0]))
 
     def call(block: Block, carry: PyTree, turn: PyTree) -> PyTree:

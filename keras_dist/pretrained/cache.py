@@ -23,11 +23,7 @@ _EMPTY = -1
 class Slots(NamedTuple):
     """Keys and values in the slots of one layer, or of a stack of layers, of which `layer` is called.
 
-    Attributes:
-        keys: (batch, slots, kv_heads, head_dim), with a leading dim for a stack.
-        values: like `keys`.
-        start: the first free slot.
-        layer: index in the stack; None for one layer.
+    They are (batch, slots, kv_heads, head_dim), with a leading dim for a stack. `start` is the first free slot.
     """
 
     keys: jax.Array

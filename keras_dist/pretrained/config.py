@@ -218,11 +218,11 @@ class NetworkConfig:
 
     def get_config(self) -> dict[str, Any]:
         """Return the options as plain values."""
-        return dataclasses.asdict(self)
+        return _written(dataclasses.asdict(self))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Make the object from what `get_config` returned, also after it was stored as JSON."""
+        """Make a config from what `get_config` returned, also after it was stored as JSON."""
         return _made(cls, config)
 
 
@@ -239,20 +239,6 @@ class DecoderConfig(NetworkConfig):
 
     Raises:
         ConfigError: options are not valid; all are listed.
-
-    Example:
-        >>> import keras_dist as kd
-        >>> from keras_dist.pretrained import AttentionConfig, FeedForwardConfig, Rotary
-        >>> config = kd.pretrained.DecoderConfig(
-        ...     family="llama",
-        ...     vocab_size=256,
-        ...     hidden_size=64,
-        ...     num_layers=2,
-        ...     attention=AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=8, rotary=Rotary()),
-        ...     feed_forward=FeedForwardConfig(size=128),
-        ... )
-        >>> kd.pretrained.Decoder(config).name
-        'decoder'
     """
 
     vocab_size: int
@@ -319,20 +305,23 @@ _GROUPS = {
 }
 
 
+def _written(value: Any) -> Any:
+    """Return a value with lists for tuples, as in JSON."""
+    if isinstance(value, Mapping):
+        return {name: _written(each) for name, each in value.items()}
+    return list(map(_written, value)) if isinstance(value, tuple | list) else value
+
+
 def _made(cls: Any, config: Mapping[str, Any]) -> Any:
-    """Make a group of options, with its inner groups, from plain values."""
+    """Make a group of options from plain values; options of an inner group may be called `"attention.num_heads"`."""
     values: dict[str, Any] = {}
     for name, value in config.items():
-        if name in _GROUPS and isinstance(value, Mapping):
-            value = _made(_GROUPS[name], value)
-        values[name] = tuple(value) if isinstance(value, list) else value
+        group, _, option = name.partition(".")
+        if option:
+            values.setdefault(group, {})[option] = value
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    for name in _GROUPS.keys() & values.keys():
+        if isinstance(values[name], Mapping):
+            values[name] = _made(_GROUPS[name], values[name])
     return cls(**values)
-
-
-def network_config(fields: Mapping[str, Any], kind: type[NetworkConfig]) -> NetworkConfig:
-    """Make a config from fields, in groups as `"attention.num_heads"`."""
-    nested: dict[str, Any] = {}
-    for name, value in fields.items():
-        group, _, field = name.rpartition(".")
-        (nested.setdefault(group, {}) if group else nested)[field] = value
-    return _made(kind, nested)

@@ -98,8 +98,7 @@ class Decoder(Model):
         queries = Span(index, segments, positions)
         keys = queries if cache is None else cache.span
         hidden = self._embedded(tokens, index[None] if positions is None else positions)
-        spans = (queries, keys)
-        hidden, cache = run_blocks(self._members["layers"], self.config, hidden, spans, start, cache)
+        hidden, cache = run_blocks(self._members["layers"], self.config, hidden, (queries, keys), cache)
         logits = self._logits(self._members["norm"](hidden))
         return logits if cache is None else (logits, cache)
 

@@ -23,13 +23,7 @@ from keras_dist.storage.weight_map import WeightMap
 
 
 class TokenEmbedding(Layer):
-    """The normalized sum of the vectors of a token, its position and its type.
-
-    Args:
-        config: the options.
-        initializer: initializer of the embeddings.
-        **kwargs: see `Layer`.
-    """
+    """The normalized sum of the vectors of a token, its position and its type."""
 
     def __init__(self, config: EncoderConfig, initializer: Identifier = None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -50,13 +44,7 @@ class TokenEmbedding(Layer):
 
 
 class PatchEmbedding(Layer):
-    """The vectors of patches of an image after a learned first vector, each plus the vector of its position.
-
-    Args:
-        config: the options.
-        initializer: initializer of the kernel and of the vectors.
-        **kwargs: see `Layer`.
-    """
+    """The vectors of patches of an image after a learned first vector, each plus the vector of its position."""
 
     def __init__(self, config: EncoderConfig, initializer: Identifier = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -66,7 +54,6 @@ class PatchEmbedding(Layer):
         self.patches = Conv2D(config.hidden_size, config.patch_size, config.patch_size, "valid", **options)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        """Create the vectors."""
         self.patches.build(input_shape)
         self.first = self.add_weight((self.hidden_size,), self.initializer, name="first")
         self.positions = self.add_weight((self.count, self.hidden_size), self.initializer, name="positions")

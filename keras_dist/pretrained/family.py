@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from keras_dist.distribution.lint import frames_inside
-from keras_dist.errors import ConfigError, shorten, unknown_name_error
-from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary, network_config
+from keras_dist.errors import ConfigError, cause, shorten, unknown_name_error
+from keras_dist.pretrained.config import DecoderConfig, NetworkConfig, Rotary
 
 _HARMLESS = """
 _name_or_path architectures attention_dropout attention_probs_dropout_prob auto_map bos_token_id cache_implementation
@@ -58,7 +58,6 @@ class Family:
         copies: for names in the file the other name of the same array, where the head is tied to the embeddings.
         ignored: rules for names in the file that no weight needs.
         prefix: beginning of names in the file, which some files leave out.
-        writes_prefix: whether files of `architecture` have it.
     """
 
     model_type: str = ""
@@ -75,7 +74,6 @@ class Family:
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[Sequence[str]] = ()
     prefix: ClassVar[str] = ""
-    writes_prefix: ClassVar[bool] = True
 
     def options(self, document: Document) -> dict[str, Any]:
         """Return fields that do not follow from one entry of `config.json`, such as `{"attention.window": 4096}`."""
@@ -86,6 +84,11 @@ class Family:
         """Return the entries of `config.json` that `options` reads."""
         del config
         return {}
+
+    def has_prefix(self, config: Any) -> bool:
+        """Return whether names in files that `transformers` writes for a config have the prefix."""
+        del config
+        return True
 
     def read(self, document: Document) -> NetworkConfig:
         """Return the config for the content of a `config.json`.
@@ -101,9 +104,12 @@ class Family:
         try:
             fields |= self.options(document)
             if not problems:
-                found = network_config({"family": self.model_type, "extra": extra, **fields}, self.kind)
+                found = self.kind.from_config({"family": self.model_type, "extra": extra, **fields})
         except ConfigError as error:
             problems.append(error.given)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if not problems:  # else an entry is missing, or is not what it should be
+                problems.append(f"an entry has the wrong type: {cause(error)}")
         if found is None:
             summary = f"the config.json of a {self.model_type!r} network cannot be used"
             fix = "load it with transformers, or correct config.json"
@@ -112,10 +118,20 @@ class Family:
         return found
 
     def write(self, config: NetworkConfig) -> dict[str, Any]:
-        """Return the content of `config.json` for a config."""
+        """Return the content of `config.json` for a config.
+
+        Raises:
+            ConfigError: networks of this family do not have these options.
+        """
         written = {key: _plain(_field(config, field)) for key, field in self.keys.items()}
         start = {"architectures": [self.architecture], **config.extra, "model_type": self.model_type}
-        return {**start, **written, **self.entries(config)}
+        document = {**start, **written, **self.entries(config)}
+        lost = _differences(_canonical(config), _canonical(self.read(document)))
+        if lost:
+            summary = f"networks of the family {self.model_type!r} do not have these options"
+            fix = "choose another family, or add one that has them by kd.pretrained.register_family"
+            raise ConfigError(summary, given=", ".join(lost), fix=fix)
+        return document
 
     def _problems(self, document: Document) -> Iterator[str]:
         missing = [key for key in self.keys if key not in self.defaults and document.get(key) is None]
@@ -143,12 +159,6 @@ def register_family(model_type: str) -> Callable[[Kind], Kind]:
 
     Args:
         model_type: the entry of `config.json`.
-
-    Example:
-        >>> from keras_dist.pretrained import families, register_family
-        >>> @register_family("my_llama")
-        ... class MyLlama(families.Llama):
-        ...     '''Llama under another name.'''
     """
 
     def register(family: Kind) -> Kind:
@@ -208,6 +218,11 @@ def written_rotary(rotary: Rotary) -> dict[str, Any]:
     return {name: _plain(value) for name, (value, default) in values.items() if name in always or value != default}
 
 
+def prefixed(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return names that begin with a prefix."""
+    return {path: f"{prefix}{name}" for path, name in names.items()}
+
+
 def dense(path: str, name: str) -> dict[str, str]:
     """Return the names of kernel and bias of a layer."""
     return {f"{path}/kernel": f"{name}.weight", f"{path}/bias": f"{name}.bias"}
@@ -216,6 +231,26 @@ def dense(path: str, name: str) -> dict[str, str]:
 def layer_norm(path: str, name: str) -> dict[str, str]:
     """Return the names of gamma and beta of a `LayerNormalization`."""
     return {f"{path}/gamma": f"{name}.weight", f"{path}/beta": f"{name}.bias"}
+
+
+def _canonical(config: NetworkConfig) -> NetworkConfig:
+    """Return a config that lists the layers with a window."""
+    heads = config.attention
+    sliding = tuple(layer for layer in range(config.num_layers) if heads.slides(layer))
+    heads = dataclasses.replace(heads, window=heads.window if sliding else None, sliding_layers=sliding)
+    return dataclasses.replace(config, attention=heads)
+
+
+def _differences(config: Any, other: Any, prefix: str = "") -> list[str]:
+    """Return the options of a config that differ from another one."""
+    found: list[str] = []
+    for field in dataclasses.fields(config):
+        value, again = (getattr(each, field.name) for each in (config, other))
+        if dataclasses.is_dataclass(value) and dataclasses.is_dataclass(again):
+            found += _differences(value, again, f"{prefix}{field.name}.")
+        elif value != again and field.name != "extra":
+            found.append(f"{prefix}{field.name}={shorten(value)}")
+    return found
 
 
 def _field(config: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_dist._support.arguments import check_kind
 from keras_dist._support.types import DTypeLike
-from keras_dist.errors import ConfigError, FileMissingError, cause, shorten
+from keras_dist.errors import ConfigError, FileMissingError, ModelError, cause, shorten
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.pretrained.config import DecoderConfig, NetworkConfig
 from keras_dist.pretrained.decoder import Decoder
@@ -80,7 +80,13 @@ def load(
     model.build()
     model._arguments["initializer"] = None  # of a copy
     names = _names_in(folder) if family_named(model.config.family).prefix else None
-    model.load_weights(folder, weight_map=weight_map(model, ignore, names))
+    try:
+        model.load_weights(folder, weight_map=weight_map(model, ignore, names))
+    except ModelError as error:
+        error.add_note(
+            r"arrays that are not needed, such as other heads, are left out by load(ignore=(r'classifier\..*',))"
+        )
+        raise
     return model
 
 
@@ -129,7 +135,8 @@ def read_config(folder: str | os.PathLike[str]) -> NetworkConfig:
         fix = "check that all was copied whole"
         raise ConfigError(f"{str(path)!r} cannot be read", given=cause(error), fix=fix) from error
     if not isinstance(document, Mapping):
-        raise ConfigError(f"{str(path)!r} holds no dict", given=shorten(document), fix="check that it is a config.json")
+        fix = "check that it is the config.json of a network"
+        raise ConfigError(f"{str(path)!r} must contain a dict", given=shorten(document), fix=fix)
     return family_named(document.get("model_type")).read(document)
 
 

@@ -38,18 +38,6 @@ def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool
     Warns:
         LayoutWarning: the axis does not divide a number of heads, hidden units or tokens; these are replicated.
 
-    Example:
-        >>> import keras_dist as kd
-        >>> attention = kd.pretrained.AttentionConfig(num_heads=8, num_kv_heads=4, head_dim=16)
-        >>> feed_forward = kd.pretrained.FeedForwardConfig(size=256)
-        >>> sizes = {"vocab_size": 512, "hidden_size": 128, "num_layers": 2}
-        >>> config = kd.pretrained.DecoderConfig(
-        ...     family="llama", **sizes, attention=attention, feed_forward=feed_forward
-        ... )
-        >>> rules = kd.pretrained.rules(config, kd.DeviceMesh("data=2,model=4"))
-        >>> rules["layers/0/attention/query/kernel"].axes, rules["layers/0/attention/output/kernel"].axes
-        ((None, 'model', None), ('model', None, None))
-
     Source: Shoeybi et al. 2019, arXiv:1909.08053.
     """
     mesh = check_mesh(mesh, DistributionError)
@@ -65,6 +53,8 @@ def rules(network: Any, mesh: DeviceMesh, axis: str | None = None, *, scan: bool
         found["norm/(scale|gamma|beta)"] = (None,)
         if not config.tied_head:
             found["head/kernel"] = (None, tokens)
+        if config.learned_positions:
+            found["position_embedding/embeddings"] = (None, None)
     elif config.vocab_size is not None:
         found["embedding/tokens/embeddings"] = (tokens, None)
     return found
@@ -100,6 +90,8 @@ def _of_layer(config: NetworkConfig, heads: Axis, kv: Axis, units: Axis) -> dict
         "feed_forward/down/kernel": (units, None),
         "(attention|feed_forward)(_post)?_norm/(scale|gamma|beta)": (None,),
     }
+    if attention.qk_norm == "head":
+        found |= {"attention/(query|key)_norm/scale": (None,)}
     if attention.use_bias:
         found |= {"attention/query/bias": (heads, None), "attention/(key|value)/bias": (kv, None)}
     if attention.qk_norm == "all":

@@ -17,7 +17,7 @@ def weight_map(model: Any, ignore: Sequence[str] = (), names_in_file: Iterable[s
     family = family_named(model.config.family)
     paths = [weight.path for weight in model.weights]
     tied = isinstance(model.config, DecoderConfig) and model.config.tied_head
-    has_prefix = family.writes_prefix
+    has_prefix = family.has_prefix(model.config)
     if family.prefix and names_in_file is not None:
         has_prefix = any(name.startswith(family.prefix) for name in names_in_file)
 

@@ -38,6 +38,7 @@ _ROOMS = {
     "mixed_precision",
     "models",
     "optimizers",
+    "pretrained",
     "random",
     "regularizers",
 }

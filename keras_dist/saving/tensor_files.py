@@ -67,8 +67,8 @@ _ALIGNMENT = 8  # [bytes]
 
 _CHECKSUM_DIGITS = 8
 
-Fetch = Callable[[str], np.ndarray]
-"""Returns the array of a name."""
+Fetch = Callable[[str], Iterable[np.ndarray]]
+"""Returns the array of a name, in parts along its first dim."""
 
 Arrays = Mapping[str, Any]
 """Arrays by name, or whatever else has their `shape` and `dtype`."""
@@ -192,7 +192,7 @@ class TensorReader:
             file.seek(entry.offset)
             while chunk := file.read(min(left, _CHUNK_BYTES)):
                 checksum, left = google_crc32c.extend(checksum, chunk), left - len(chunk)
-        return f"{checksum:0{_CHECKSUM_DIGITS}x}"
+        return _digits(checksum)
 
     def parts(self, name: str) -> Iterator[np.ndarray]:
         """Yield the elements of an array, a small part at a time."""
@@ -387,12 +387,14 @@ def write_file(
     header, offsets = _header_of(arrays, metadata, checksums)
     with writing_to(place), file.open("wb") as opened:
         for name in arrays:
-            array = np.asarray(fetch(name), order="C")
-            if (array.shape, array.dtype) != (tuple(arrays[name].shape), arrays[name].dtype):
-                raise ValueError(f"{name!r} is {array.dtype.name} {array.shape}, not as described: {arrays[name]}")
-            checksums[name] = checksum_of(array)
+            checksum, written = checksum_begun(arrays[name].dtype, arrays[name].shape), 0
             opened.seek(len(header) + offsets[name])
-            opened.write(array.reshape(-1).view(np.uint8).data)
+            for part in fetch(name):
+                elements = np.asarray(part, arrays[name].dtype, order="C").reshape(-1).view(np.uint8)
+                checksum, written = google_crc32c.extend(checksum, elements), written + opened.write(elements.data)
+            if written != nbytes(arrays[name]):
+                raise ValueError(f"{name!r} has {written} bytes, not {nbytes(arrays[name])}")
+            checksums[name] = _digits(checksum)
         opened.seek(0)
         opened.write(_header_of(arrays, metadata, checksums)[0])
         opened.truncate(len(header) + sum(map(nbytes, arrays.values())))
@@ -425,6 +427,15 @@ def nbytes(array: Any) -> int:
     return math.prod(array.shape) * array.dtype.itemsize
 
 
+def in_parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield small parts of an array along its first dim."""
+    if array.ndim:
+        rows = max(1, _CHUNK_BYTES // max(1, math.prod(array.shape[1:])))
+        yield from (array[begin : begin + rows] for begin in range(0, len(array), rows))
+    else:
+        yield array
+
+
 def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.ndarray]:
     """Fetch arrays with their elements in C order, as the format wants them; it does not check the order itself."""
     return {name: np.asarray(fetch(name), order="C") for name in names}
@@ -433,7 +444,11 @@ def fetched(names: Sequence[str], fetch: Callable[[str], Any]) -> dict[str, np.n
 def checksum_of(array: np.ndarray) -> str:
     """Return the checksum of an array whose elements are in C order."""
     begun = checksum_begun(array.dtype, array.shape)
-    return f"{google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)):0{_CHECKSUM_DIGITS}x}"
+    return _digits(google_crc32c.extend(begun, array.reshape(-1).view(np.uint8)))
+
+
+def _digits(checksum: int) -> str:
+    return f"{checksum:0{_CHECKSUM_DIGITS}x}"
 
 
 def checksum_begun(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

@@ -87,7 +87,7 @@ def save_weights(
 
         def write(number: int) -> None:
             if is_chief():
-                writer.write(number, source.fetch)
+                writer.write(number, source.parts)
             else:
                 for name in groups[number]:
                     source.fetch(name)  # of which this process may hold parts

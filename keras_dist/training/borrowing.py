@@ -292,6 +292,16 @@ class BorrowedArrays(Keeper):
             arrays[place] = None
             self._arrays = arrays
 
+    def free(self, place: int) -> None:
+        """Delete an array that is replaced next, unless the user or a training may hold it."""
+        holder = self._at.get(place)
+        if holder is None or self._is_borrowing:
+            return
+        lendable = holder.lendable
+        is_free = not self.is_shown if lendable is None else lendable.is_own and lendable.borrower is None
+        if is_free and len(self._beside) == 0:
+            self.arrays[place].delete()
+
     def private(self, place: int) -> jax.Array:
         """Return an array by index; copy it first if the user may hold it."""
         array = self.arrays[place]

@@ -13,15 +13,6 @@ import keras_dist as kd
 from tests.pretrained.networks import FOLDER, NETWORKS
 
 FAMILIES = list(NETWORKS)
-DECODERS = [family for family in FAMILIES if family not in ("bert", "vit")]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """Files of transformers have no checksums, and few heads of keys do not divide."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* has no checksums")
-        yield
 
 
 def inputs_of(family):

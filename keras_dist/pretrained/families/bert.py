@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from keras_dist.pretrained.families.encoder_family import EncoderFamily
-from keras_dist.pretrained.family import dense, layer_norm, register_family
+from keras_dist.pretrained.family import dense, layer_norm, prefixed, register_family
 
 _LAYER = "encoder.layer.{}"
 
@@ -31,15 +31,19 @@ class Bert(EncoderFamily):
         **dict.fromkeys(("is_decoder", "add_cross_attention"), (False,)),
     }
     harmless: ClassVar = ("tie_word_embeddings", "gradient_checkpointing")
-    names: ClassVar = {
-        **EncoderFamily.names,
-        "embedding/tokens/embeddings": "embeddings.word_embeddings.weight",
-        "embedding/positions/embeddings": "embeddings.position_embeddings.weight",
-        "embedding/types/embeddings": "embeddings.token_type_embeddings.weight",
-        **layer_norm("embedding/norm", "embeddings.LayerNorm"),
-        **dense("layers/{}/attention/(query|key|value)", rf"{_LAYER}.attention.self.\1"),
-        **layer_norm("layers/{}/attention_norm", f"{_LAYER}.attention.output.LayerNorm"),
-        **layer_norm("layers/{}/feed_forward_norm", f"{_LAYER}.output.LayerNorm"),
-    }
+    names: ClassVar = prefixed(
+        "bert.",
+        {
+            **EncoderFamily.names,
+            "embedding/tokens/embeddings": "embeddings.word_embeddings.weight",
+            "embedding/positions/embeddings": "embeddings.position_embeddings.weight",
+            "embedding/types/embeddings": "embeddings.token_type_embeddings.weight",
+            **layer_norm("embedding/norm", "embeddings.LayerNorm"),
+            **dense("layers/{}/attention/(query|key|value)", rf"{_LAYER}.attention.self.\1"),
+            **layer_norm("layers/{}/attention_norm", f"{_LAYER}.attention.output.LayerNorm"),
+            **layer_norm("layers/{}/feed_forward_norm", f"{_LAYER}.output.LayerNorm"),
+        },
+    )
     prefix = "bert."
+    unpooled: ClassVar = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
     ignored: ClassVar = (r"(bert\.)?embeddings\.position_ids",)

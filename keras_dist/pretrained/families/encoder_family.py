@@ -9,7 +9,6 @@ from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.family import WITH_BIASES, Document, Family, dense
 
 _LAYER = "encoder.layer.{}"
-_UNPOOLED = {"ViTForImageClassification", *(f"BertFor{task}" for task in ("MaskedLM", "TokenClassification"))}
 
 
 class EncoderFamily(Family):
@@ -40,14 +39,18 @@ class EncoderFamily(Family):
         ".*/feed_forward/(up|down)/kernel": Linear(),
         "pooler/kernel": Linear(),
     }
-    writes_prefix = False
+    unpooled: ClassVar[tuple[str, ...]] = ()
+    """Classes of `transformers` without a pooled vector."""
 
     def options(self, document: Document) -> dict[str, Any]:
         heads, size = document["num_attention_heads"], document["hidden_size"]
-        has_pooler = not set(document.get("architectures") or ()) & _UNPOOLED
+        has_pooler = not set(document.get("architectures") or ()) & set(self.unpooled)
         found = {"attention.num_kv_heads": heads, "attention.head_dim": size // heads}
         return {**found, "pooled_size": size if has_pooler else None}
 
     def entries(self, config: EncoderConfig) -> dict[str, Any]:
-        del config
-        return {"architectures": [self.architecture]}
+        known = set(config.extra.get("architectures", ())) & set(self.unpooled)
+        return {"architectures": [self.architecture] if config.pooled_size else sorted(known or self.unpooled[:1])}
+
+    def has_prefix(self, config: EncoderConfig) -> bool:
+        return config.pooled_size is None

@@ -27,8 +27,9 @@ class Phi3(DecoderFamily):
         "max_position_embeddings": 4096,
         "sliding_window": None,
     }
+    only: ClassVar = dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), (False,))
     handled: ClassVar = (*DecoderFamily.handled, "sliding_window")
-    harmless: ClassVar = ("original_max_position_embeddings",)
+    harmless: ClassVar = ("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     names: ClassVar = {
         **{path: name for path, name in DecoderFamily.names.items() if not path.endswith("/kernel")},
         _PARTS: Joined(f"{_LAYER}.self_attn.qkv_proj.weight", axis=0),

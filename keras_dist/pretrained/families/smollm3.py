@@ -29,6 +29,7 @@ class SmolLM3(Llama):
         "no_rope_layer_interval": 4,
     }
     handled: ClassVar = (*Llama.handled, "use_sliding_window", "sliding_window", "layer_types", "no_rope_layers")
+    harmless: ClassVar = ("max_window_layers",)
 
     def options(self, document: Document) -> dict[str, Any]:
         layers, interval = range(document["num_hidden_layers"]), document["no_rope_layer_interval"]

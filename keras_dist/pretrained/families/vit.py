@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from keras_dist.interop import Permute, Reshape
 from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.families.encoder_family import EncoderFamily
-from keras_dist.pretrained.family import Document, dense, layer_norm, register_family
+from keras_dist.pretrained.family import Document, dense, layer_norm, prefixed, register_family
 
 _LAYER = "encoder.layer.{}"
 
@@ -42,16 +42,19 @@ class ViT(EncoderFamily):
         **{field: value for field, value in EncoderFamily.fixed.items() if field != "attention.use_bias"},
         "final_norm": True,
     }
-    names: ClassVar = {
-        **EncoderFamily.names,
-        "embedding/first": "embeddings.cls_token",
-        "embedding/positions": "embeddings.position_embeddings",
-        **dense("embedding/patches", "embeddings.patch_embeddings.projection"),
-        **dense("layers/{}/attention/(query|key|value)", rf"{_LAYER}.attention.attention.\1"),
-        **layer_norm("layers/{}/attention_norm", f"{_LAYER}.layernorm_before"),
-        **layer_norm("layers/{}/feed_forward_norm", f"{_LAYER}.layernorm_after"),
-        **layer_norm("norm", "layernorm"),
-    }
+    names: ClassVar = prefixed(
+        "vit.",
+        {
+            **EncoderFamily.names,
+            "embedding/first": "embeddings.cls_token",
+            "embedding/positions": "embeddings.position_embeddings",
+            **dense("embedding/patches", "embeddings.patch_embeddings.projection"),
+            **dense("layers/{}/attention/(query|key|value)", rf"{_LAYER}.attention.attention.\1"),
+            **layer_norm("layers/{}/attention_norm", f"{_LAYER}.layernorm_before"),
+            **layer_norm("layers/{}/feed_forward_norm", f"{_LAYER}.layernorm_after"),
+            **layer_norm("norm", "layernorm"),
+        },
+    )
     transform: ClassVar = {
         **EncoderFamily.transform,
         "embedding/first": Reshape(1, 1, -1),
@@ -60,6 +63,7 @@ class ViT(EncoderFamily):
     }
     handled: ClassVar = ("pooler_output_size",)
     prefix = "vit."
+    unpooled: ClassVar = ("ViTForImageClassification", "ViTForMaskedImageModeling")
 
     def options(self, document: Document) -> dict[str, Any]:
         length = (document["image_size"] // document["patch_size"]) ** 2 + 1

@@ -1,0 +1,192 @@
+"""Folders that others wrote: old forms of `config.json`, other names, and what cannot be used."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import keras_dist as kd
+from keras_dist.errors import ConfigError, FileMissingError, ModelError, UnknownNameError
+from keras_dist.pretrained import NormConfig, Rotary, families, register_family
+from tests.pretrained.networks import FOLDER
+
+LLAMA = json.loads((FOLDER / "llama" / "config.json").read_text())
+
+
+def folder_of(folder, family="llama", changes=None, names=lambda name: name, left_out=(), added=None):
+    """Write a recorded network in another form."""
+    folder.mkdir(exist_ok=True)
+    document = json.loads((FOLDER / family / "config.json").read_text()) | (changes or {})
+    kept = {key: value for key, value in document.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    arrays = load_file(FOLDER / family / "model.safetensors")
+    arrays = {names(name): array for name, array in arrays.items() if name not in left_out} | (added or {})
+    save_file(arrays, folder / "model.safetensors")
+    return folder
+
+
+def outputs_equal(model, family):
+    values = load_file(FOLDER / family / "outputs.safetensors")
+    np.testing.assert_allclose(model(values["input_ids"]), values["outputs"], atol=1e-4)
+
+
+def test_entries_of_transformers_4_mean_the_same(tmp_path):
+    parameters = LLAMA["rope_parameters"]
+    scaling = {"type" if key == "rope_type" else key: value for key, value in parameters.items() if key != "rope_theta"}
+    old = {"rope_parameters": ..., "rope_theta": parameters["rope_theta"], "rope_scaling": scaling}
+    found = kd.pretrained.describe(folder_of(tmp_path / "old", changes=old)).config
+    assert found == kd.pretrained.describe(FOLDER / "llama").config
+    nested = json.loads((FOLDER / "gemma3_text" / "config.json").read_text())["rope_parameters"]
+    linear = {"rope_type": "linear", "factor": nested["full_attention"]["factor"]}
+    old = {"rope_parameters": ..., "rope_theta": 100.0, "rope_local_base_freq": 50.0, "rope_scaling": linear}
+    old |= {"layer_types": ..., "sliding_window_pattern": 2}
+    found = kd.pretrained.describe(folder_of(tmp_path / "gemma", "gemma3_text", old)).config
+    assert found.attention == kd.pretrained.describe(FOLDER / "gemma3_text").config.attention
+
+
+def test_entries_that_are_left_out_have_the_defaults_of_transformers(tmp_path):
+    few = ("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    changes = {key: ... for key in LLAMA if key not in (*few, "num_attention_heads")}
+    found = kd.pretrained.describe(folder_of(tmp_path, changes=changes)).config
+    assert (found.attention.num_kv_heads, found.attention.head_dim) == (4, 4)
+    assert found.attention.rotary == Rotary()
+    assert (found.norm.epsilon, found.tied_head, found.max_length) == (1e-6, False, 2048)
+
+
+def test_names_without_a_prefix_or_with_one_are_found(tmp_path):
+    buffers = {"h.0.attn.bias": np.zeros((1, 1, 4, 4), "float32"), "h.1.attn.masked_bias": np.zeros((), "float32")}
+    folder = folder_of(tmp_path / "gpt2", "gpt2", names=lambda name: name.removeprefix("transformer."), added=buffers)
+    outputs_equal(kd.pretrained.load(folder), "gpt2")
+    scores = {"cls.predictions.bias": np.zeros(64, "float32"), "bert.embeddings.position_ids": np.arange(16)[None]}
+    pooler = ("pooler.dense.weight", "pooler.dense.bias")
+    changes = {"architectures": ["BertForMaskedLM"]}
+    options = {"names": lambda name: f"bert.{name}", "left_out": pooler, "added": scores}
+    folder = folder_of(tmp_path / "bert", "bert", changes, **options)
+    with pytest.raises(ModelError, match=r"not in the model: cls\.predictions\.bias") as caught:
+        kd.pretrained.load(folder)
+    assert "ignore=" in caught.value.__notes__[0]
+    model = kd.pretrained.load(folder, ignore=(r"cls\..*",))
+    assert model(np.zeros((1, 3), "int32")).shape == (1, 3, 32)
+    kd.pretrained.save(model, tmp_path / "again")
+    saved = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(saved) == {f"bert.{name}" for name in load_file(FOLDER / "bert" / "model.safetensors")} - {
+        f"bert.{name}" for name in pooler
+    }
+
+
+def test_a_tied_head_may_be_in_the_file_and_must_be_equal(tmp_path):
+    embeddings = load_file(FOLDER / "qwen2" / "model.safetensors")["model.embed_tokens.weight"]
+    folder = folder_of(tmp_path / "same", "qwen2", added={"lm_head.weight": embeddings})
+    outputs_equal(kd.pretrained.load(folder), "qwen2")
+    folder = folder_of(tmp_path / "other", "qwen2", added={"lm_head.weight": embeddings + embeddings})
+    with pytest.raises(ModelError, match="lm_head"):
+        kd.pretrained.load(folder)
+
+
+def test_one_error_lists_arrays_that_are_missing_left_over_and_of_another_shape(tmp_path):
+    added = {
+        "model.layers.2.mlp.up_proj.weight": np.zeros((24, 16), "float32"),
+        "model.norm.weight": np.zeros(17, "float32"),
+    }
+    folder = folder_of(tmp_path, left_out=("lm_head.weight",), added=added)
+    with pytest.raises(ModelError) as caught:
+        kd.pretrained.load(folder)
+    for wrong in ("lm_head.weight", "model.layers.2.mlp.up_proj.weight", "norm/scale (17,) for (16,)"):
+        assert wrong in caught.value.given
+
+
+def test_one_error_lists_options_that_are_missing_or_not_supported(tmp_path):
+    changes = {"vocab_size": ..., "quantization_config": {"bits": 4}, "hidden_act": "mish"}
+    changes["rope_parameters"] = {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [1, 2]}
+    with pytest.raises(ConfigError) as caught:
+        kd.pretrained.describe(folder_of(tmp_path, changes=changes))
+    for wrong in ("missing: vocab_size", "quantization_config=", "mrope_section"):
+        assert wrong in caught.value.given
+    with pytest.raises(ConfigError) as caught:
+        kd.pretrained.describe(folder_of(tmp_path, changes={"hidden_act": "mish", "num_key_value_heads": 3}))
+    assert "'mish'" in caught.value.given and "num_kv_heads=3" in caught.value.given
+    with pytest.raises(ConfigError, match="use_bidirectional_attention=True is not supported"):
+        kd.pretrained.describe(folder_of(tmp_path, "gemma2", {"use_bidirectional_attention": True}))
+    with pytest.raises(ConfigError, match="chunked_attention"):
+        kd.pretrained.describe(folder_of(tmp_path, "qwen2", {"layer_types": ["full_attention", "chunked_attention"]}))
+
+
+def test_entries_that_are_unknown_are_named(tmp_path):
+    with pytest.warns(UserWarning, match="unknown for 'llama', and ignored: attention_sinks$"):
+        kd.pretrained.describe(folder_of(tmp_path, changes={"attention_sinks": 4, "another": None, "more": False}))
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        ('{"model_type": "mamba"}', UnknownNameError, "unknown model_type 'mamba'"),
+        ('{"model_type": ["llama"]}', UnknownNameError, "unknown model_type"),
+        ("{}", UnknownNameError, "unknown model_type None"),
+        ("[1, 2]", ConfigError, "must contain a dict"),
+        ("{'a'", ConfigError, "cannot be read"),
+        ("[" * 100_000, ConfigError, "cannot be read"),
+        (json.dumps({**LLAMA, "num_hidden_layers": "2"}), ConfigError, "num_layers='2' must be a positive integer"),
+        (json.dumps({**LLAMA, "hidden_size": None}), ConfigError, "missing: hidden_size"),
+        (json.dumps({**LLAMA, "rope_parameters": [1]}), ConfigError, "an entry has the wrong type"),
+    ],
+)
+def test_damaged_configs_are_errors_with_a_cause(content, error, said, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(error) as caught:
+        kd.pretrained.describe(tmp_path)
+    assert said in str(caught.value)
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(FileMissingError, match=r"config\.json' does not exist"):
+        kd.pretrained.load(tmp_path)
+
+
+def test_a_description_allocates_nothing_and_is_planned(tmp_path):
+    changes = {"hidden_size": 2**14, "intermediate_size": 2**16, "num_hidden_layers": 64, "vocab_size": 2**17}
+    changes |= {"num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+    model = kd.pretrained.describe(tmp_path, dtype="bfloat16", scan=True)
+    mesh = kd.DeviceMesh("data=4,model=8", devices=[f"tpu:{index}" for index in range(32)])
+    report = kd.plan(model, np.zeros((4, 16), "int32"), kd.ModelParallel(kd.pretrained.rules(model, mesh)))
+    feed_forward = 64 * (3 * 2**14 * 2**16 // 8) * 2
+    assert report.nbytes_by_role["parameter"] > feed_forward
+    assert model._session is None
+
+
+def test_a_stranger_adds_a_family_by_one_class(tmp_path):
+    @register_family("stranger")
+    class Stranger(families.Llama):
+        """Llama with other names."""
+
+        architecture = "StrangerForCausalLM"
+        names = {path: name.replace("model.", "decoder.") for path, name in families.Llama.names.items()}  # noqa: RUF012
+
+    changes = {"model_type": "stranger"}
+    folder = folder_of(tmp_path / "theirs", changes=changes, names=lambda name: name.replace("model.", "decoder."))
+    model = kd.pretrained.load(folder)
+    outputs_equal(model, "llama")
+    kd.pretrained.save(model, tmp_path / "again")
+    assert set(load_file(tmp_path / "again" / "model.safetensors")) == set(load_file(folder / "model.safetensors"))
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "stranger"
+
+
+def test_options_that_a_family_lacks_are_not_saved(tmp_path):
+    config = dataclasses.replace(
+        kd.pretrained.describe(FOLDER / "mistral").config,
+        logit_soft_cap=3.0,
+        norm=NormConfig(epsilon=0.1, placement="both"),
+    )
+    with pytest.raises(ConfigError, match="'mistral' do not have these options") as caught:
+        kd.pretrained.save(kd.pretrained.Decoder(config), tmp_path / "m")
+    assert caught.value.given == "norm.placement='both', logit_soft_cap=3.0"
+    assert not (tmp_path / "m").exists()
+
+
+def test_all_layers_may_be_listed_or_not(tmp_path):
+    config = kd.pretrained.describe(FOLDER / "qwen2").config
+    heads = dataclasses.replace(config.attention, sliding_layers=None)
+    kd.pretrained.save(kd.pretrained.Decoder(dataclasses.replace(config, attention=heads)), tmp_path)
+    assert kd.pretrained.describe(tmp_path).config.attention.sliding_layers == (0, 1)

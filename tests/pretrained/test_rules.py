@@ -1,0 +1,65 @@
+"""The layout rules of a network: those that presets find in the traced step, by names."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import keras_dist as kd
+from keras_dist.errors import DistributionError, LayoutWarning, ModelError
+from tests.pretrained.networks import FOLDER
+
+TOKENS = np.zeros((8, 12), "int32")
+LOSS = kd.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return kd.DeviceMesh("data=2,model=4")
+
+
+def layouts(rules, paths):
+    """Return axes by path; None for replicated weights."""
+    found = {path: rules[path].axes if rules[path] is not None else () for path in paths}
+    return {path: axes if any(axes) else None for path, axes in found.items()}
+
+
+@pytest.mark.parametrize(("family", "scan"), [("mistral", False), ("gemma2", True), ("gpt2", False), ("phi3", True)])
+def test_rules_are_those_that_presets_find_in_the_step(family, scan, mesh):
+    def network():
+        return kd.pretrained.describe(FOLDER / family, scan=scan)
+
+    found = kd.presets.tensor_parallel(network, (TOKENS, TOKENS), mesh, loss=LOSS)
+    rules = kd.pretrained.rules(FOLDER / family, mesh, scan=scan)
+    report = kd.plan(network, (TOKENS, TOKENS), kd.ModelParallel(rules, strict=True), loss=LOSS)
+    paths = [row.path for row in report.state.rows if row.role == "parameter"]
+    assert layouts(rules, paths) == layouts(found.layout_map, paths)
+    assert {row.path for row in report.state.rows if row.role == "parameter" and row.rule is None} == set()
+
+
+def test_heads_that_do_not_divide_are_named_and_replicated(mesh):
+    with pytest.warns(LayoutWarning, match=r"axis 'model' of size 4 does not divide num_kv_heads=2: .* replicated"):
+        rules = kd.pretrained.rules(FOLDER / "llama", mesh)
+    assert rules["layers/1/attention/query/kernel"].axes == (None, "model", None)
+    assert rules["layers/1/attention/key/kernel"].axes == (None, None, None)
+    wide = kd.DeviceMesh("data=1,model=8")
+    with pytest.warns(LayoutWarning, match="num_heads=4, num_kv_heads=4"):
+        rules = kd.pretrained.rules(FOLDER / "mistral", wide)
+    assert rules["layers/0/attention/output/kernel"].axes == (None, None, None)
+    assert rules["layers/0/feed_forward/up/kernel"].axes == (None, "model")
+
+
+def test_a_network_tells_whether_it_is_stacked(mesh):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = kd.pretrained.describe(FOLDER / "mistral", scan=True)
+        by_model, by_config = kd.pretrained.rules(model, mesh), kd.pretrained.rules(model.config, mesh, "data")
+    assert by_model["layers/attention/query/kernel"].axes == (None, None, "model", None)
+    assert by_config["layers/0/attention/query/kernel"].axes == (None, "data", None)
+
+
+def test_other_networks_and_axes_are_refused(mesh):
+    with pytest.raises(ModelError, match="`network` must be a network of"):
+        kd.pretrained.rules(kd.Sequential([]), mesh)
+    with pytest.raises(DistributionError, match="mdl"):
+        kd.pretrained.rules(FOLDER / "mistral", mesh, "mdl")
