@@ -74,3 +74,16 @@ def test_parts_of_a_module_are_an_error(tmp_path):
     model.enable_lora(2, ".*/query")
     with pytest.raises(ModelError, match=r"query/kernel is a part of model\.layers\.0\.self_attn\.qkv_proj"):
         model.save_adapter(tmp_path / "a")
+
+
+def test_a_stack_drops_inputs_of_each_layer_anew():
+    model = loaded("one device", "llama", scan=True)
+    model.enable_lora(2, ".*/query", dropout=0.5)
+    x, _, _ = inputs_of("llama")
+    expected = np.asarray(model(x))
+    np.testing.assert_allclose(model(x, training=True), expected, atol=1e-5)  # B is zero
+    for weight in model.trainable_weights:
+        weight.assign(np.ones(weight.shape, "float32") / 10)
+    first, second = (np.asarray(model(x, training=True)) for _ in range(2))
+    assert np.abs(first - second).max() > 1e-3
+    np.testing.assert_array_equal(model(x), model(x))
