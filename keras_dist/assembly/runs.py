@@ -7,7 +7,7 @@ from typing import Any
 
 from keras_dist import random
 from keras_dist.assembly.components import Examples, callback_of, check_run, compiled_model, data_of
-from keras_dist.assembly.placing import placed, resolved
+from keras_dist.assembly.distributions import placed, resolved
 from keras_dist.callbacks import BackupAndRestore, Callback, History
 from keras_dist.config import ClusterConfig, RunConfig
 from keras_dist.distribution import CommunicationOptions, initialize

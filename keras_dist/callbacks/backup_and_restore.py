@@ -96,7 +96,7 @@ class BackupAndRestore(Callback):
         self._timer: SaveTimer | None = None
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        self._has_noted = False
+        self._has_recorded = False
 
     def sees_every_batch(self, mode: Mode) -> bool:
         """Return whether batches are counted."""
@@ -114,7 +114,7 @@ class BackupAndRestore(Callback):
         """Resume from the newest good state, if there is one."""
         self._batches = self._saved_at = 0
         self._last_batch = -1
-        self._has_noted = False
+        self._has_recorded = False
         manager = CheckpointManager(
             self.model, self.backup_dir, self.keep, asynchronous=self.asynchronous, fsync=self.fsync, share_frozen=True
         )
@@ -128,8 +128,8 @@ class BackupAndRestore(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: EpochLogs | None = None) -> None:
         """Note the weights before the first step, to find weights that training does not change."""
-        if not self._has_noted:
-            self._has_noted = True
+        if not self._has_recorded:
+            self._has_recorded = True
             self._open().note_frozen()
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:

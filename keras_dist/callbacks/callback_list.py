@@ -66,7 +66,7 @@ class CallbackList(Callback):
         """Add a callback after the others, but before those with `comes_last`.
 
         Raises:
-            ModelError: it is not a `Callback`, or one of its hooks has other parameters.
+            ModelError: the object is not a `Callback`, or one of its hooks has other parameters.
         """
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             given = with_type(callback)

@@ -71,7 +71,7 @@ class MonitorCallback(Callback):
             purpose: use of the value, for the warning.
 
         Raises:
-            ModelError: it has several elements.
+            ModelError: the value has several elements.
         """
         logs = logs or {}
         value: Any = logs.get(self.monitor)

@@ -289,16 +289,16 @@ def _recorded(record: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {_text(name): _text(version) for name, version in record["versions"].items()},
         "processes": _count(record["processes"]),
         "mesh": dict(zip(map(_text, mesh["axis_names"]), map(_count, mesh["shape"]), strict=True)),
-        "arrays": tuple(_saved_array(name, noted, rows.get(name)) for name, noted in record["arrays"].items()),
+        "arrays": tuple(_saved_array(name, recorded, rows.get(name)) for name, recorded in record["arrays"].items()),
     }
 
 
-def _saved_array(name: str, noted: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
-    if not is_array(noted):
-        raise ValueError(f"{shorten(noted)} is not a shape and dtype of {_text(name)!r}")
-    shape = tuple(noted["shape"])
+def _saved_array(name: str, recorded: Mapping[str, Any], row: Mapping[str, Any] | None) -> SavedArray:
+    if not is_array(recorded):
+        raise ValueError(f"{shorten(recorded)} is not a shape and dtype of {_text(name)!r}")
+    shape = tuple(recorded["shape"])
     if row is None:
-        nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(noted["dtype"]))
+        nbytes = math.prod(shape) * jax_internals.itemsize(dtype_named(recorded["dtype"]))
         return SavedArray(name, shape, nbytes, None, None, nbytes)
     axes = tuple(_axis(axis) for _, axis in zip(shape, row["axes"], strict=True))
     rule = None if row["rule"] is None else _text(row["rule"])

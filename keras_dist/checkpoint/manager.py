@@ -137,7 +137,7 @@ class CheckpointManager:
         self._fsync = check_flag("fsync", fsync, CheckpointError)
         self._share_frozen = check_flag("share_frozen", share_frozen, CheckpointError)
         self._bases: Bases = {}
-        self._noted: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}
         self._writer: BackgroundSave | None = None
         self._damaged: set[int] = set()
         self._job, self._job_behind = Rendezvous("a CheckpointManager"), Rendezvous("the end of a save")
@@ -176,7 +176,7 @@ class CheckpointManager:
             snapshot: a state to write instead.
 
         Returns:
-            The path of the state, where it is or will be.
+            The path of the state, which may still be written in the background.
 
         Raises:
             CheckpointError: this save, or the one before in the background, failed; earlier states are untouched. Or
@@ -210,7 +210,7 @@ class CheckpointManager:
         """Record the weights before training, for `share_frozen`: weights equal at the first save are frozen."""
         if self._share_frozen:
             with self._model.at_rest():
-                self._noted = self._fingerprints(self._model.snapshot())
+                self._recorded = self._fingerprints(self._model.snapshot())
 
     def _fingerprints(self, snapshot: Snapshot) -> dict[str, str]:
         large = {name: array for name, array in snapshot.arrays.items() if array.nbytes >= SHARED_BYTES}
@@ -220,8 +220,8 @@ class CheckpointManager:
         """Let a state refer to bases for unchanged arrays; write a base for unchanged arrays that are in none."""
         if not self._share_frozen:
             return snapshot
-        found, before = self._fingerprints(snapshot), self._noted
-        self._noted = found
+        found, before = self._fingerprints(snapshot), self._recorded
+        self._recorded = found
         bases = {
             folder: {name: one for name, one in arrays.items() if found.get(name) == one}
             for folder, arrays in self._bases.items()
@@ -262,7 +262,7 @@ class CheckpointManager:
         """Wait for the save in the background.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         writer = self._writer
         if writer is not None:
@@ -338,7 +338,7 @@ class CheckpointManager:
 
         Args:
             wait: if False, the save continues, and the directory is released when it ends.
-            error: reason for which this process of a job leaves the others, if it does: they no longer wait for it.
+            error: error by which this process leaves its job; the other processes then stop waiting for it.
 
         Raises:
             CheckpointError: the save failed.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from keras_dist._support import backend_environment
-from keras_dist.cli.nodes import Place
+from keras_dist.cli.nodes import NodePosition
 from keras_dist.cli.process_tree import run_guarded
 from keras_dist.cli.supervision import Job, Supervisor
 
@@ -65,7 +65,7 @@ def launch(
     job has saved its state after a signal and can be started again, else the code of the failed process. On Linux no
     process outlives the launcher.
     """
-    place = Place.resolve(nodes, node_rank, coordinator)
+    place = NodePosition.resolve(nodes, node_rank, coordinator)
     if script != "-m" and not pathlib.Path(script).is_file():
         raise typer.BadParameter(f"expected a Python file, got {script!r}", param_hint="SCRIPT")
     job = Job(

@@ -34,7 +34,7 @@ class Row:
     """One array of a plan.
 
     Attributes:
-        path: its name, such as `d1/kernel`.
+        path: path of the array, such as `d1/kernel`.
         shape: shape of the array.
         dtype: dtype of the array.
         role: parameter, statistic, state, rng, counter, slot or gradient.
@@ -180,7 +180,7 @@ class LayoutPlan:
 
         Args:
             fn: a pure function that returns the planned tree.
-            *args: its arguments, arrays or shapes of arrays.
+            *args: arguments of `fn`, arrays or shapes of arrays.
 
         Raises:
             LayoutError: the result of `fn` differs from the planned tree.

@@ -196,7 +196,8 @@ def _read(
         _layout_on(mesh, like, name)
     stored = Stored.of_job(_folder(path))
     saved = {
-        name: f"shape {tuple(noted['shape'])}, {noted['dtype']}" for name, noted in stored.record["arrays"].items()
+        name: f"shape {tuple(recorded['shape'])}, {recorded['dtype']}"
+        for name, recorded in stored.record["arrays"].items()
     }
     asked = {name: f"shape {like.shape}, {like.dtype}" for name, like in likes.items()}
     problems = [

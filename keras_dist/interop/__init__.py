@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from keras_dist._support.missing_names import missing_from
 from keras_dist.interop.snapshots import snapshot
-from keras_dist.models.placing import zero_weights
+from keras_dist.models.model_distribution import zero_weights
 from keras_dist.storage.weight_map import Joined, WeightMap
 from keras_dist.storage.weight_transforms import Linear, Offset, Permute, Reshape
 

@@ -78,6 +78,6 @@ def undone_on_error(module: Any) -> Iterator[None]:
         vars(module).update(attributes)
         for variable, kind, metadata in kinds:
             object.__setattr__(variable, "__class__", kind)
-            variable._var_metadata.clear()
-            variable._var_metadata.update(metadata)
+
+            variable.set_metadata(metadata)
         raise

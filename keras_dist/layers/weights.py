@@ -24,7 +24,7 @@ from keras_dist.layers.runtime import LayerRuntime
 from keras_dist.metrics import Metric
 from keras_dist.random.seeds import SeedState
 from keras_dist.variables import call_context
-from keras_dist.variables.variable import Owners, Variable, check_value, say_trainable
+from keras_dist.variables.variable import Owners, Variable, check_value, is_trained_by
 
 
 class ForeignWeight(Borrower):
@@ -131,7 +131,7 @@ def penalties(module: Any) -> list[jax.Array]:
     found = []
     for _, variable, owners in walk_owned(module):
         regularizer = variable.get_metadata().get("regularizer")
-        if regularizer is not None and isinstance(variable, nnx.Param) and say_trainable(owners):
+        if regularizer is not None and isinstance(variable, nnx.Param) and is_trained_by(owners):
             found.append(regularizer(variable[...]))
     return found
 

@@ -77,7 +77,7 @@ def serialize(loss: Any) -> dict[str, Any]:
     """Return the config of a `Loss` or a named function.
 
     Raises:
-        ConfigError: it cannot be serialized.
+        ConfigError: the object cannot be serialized.
     """
     return serialize_keras_object(loss)
 

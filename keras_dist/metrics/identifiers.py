@@ -89,7 +89,7 @@ def serialize(metric: Any) -> dict[str, Any]:
     """Return the config of a `Metric` or a named function.
 
     Raises:
-        ConfigError: it cannot be serialized.
+        ConfigError: the object cannot be serialized.
     """
     return serialize_keras_object(metric)
 

@@ -20,14 +20,14 @@ from keras_dist.metrics.metric import Metric
 class IoU(Metric, direction="up"):
     """Mean over some classes of `TP / (TP + FP + FN)`.
 
-    Classes without targets and predictions do not count.
+    The mean excludes classes without targets and predictions.
 
     Args:
         num_classes: number of classes.
         target_class_ids: classes over which the mean is taken.
         name, mesh: as in `Metric`.
         dtype: dtype of the counts; int32 by default, which drops fractions of weights.
-        ignore_class: targets of this class do not count.
+        ignore_class: class whose targets are ignored.
         sparse_y_true: whether targets are class indices instead of one-hot rows.
         sparse_y_pred: whether predictions are class indices instead of scores.
         axis: the dim of the classes in one-hot rows and scores.

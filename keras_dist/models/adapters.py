@@ -24,10 +24,10 @@ from keras_dist.models.runtime import Adapters
 from keras_dist.storage.adapter_files import Kind
 from keras_dist.storage.lora_weights import merged_weights
 from keras_dist.training.adapters import ROOT, add_factors, is_factor, remove_factors
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.graph import compile_rule
 from keras_dist.training.naming import layers_below
-from keras_dist.training.places import places_of
 from keras_dist.variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _reason(layer: LoraLayer) -> str:
 def _parameters(session: BuiltModel) -> Iterator[Candidate]:
     graph = session.cell.graph
     modules = {tree_paths.visible(path): node for path, node in nnx.iter_graph(session.model)}
-    for spec, parts, place in zip(graph.specs, graph.parts, places_of(session.model, graph.parts), strict=True):
+    for spec, parts, place in zip(graph.specs, graph.parts, positions_of(session.model, graph.parts), strict=True):
         if spec.role != "parameter" or spec.factor_of is not None:
             continue
         name, owner = str(parts[-1]), modules.get(parts[:-1])

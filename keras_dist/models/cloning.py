@@ -19,7 +19,7 @@ from keras_dist.layers.weights import children_of
 from keras_dist.models.config import arguments_but, is_of_graph, named
 from keras_dist.models.functional import replaced
 from keras_dist.models.model import Model
-from keras_dist.models.placing import in_place_of
+from keras_dist.models.model_distribution import in_place_of
 from keras_dist.models.sequential import Sequential, takes_layers
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept

@@ -12,7 +12,7 @@ import jax
 from keras_dist._support.types import PyTree
 from keras_dist.errors import ConfigError, ModelError, shorten
 from keras_dist.layers import InputLayer, Layer
-from keras_dist.models.functional import Graph, Step
+from keras_dist.models.functional import Graph, GraphStep
 from keras_dist.ops import OPERATIONS
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.shared_objects import one_config_written
@@ -192,7 +192,7 @@ class _ReadStep:
         return True
 
 
-def _write_step(step: Step, graph: Graph) -> dict[str, Any]:
+def _write_step(step: GraphStep, graph: Graph) -> dict[str, Any]:
     if isinstance(step.operation, Operation):
         written: dict[str, Any] = {**_OPERATION, "config": {"name": step.operation.name}, "name": step.name}
     else:

@@ -19,7 +19,7 @@ from keras_dist.mixed_precision import under_policy
 from keras_dist.models.adapters import written
 from keras_dist.models.config import check_described
 from keras_dist.models.describing import written_compile
-from keras_dist.models.placing import in_place_of
+from keras_dist.models.model_distribution import in_place_of
 from keras_dist.saving import deserialize_keras_object, serialize_keras_object
 from keras_dist.saving.serialization import lambdas_kept
 from keras_dist.saving.shared_objects import one_config_read, one_config_written

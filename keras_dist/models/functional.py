@@ -32,7 +32,7 @@ Place = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class GraphStep:
     """A layer or operation of a graph, with a unique name and its calls in order; inputs have no calls."""
 
     name: str
@@ -125,7 +125,7 @@ class Graph:
         return [step.operation for step in self.steps[: len(self.specs)]]
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[GraphStep, ...]:
         """The inputs, then layers and operations in the order of their first calls."""
         calls: dict[int, list[Node]] = {}
         for node in self.nodes:
@@ -134,12 +134,12 @@ class Graph:
         steps = []
         for tensor in self.specs:
             layer = _input_layer(tensor)
-            steps.append(Step(free_name(layer.name, taken), layer, ()))
+            steps.append(GraphStep(free_name(layer.name, taken), layer, ()))
             taken.add(steps[-1].name)
         for nodes in calls.values():
             operation = nodes[0].operation
             name = self.names.get(id(operation)) or free_name(operation.name, taken)
-            steps.append(Step(name, operation, tuple(nodes)))
+            steps.append(GraphStep(name, operation, tuple(nodes)))
             taken.add(name)
         return tuple(steps)
 

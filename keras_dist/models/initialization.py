@@ -33,20 +33,20 @@ from keras_dist.layers.symbolic import fresh_copy
 from keras_dist.layers.weights import store_paths, walk
 from keras_dist.models.adoption import adopt, settle
 from keras_dist.models.build_configs import tensors_by_name
-from keras_dist.models.placing import (
+from keras_dist.models.model_distribution import (
     distribution_now,
     distribution_of_layers,
+    explaining_one_device,
     initial_state,
     place_of,
-    told_of_one_device,
 )
 from keras_dist.models.runtime import ModelRuntime
 from keras_dist.symbolic import shape_tracing
 from keras_dist.symbolic.tensors import KerasTensor
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_model import BuiltModel, describe
 from keras_dist.training.graph import ModuleGraph, trace_factory
 from keras_dist.training.naming import layers_below, named_layers, with_keras_paths
-from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward
 from keras_dist.training.trainable_flags import TrainableFlags
@@ -103,13 +103,13 @@ def create_weights(model: StepMethods, args: tuple[Any, ...], kwargs: dict[str, 
     chosen = current_distribution() if runtime.made_under is None else runtime.made_under
     seed, traced = random.next_seed(), _traced_layers(model, (args, kwargs), chosen)
     graph, distribution = traced.graph, traced.distribution
-    with told_of_one_device(is_placed=traced.is_placed):
+    with explaining_one_device(is_placed=traced.is_placed):
         plan = distribution.plan_variables(graph.specs, graph.treedef)
     _check.get()(graph.specs)
     _check_meshes(model, plan)
     values = jax.tree.leaves(initial_state(plan, traced.init, seed, lambda: facts_of_config("model", model)))
     adopt(model, graph.described(), traced.built_with)
-    places = places_of(model, graph.parts)
+    places = positions_of(model, graph.parts)
     before = runtime.session_before
     if before is not None:
         before.cell.leave()

@@ -58,7 +58,7 @@ class KerasModel:
 
     Attributes:
         model: the `keras.Model`. Its variables hold arrays of the host, not of a device.
-        places: its variables by the names that lead to them, in Keras's order.
+        places: variables by the names in their paths, in Keras's order.
     """
 
     model: Any
@@ -109,7 +109,7 @@ class KerasModel:
         """Return the Keras model's arguments of `compile`, as objects of keras_dist of the same names.
 
         Raises:
-            ModelError: it was not compiled, or with what is known to Keras alone.
+            ModelError: the Keras model is not compiled, or compiled with objects that only Keras has.
         """
         try:
             config = self.model.get_compile_config()
@@ -135,7 +135,7 @@ def adopt(model: Any) -> KerasModel:
     So no device holds a whole copy beside the shards that are made of it.
 
     Raises:
-        ModelError: it is not a model of Keras, runs on another backend, is not built, or was made under a
+        ModelError: the object is not a model of Keras, runs on another backend, is not built, or was made under a
             distribution of Keras.
     """
     _check(model)

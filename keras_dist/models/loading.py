@@ -27,7 +27,7 @@ from keras_dist.storage.keras_configs import from_keras
 from keras_dist.storage.keras_files import OF_CONFIG, Check, Description, config_read, load_keras
 from keras_dist.storage.legacy_files import load_legacy
 from keras_dist.storage.load_report import LoadReport
-from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, noted_of, restore
+from keras_dist.storage.model_state import COMPILE, CONFIG, LORA, POLICY, check_shapes, restore, seed_and_fits
 from keras_dist.storage.save_formats import archive_path, legacy_path, model_folder
 from keras_dist.storage.weights_files import files_of_others
 from keras_dist.training.built_model import BuiltModel
@@ -120,7 +120,7 @@ def _load_stored(stored: Stored, compile: bool, make: Callable[..., Model] | Non
         with _reading(stored, POLICY):
             stack.enter_context(under_policy(_policy_of(stored)))
         if make is not None:
-            model = make(seed=noted_of(stored)[0])
+            model = make(seed=seed_and_fits(stored)[0])
         else:
             stack.enter_context(weights_checked(functools.partial(check_shapes, stored)))
             config = stored.document(CONFIG)
@@ -219,7 +219,7 @@ def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None =
 
 
 def _policy_of(stored: Stored) -> str | dict[str, Any] | None:
-    """The dtype policy under which a model that is stored was made; None if nothing is noted of it."""
+    """The dtype policy under which a model that is stored was made; None if nothing is recorded of it."""
     policy = stored.document(POLICY) if stored.has(POLICY) else None
     if policy is not None and not isinstance(policy, str | dict):
         raise stored.unreadable(POLICY, shorten(policy))

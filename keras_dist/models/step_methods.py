@@ -24,7 +24,7 @@ from keras_dist.models.runtime import ModelRuntime
 from keras_dist.training.accumulators import by_name
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.compile_config import CompileConfig
-from keras_dist.training.compile_metrics import mask_noted
+from keras_dist.training.compile_metrics import recorded_mask
 from keras_dist.training.step import Forward
 from keras_dist.variables import call_context
 
@@ -410,7 +410,7 @@ class StepMethods(Layer):
 
 
 def _mask_of(y_pred: PyTree) -> PyTree:
-    """Return the mask of outputs, which the step has noted for traced outputs."""
-    noted = mask_noted(y_pred)
-    mask = call_context.CallContext().mask_of(y_pred) if noted is None else noted
+    """Return the mask of outputs, which the step has recorded for traced outputs."""
+    recorded = recorded_mask(y_pred)
+    mask = call_context.CallContext().mask_of(y_pred) if recorded is None else recorded
     return mask if jax.tree.leaves(mask) else None

@@ -16,7 +16,7 @@ from keras_dist.data.arrays import ArraySource
 from keras_dist.distribution.jobs.job import process_count
 from keras_dist.models import fitting
 from keras_dist.models.compile_methods import CompileMethods
-from keras_dist.models.placing import find_layout
+from keras_dist.models.model_distribution import find_layout
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.loop import Mode
 from keras_dist.training.step import ModuleCall

@@ -151,8 +151,8 @@ def layer_normalization(
 
     Args:
         x: an array.
-        gamma: of the dims `axis`; None for 1.
-        beta: of the dims `axis`; None for 0.
+        gamma: scale, with the dims `axis`; None for 1.
+        beta: offset, with the dims `axis`; None for 0.
         axis: the dim, or dims.
         epsilon: added to the variance; None for `config.epsilon()`.
         **kwargs: `rms_scaling`: whether to neither subtract the mean nor add `beta`.

@@ -119,7 +119,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def turns_of(computations: Computations, computation: Computation, loop: Instruction) -> int:
-    """Return the trip count of a `while` in `computation`, as XLA noted it or by constant bounds; 0 if unknown."""
+    """Return the trip count of a `while` in `computation`, as XLA recorded it or by constant bounds; 0 if unknown."""
     if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
         return int(known)
     (condition,), (body,) = loop.called["condition"], loop.called["body"]

@@ -223,7 +223,10 @@ def fully_sharded(
 
 
 def with_gathers(step: Propagated, gathered: int, axes: tuple[str, ...]) -> Propagated:
-    """Return a step with fully sharded weights: `gathered` bytes twice, and gradients reduced and scattered."""
+    """Add the collectives of fully sharded weights to a step.
+
+    The weights, `gathered` bytes, are gathered twice, and their gradients are reduced and scattered.
+    """
     left, exchanged = gathered, list[Collective]()
     for each in step.collectives:
         if each.kind == "all_reduce" and each.axes == axes and 0 < each.nbytes_per_step <= left:

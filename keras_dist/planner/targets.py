@@ -38,7 +38,7 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TargetDevice:
     """A device of a target, with the attributes of a `jax.Device` by which JAX arranges TPUs along their links."""
 
     id: int
@@ -92,7 +92,7 @@ class Target:
         return self.chip.hbm_nbytes // self.chip.devices
 
     @functools.cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[TargetDevice, ...]:
         """The devices by number, slice by slice."""
         return tuple(_gpus(self) if self.platform == "cuda" else _torus(self))
 
@@ -217,7 +217,7 @@ def places_in_mesh(target: Target, shape: Sequence[int], names: Sequence[str] | 
     return found.reshape(tuple(shape))
 
 
-def _torus(target: Target) -> list[Place]:
+def _torus(target: Target) -> list[TargetDevice]:
     """Return TPUs, numbered along the first dim first, with the cores of a chip next to each other; or CPUs."""
     chip, found = target.chip, []
     kind, shape = _KINDS.get(chip.name, chip.name), target.shape
@@ -234,15 +234,15 @@ def _torus(target: Target) -> list[Place]:
             for core in range(chip.devices):
                 identity = first + index * chip.devices + core
                 host_of_all = number * hosts + host if chip.platform == "tpu" else 0
-                found.append(Place(identity, number, host_of_all, coords, core, chip.platform, kind))
+                found.append(TargetDevice(identity, number, host_of_all, coords, core, chip.platform, kind))
     return found
 
 
-def _gpus(target: Target) -> list[Place]:
+def _gpus(target: Target) -> list[TargetDevice]:
     hosts, each = target.shape
     sizes = (target.slices, hosts, each)
     return [
-        Place(index, number, number * hosts + host, (gpu,), 0, "gpu", _KINDS[target.chip.name])
+        TargetDevice(index, number, number * hosts + host, (gpu,), 0, "gpu", _KINDS[target.chip.name])
         for index, (number, host, gpu) in enumerate(itertools.product(*map(range, sizes)))
     ]
 

@@ -26,8 +26,8 @@ def folder_path(path: str) -> pathlib.Path:
     """Return `path` as a `pathlib.Path`, or as an etils path for a bucket.
 
     Raises:
-        CheckpointError: it is of a kind of storage that orbax does not write to.
-        MissingExtraError: it is in a bucket, and the package that reaches it is not installed.
+        CheckpointError: orbax does not support this kind of storage.
+        MissingExtraError: the package for this kind of bucket is not installed.
     """
     if path.startswith(_PREFIX):
         place = epath.Path(path)

@@ -46,13 +46,13 @@ def writing_to(place: str | os.PathLike[str]) -> Generator[None]:
         text = error.strerror if isinstance(error, OSError) and error.filename is not None else None
         text = text or (str(error) if number is None else os.strerror(number))
         kind, fix = _kind_of(number)
-        told = kind(
+        raised = kind(
             f"{os.fspath(place)!r} was not written: {text}",
             given=f"{type(error).__name__}: {shorten(str(error))}",
             fix=fix,
         )
-        told.errno, told.strerror, told.filename = number, text, os.fspath(place)
-        raise told from error
+        raised.errno, raised.strerror, raised.filename = number, text, os.fspath(place)
+        raise raised from error
 
 
 def write_text(place: pathlib.Path, text: str) -> None:
@@ -94,7 +94,7 @@ def _number_of(error: Exception) -> int | None:
 def draft_of(place: pathlib.Path) -> Generator[pathlib.Path]:
     """Create a private temporary folder beside a path, and remove it at exit.
 
-    Drafts that killed writers of the path left are removed first, except on systems without locks of folders.
+    Drafts of killed writers of this path are removed first, except on systems without locks of folders.
 
     Raises:
         OSError: the parent folder does not exist, or may not be written.

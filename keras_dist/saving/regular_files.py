@@ -34,11 +34,11 @@ def open_regular(path: pathlib.Path, follow_links: bool = False) -> FileIO:
     """Open a regular file for reading; refuse devices and pipes, which may block or never end.
 
     Args:
-        path: of the file.
+        path: path of the file.
         follow_links: whether it may be a symbolic link to a regular file.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     if in_bucket(path):
         return cast(Any, path.open("rb"))

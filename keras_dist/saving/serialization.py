@@ -70,7 +70,7 @@ def serialize_keras_object(obj: Any) -> Any:
     is included. Of a lambda only the name is written, as `module.<lambda>`: no file holds code.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the object is of another kind.
     """
     if isinstance(obj, np.generic):
         return obj.item()
@@ -334,7 +334,7 @@ def lambda_refused(what: str, fix: str = "") -> ConfigError:
     """Return the error for a lambda in a config.
 
     Args:
-        what: its name, or its place.
+        what: name or position of the value.
         fix: a further way out.
     """
     return ConfigError(

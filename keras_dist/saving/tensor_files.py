@@ -1,4 +1,4 @@
-"""Arrays by name in `.safetensors` files: in one file, or in shards with an index.
+"""Arrays by name in `.safetensors` files: in one file or in shards with an index.
 
 safetensors has no checksums. So each array has one, in the metadata, compared as a stream before any weight is set. A
 file is written array by array: the header has its final length from the beginning, and its checksums at the end.
@@ -95,12 +95,12 @@ class _Entry:
     """The entry of an array in the header of a file.
 
     Attributes:
-        file: which one.
+        file: the file that contains the array.
         offset: the byte at which the elements begin.
-        shape: its dims.
-        type_name: of the elements, as safetensors calls it.
-        checksums: what the file, and the index, say of it; empty where another program wrote them.
-        identity: of the file, so that another one in its place is noticed.
+        shape: shape of the array.
+        type_name: dtype in the terms of safetensors.
+        checksums: checksums in the file and in the index; empty if another program wrote them.
+        identity: identity of the file, to detect its replacement.
     """
 
     file: pathlib.Path
@@ -120,7 +120,7 @@ class TensorReader:
 
     Attributes:
         caller: name of the caller in error messages.
-        path: what is read: the file or the index.
+        path: path of the file or index that is read.
         shapes: the shape of each array.
     """
 
@@ -153,8 +153,8 @@ class TensorReader:
             finally:
                 self._check_same(entry)
             if entry.checksums != {found}:
-                noted = " and ".join(sorted(entry.checksums))
-                raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {noted}")
+                recorded = " and ".join(sorted(entry.checksums))
+                raise self._damaged(f"{name!r} in {entry.file.name!r} has the checksum {found}, not {recorded}")
 
     def view(self, name: str) -> np.ndarray:
         """Return a read-only, memory-mapped array; only accessed parts are read from disk."""
@@ -216,8 +216,8 @@ class TensorReader:
 
     def _indexed(self) -> dict[str, _Entry]:
         index = self._read_index()
-        noted = _mapping(index.get("metadata"))
-        save, checksums = noted.get(_SAVE), _mapping(noted.get(CHECKSUMS))
+        recorded = _mapping(index.get("metadata"))
+        save, checksums = recorded.get(_SAVE), _mapping(recorded.get(CHECKSUMS))
         entries: dict[str, _Entry] = {}
         by_file: dict[str, list[str]] = {}
         for name, file in index["weight_map"].items():
@@ -267,13 +267,13 @@ class TensorReader:
             entries = {
                 name: _Entry(
                     file,
-                    _SIZE_BYTES + size + noted["data_offsets"][0],
-                    tuple(noted["shape"]),
-                    noted["dtype"],
+                    _SIZE_BYTES + size + recorded["data_offsets"][0],
+                    tuple(recorded["shape"]),
+                    recorded["dtype"],
                     frozenset() if checksums is None else frozenset({str(checksums[name])}),
                     identity,
                 )
-                for name, noted in header.items()
+                for name, recorded in header.items()
             }
         except KeyError as error:
             raise self._damaged(f"{file.name!r} has no checksum of {error}") from error

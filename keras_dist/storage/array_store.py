@@ -86,8 +86,8 @@ def set_array(cell: StateCell, place: int, read: PartReader, store: ArrayStore, 
         cell: owns the arrays of the model.
         place: index of the array in the plan.
         read: reads parts.
-        store: where they are read from.
-        name: of the array in error messages.
+        store: the files to read.
+        name: name of the array in error messages.
     """
     row, sharding = cell.state_plan.rows[place], jax.tree.leaves(cell.state_plan.shardings)[place]
     if row.nbytes >= _HUGE_BYTES:

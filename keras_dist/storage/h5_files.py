@@ -43,21 +43,21 @@ _PART_BYTES = 2**22
 class H5Reader:
     """Reader of the arrays in an HDF5 file, or in the shards of a Keras index. A context manager.
 
-    The constructor looks at the names, shapes and types of all arrays, and refuses what leads out of the file.
+    The constructor reads names, shapes and dtypes of all arrays, and rejects links out of the file.
 
     Args:
         caller: name of the caller in error messages.
-        path: a file, or an index that ends in `.weights.json`; of something inside of an archive the archive's.
-        opened: what is read in the place of `path`, if that is an archive.
+        path: a file, or an index that ends in `.weights.json`; for a member of an archive, the archive.
+        opened: open file to read instead of `path`, if that is an archive.
         is_checked: whether all bytes were already compared with a checksum.
 
     Attributes:
         caller: name of the caller in error messages.
-        path: what is read.
+        path: path of the file or index.
         shapes: the shape of each array, by names such as `layers/dense/vars/0`.
 
     Raises:
-        ModelError: it is damaged, or holds what may not be read.
+        ModelError: the file is damaged, or contains links or external data.
         FileNotFoundError: the file does not exist.
     """
 
@@ -106,13 +106,13 @@ class H5Reader:
         for name, array in self._arrays.items():
             self._check_held(name, array)
             try:
-                noted, found = array.attrs.get(CHECKSUMS), self._checksum(array)
+                recorded, found = array.attrs.get(CHECKSUMS), self._checksum(array)
             except Exception as error:  # h5py raises many kinds of errors for damaged files
                 raise self.damaged(f"{name!r}: {type(error).__name__}: {error}") from error
-            if noted is None:
+            if recorded is None:
                 raise self._rewritten(name)
-            if noted != found.encode():
-                raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(noted)}")
+            if recorded != found.encode():
+                raise self.damaged(f"the array {name!r} has the checksum {found}, not {shorten(recorded)}")
         self._is_checked = True
 
     def _checksum(self, array: Any) -> str:

@@ -42,10 +42,10 @@ class KerasArchive:
 
     Args:
         caller: name of the caller in error messages.
-        path: of the file.
+        path: path of the file.
 
     Attributes:
-        config: what the model is, and how it was compiled.
+        config: the config of the model, including the arguments of `compile`.
         own: the metadata of keras_dist; empty in files that Keras wrote.
 
     Raises:
@@ -66,8 +66,8 @@ class KerasArchive:
         except Exception as error:  # of zip, and of what decompresses
             self._open.close()
             raise self._damaged(cause(error)) from error
-        noted = metadata.get(OWN) if isinstance(metadata, dict) else None
-        self.own: dict[str, Any] = noted if isinstance(noted, dict) else {}
+        recorded = metadata.get(OWN) if isinstance(metadata, dict) else None
+        self.own: dict[str, Any] = recorded if isinstance(recorded, dict) else {}
 
     def __enter__(self) -> KerasArchive:
         return self

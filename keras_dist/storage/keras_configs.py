@@ -89,9 +89,9 @@ def numbered(graph: Mapping[str, Any], more: int, names: Collection[str] | None 
     Keras counts calls of models from 1, calls of layers from 0.
 
     Args:
-        graph: the config; others come back as they are.
-        more: what is added.
-        names: of the models that are meant; by default the functional ones.
+        graph: config of a functional model; other configs are returned unchanged.
+        more: number to add.
+        names: names of the models to renumber; by default all functional models.
     """
     if not is_graph(graph):
         return dict(graph)

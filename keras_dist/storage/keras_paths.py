@@ -24,10 +24,10 @@ class Hooks:
     """Layers with `save_own_variables` or `save_assets` of their class.
 
     Attributes:
-        live: what may be called, by the paths of layers.
-        found: such layers, by the names of their groups in the file.
+        live: layers whose hooks may be called, by path.
+        found: layers with hooks, by the names of their groups in the file.
         covered: the paths of their weights.
-        with_assets: layers that keep files of their own beside the arrays, by the names of their folders.
+        with_assets: layers with separate files, by the names of their folders.
     """
 
     live: Mapping[str, Any]

@@ -22,11 +22,11 @@ class Slot:
     """An array of an optimizer in a file of Keras.
 
     Attributes:
-        name: in the file, such as `optimizer/vars/2`.
-        variable: the handle on ours; None where there is none.
-        dropped: the dim of size 1 that ours has and Keras's has not; None for none.
-        sign: what ours is times Keras's.
-        computed: gives what Keras keeps, where ours is another number, or there is none.
+        name: name in the file, such as `optimizer/vars/2`.
+        variable: our variable; None without one.
+        dropped: dim of size 1 that only our array has; None for none.
+        sign: factor of our array relative to Keras's.
+        computed: function that returns the array of Keras if it differs from ours or has no counterpart.
     """
 
     name: str

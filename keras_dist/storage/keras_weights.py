@@ -146,7 +146,7 @@ def drafted(
 
     Args:
         caller: name of the caller in error messages.
-        path: of the file or folder that is saved.
+        path: path of the file or folder to save.
         session: the model, which is not trained inside the context.
         groups: return what is written to each file; all processes of a job call them.
         note: writes what a file holds besides.

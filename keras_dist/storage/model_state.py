@@ -66,7 +66,7 @@ def restore(
         progress = _progress_of(stored) if continue_training else None
         if progress is not None:
             session.trainer.check_continues(progress)
-        looked.append((noted_of(stored), progress))
+        looked.append((seed_and_fits(stored), progress))
 
     job.each(look)
     ((seed, fits), progress), *_ = looked
@@ -89,13 +89,13 @@ def restore(
         session.trainer.continue_from(progress)
 
 
-def noted_of(stored: Stored) -> tuple[int, int]:
+def seed_and_fits(stored: Stored) -> tuple[int, int]:
     """Return the stored seed of the model and the number of calls of `fit`."""
-    noted = stored.document("model")
+    recorded = stored.document("model")
     names = ("seed", "fits")
-    if not isinstance(noted, dict) or not all(is_count(noted.get(name)) for name in names):
-        raise stored.unreadable("model", shorten(noted))
-    return noted["seed"], noted["fits"]
+    if not isinstance(recorded, dict) or not all(is_count(recorded.get(name)) for name in names):
+        raise stored.unreadable("model", shorten(recorded))
+    return recorded["seed"], recorded["fits"]
 
 
 def snapshot(session: BuiltModel, progress: Progress | None, documents: Mapping[str, Any]) -> Snapshot:
@@ -167,12 +167,12 @@ def join_arrays(plain: PyTree, arrays: Mapping[str, ArrayLike]) -> PyTree:
 
 def _progress_of(stored: Stored) -> Progress | None:
     """Return the progress of the training of a checkpoint; None if it was written outside of `fit`."""
-    noted = stored.document(TRAINING)
-    if noted is None and not stored.has(TRAINING):
+    recorded = stored.document(TRAINING)
+    if recorded is None and not stored.has(TRAINING):
         return None
     arrays = stored.arrays_below(f"{TRAINING}/")
     try:
-        return Progress.from_json(join_arrays(noted, arrays))
+        return Progress.from_json(join_arrays(recorded, arrays))
     except (KeyError, DataError, RecursionError) as error:
         raise stored.unreadable(TRAINING, cause(error)) from error
 
@@ -205,11 +205,11 @@ def _parts(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> list[list[str]]:
 def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: Stored, with_slots: bool) -> None:
     """Check that a checkpoint has exactly the arrays of the model."""
     left_out = (f"{TRAINING}/",) if with_slots else (f"{TRAINING}/", "optimizers/")
-    noted = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
-    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in noted]
-    problems += [f"not in the model: {name}" for name in noted if name not in wanted]
+    recorded = {name: one for name, one in stored.record["arrays"].items() if not name.startswith(left_out)}
+    problems = [f"missing in the checkpoint: {name}" for name in wanted if name not in recorded]
+    problems += [f"not in the model: {name}" for name in recorded if name not in wanted]
     for name, like in wanted.items():
-        found = noted.get(name)
+        found = recorded.get(name)
         if found is not None and (tuple(found["shape"]), found["dtype"]) != (like.shape, str(like.dtype)):
             problems.append(
                 f"of another shape or type: {name} is {tuple(found['shape'])} {found['dtype']}, "
@@ -221,8 +221,8 @@ def _check_fit(model: str, wanted: Mapping[str, jax.ShapeDtypeStruct], stored: S
 
 def check_shapes(stored: Stored, specs: Sequence[VariableSpec]) -> None:
     """Check that a checkpoint has an array of equal shape and dtype for each variable."""
-    noted = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
-    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in noted)
+    recorded = ((name, one) for name, one in stored.record["arrays"].items() if name.startswith("variables/"))
+    left = collections.Counter((tuple(one["shape"]), one["dtype"]) for _, one in recorded)
     problems = []
     for spec in specs:
         kind = spec.shape, str(spec.dtype)

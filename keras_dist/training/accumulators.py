@@ -167,7 +167,7 @@ def accumulator_of(name: str, found: Any) -> Accumulator:
 
 
 def check_names(accumulators: Mapping[str, Accumulator]) -> None:
-    """Check that no metric with several values logs one under the name of another value."""
+    """Check that the names of the values of a metric differ from all other logged names."""
     for name, accumulator in accumulators.items():
         repeated = set(accumulator.names) & (accumulators.keys() - {name})
         if repeated and isinstance(accumulator, MetricAccumulator):

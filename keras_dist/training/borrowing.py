@@ -21,9 +21,9 @@ from keras_dist.distribution.mesh import DeviceMesh
 from keras_dist.distribution.placement import host_copy, place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.errors import ModelError
+from keras_dist.training.array_positions import ArrayPosition
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.interrupt import interrupt_between_steps
-from keras_dist.training.places import Place
 from keras_dist.training.train_state import TrainState
 from keras_dist.variables.variable import Variable, checked_value
 
@@ -35,7 +35,9 @@ class BorrowedArrays(Keeper):
     results of the last step. Slots and the step count are held here.
     """
 
-    def __init__(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place], owner: str = "a model") -> None:
+    def __init__(
+        self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition], owner: str = "a model"
+    ) -> None:
         self.graph, self.plan, self.owner = graph, plan, owner
         self.is_shown = not graph.is_foreign  # the user holds the module: arrays in foreign variables may be shared
         # held from reading the state until its use is dispatched, so that no thread dispatches donated buffers
@@ -71,7 +73,7 @@ class BorrowedArrays(Keeper):
         for index in self._at:
             arrays[index] = None
 
-    def _have(self, places: Sequence[Place]) -> None:
+    def _have(self, places: Sequence[ArrayPosition]) -> None:
         """Attach to the variables at these positions."""
         self._indices = {spec.path: index for index, spec in enumerate(self.graph.specs)}
         self._variables = list(places)

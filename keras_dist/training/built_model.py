@@ -21,13 +21,13 @@ from keras_dist.errors import DistributionError, ModelError, shorten
 from keras_dist.layers.weights import walk_owned
 from keras_dist.mixed_precision import DTypePolicy
 from keras_dist.optimizers.optimizer_variables import ModelState, variables_in
+from keras_dist.training.array_positions import positions_of
 from keras_dist.training.built_module import BuiltModule
 from keras_dist.training.compile_config import CompileConfig
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import path_of_keras
 from keras_dist.training.objective import Objective
 from keras_dist.training.optimization import Optimizer, resolve_optimizers
-from keras_dist.training.places import places_of
 from keras_dist.training.state_cell import StateCell
 from keras_dist.training.step import Forward, ModuleCall
 from keras_dist.training.step_runner import StepRunner
@@ -131,7 +131,7 @@ class BuiltModel(BuiltModule):
             self.trainability = self.trainability.of(graph.specs)
             self.stated = self.trainability.stated()
             graph = dataclasses.replace(graph, trained=self.trainability.flags())
-        self.cell.extend(graph, plan, places_of(self.model, graph.parts))
+        self.cell.extend(graph, plan, positions_of(self.model, graph.parts))
         if self.trainability is not None:
             self.settle_layers()
         else:
@@ -158,7 +158,7 @@ class BuiltModel(BuiltModule):
         """Apply changes of `trainable` of the layers."""
         flags, stated = trainability.flags(), trainability.stated()
         if (flags, stated) != (self.cell.graph.trained, self.stated):
-            self.cell.use(self.cell.graph.edited(trainability.tell, flags))
+            self.cell.use(self.cell.graph.edited(trainability.copy_to, flags))
             self.stated = stated
 
     @property

@@ -217,7 +217,7 @@ class BuiltModule:
         """Return outputs, the module after the call, and its context; without `draw` as in the next training step."""
         module = self.forward.module(trainable, rest)
         if self.trainability is not None:
-            self.trainability.tell(module)
+            self.trainability.copy_to(module)
         if training and self.forward.remat is not None:
             self.forward.remat.mark(module)
 
@@ -241,7 +241,7 @@ class BuiltModule:
         """Return the module with copies of the current values, and current `trainable` of its layers."""
         module = self.cell.module()
         if self.trainability is not None:
-            self.trainability.tell(module)
+            self.trainability.copy_to(module)
         return module
 
     def shown_module(self) -> Any:

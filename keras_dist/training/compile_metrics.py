@@ -33,7 +33,7 @@ class CompileMetrics(Metric):
 
     def update_state(self, y_true: PyTree, y_pred: PyTree, sample_weight: PyTree = None) -> None:
         """Update the metrics with targets, outputs and weights of the model."""
-        found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, mask_noted(y_pred))
+        found = self._objective.logs({}, (None, y_true, sample_weight), y_pred, recorded_mask(y_pred))
         self.logged = {name: one.metric for name, one in found.items()}
         for one in found.values():
             one.update()
@@ -113,14 +113,14 @@ def noting_masks() -> Iterator[None]:
 
 def note_masks(outputs: PyTree, masks: PyTree) -> None:
     """Record the masks of outputs, for a loss in the same step."""
-    noted = _masks.get()
-    if noted is not None and jax.tree.leaves(masks):
+    recorded = _masks.get()
+    if recorded is not None and jax.tree.leaves(masks):
         flat = jax.tree.leaves(masks, is_leaf=lambda mask: mask is None)
-        noted.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
+        recorded.extend(zip(jax.tree.leaves(outputs), flat, strict=True))
 
 
-def mask_noted(outputs: PyTree) -> PyTree:
+def recorded_mask(outputs: PyTree) -> PyTree:
     """Return the recorded masks of these outputs; None without any."""
-    noted = _masks.get() or []
-    masks = jax.tree.map(lambda one: next((mask for output, mask in noted if output is one), None), outputs)
+    recorded = _masks.get() or []
+    masks = jax.tree.map(lambda one: next((mask for output, mask in recorded if output is one), None), outputs)
     return masks if jax.tree.leaves(masks) else None

@@ -30,7 +30,7 @@ class _Notes:
         self._presses = 0
         self._signal = signal.SIGINT
         self._handled_before = sys.exception()
-        self._is_told = False
+        self._has_asked = False
         self.shields = 1
         self.leave: Leave | None = None
         self.is_shared = False
@@ -65,8 +65,8 @@ class _Notes:
 
     def _is_time_for_all(self) -> bool:
         """Whether the processes of the job have agreed to end here; Ctrl-C in one process asks the others."""
-        if self._presses and not self._is_told:
-            self._is_told = True
+        if self._presses and not self._has_asked:
+            self._has_asked = True
             os.kill(os.getpid(), signal.SIGTERM)  # JAX's handler informs all processes
         if not job.reached_preemption_point():
             return False

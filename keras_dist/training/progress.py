@@ -1,4 +1,4 @@
-"""`Progress`: the position of a training, from which another process can resume; `Run`: a running training.
+"""`Progress`: the position of a training, from which another process can resume; `TrainingRun`: a running training.
 
 The loop notes its `Progress` after each dispatch, and nobody else counts. Callbacks restore arrays in `on_train_begin`;
 the loop gives all callbacks their states after that and begins at the cursor, so that the order of callbacks does not
@@ -132,7 +132,7 @@ def restored(metric_states: Mapping[str, PyTree], like: Mapping[str, PyTree]) ->
     return treedef.unflatten([place_copy(value, leaf.sharding) for value, leaf in zip(values, leaves, strict=True)])
 
 
-class Run:
+class TrainingRun:
     """One call of `fit`: its examples, callbacks and progress; `zeros` are the initial metric states."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Run:
             self.progress = dataclasses.replace(self.progress, metric_states=metric_states)
         return self.progress
 
-    def noted(self, is_stopping: bool) -> Progress:
+    def current(self, is_stopping: bool) -> Progress:
         """Return the current progress with the state of callbacks."""
         if self._thread is not threading.current_thread():  # its callbacks may be behind its arrays
             summary = "the state of a training cannot be taken from another thread: fit is running"

@@ -18,10 +18,10 @@ from keras_dist.distribution.placement import place_copy
 from keras_dist.distribution.plan import LayoutPlan, Row
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.errors import ModelError
+from keras_dist.training.array_positions import ArrayPosition, positions_of
 from keras_dist.training.borrowing import BorrowedArrays
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.optimization import Optimizer
-from keras_dist.training.places import Place, places_of
 from keras_dist.training.train_state import TrainState
 from keras_dist.variables.variable import Variable
 
@@ -34,7 +34,7 @@ class StateCell(BorrowedArrays):
         """Create a module with these arrays, placed as planned; return its training state and the module."""
         leaves = jax.tree.leaves(state)
         module = graph.merge(*graph.nest(leaves))
-        places = places_of(module, graph.parts)
+        places = positions_of(module, graph.parts)
         for place, array in zip(places, leaves, strict=True):
             place.keep(array)
         return cls(graph, plan, places), module
@@ -146,7 +146,7 @@ class StateCell(BorrowedArrays):
         self.state_plan = self._plan_of_state({})
         self._arrange(TrainState(*graph.nest(leaves), {}, step))
 
-    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[Place]) -> None:
+    def extend(self, graph: ModuleGraph, plan: LayoutPlan, places: Sequence[ArrayPosition]) -> None:
         """Replace the variables by the variables of another graph; drop the slots."""
         with self.lock:
             step = self.state.step

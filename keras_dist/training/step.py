@@ -43,10 +43,10 @@ from keras_dist.training.adapters import adapted
 from keras_dist.training.compile_metrics import ModelMetrics
 from keras_dist.training.gathers import with_gathers
 from keras_dist.training.graph import ModuleGraph
+from keras_dist.training.logged_values import reported
 from keras_dist.training.objective import Objective, check_free
 from keras_dist.training.optimization import Optimizer, apply_gradients, check_loss_scales, scale_loss, scaling_checked
 from keras_dist.training.rematerialisation import Remat
-from keras_dist.training.report import reported
 from keras_dist.training.train_state import TrainState
 from keras_dist.training.uneven_rows import check_have_rows, over_padded_rows, rows_multiple
 from keras_dist.variables import call_context

@@ -43,7 +43,7 @@ Owners = tuple[Any, ...]
 """The layers around a weight, innermost first."""
 
 
-def say_trainable(owners: Owners) -> bool:
+def is_trained_by(owners: Owners) -> bool:
     """Return whether these layers train a weight; the innermost layer whose `trainable` was set decides."""
     for layer in owners:
         if not layer._trainable:
@@ -155,7 +155,7 @@ class Variable(Lendable):
 
     @classmethod
     def holding(cls, value: jax.Array | jax.ShapeDtypeStruct, path: str, name: str | None = None) -> Variable:
-        """Create a variable of an array, which is not copied, or of its shape, before `lend_for_good`."""
+        """Create a variable of an array, without a copy, or of a shape; `lend_for_good` must follow."""
         variable = Statistic.__new__(Statistic)
         variable._begin(value, path, name or path.rpartition("/")[2])
         return variable
@@ -202,7 +202,7 @@ class Variable(Lendable):
     @property
     def trainable(self) -> bool:
         """Whether gradients train the variable; set by its layers, from the next `compile` on."""
-        return self.is_parameter and not self.get_metadata("is_frozen", False) and say_trainable(self._owners)
+        return self.is_parameter and not self.get_metadata("is_frozen", False) and is_trained_by(self._owners)
 
     @trainable.setter
     def trainable(self, value: bool) -> NoReturn:
@@ -244,21 +244,21 @@ class Variable(Lendable):
 
     def follow(self, owners: Owners) -> None:
         """Become an `nnx.Param` if the layers around it are trained, for filters of NNX."""
-        kind = Parameter if say_trainable(owners) and not self.get_metadata("is_frozen", False) else Frozen
+        kind = Parameter if is_trained_by(owners) and not self.get_metadata("is_frozen", False) else Frozen
         if type(self) in (Parameter, Frozen) and type(self) is not kind:
             object.__setattr__(self, "__class__", kind)  # also inside a trace, where Flax raises an error
 
     @property
     def _owners(self) -> Owners:
-        found = (reference() for reference in self._told[0])
+        found = (reference() for reference in self._layers_and_path[0])
         return tuple(owner for owner in found if owner is not None)
 
     @property
     def _known_as(self) -> str:
-        return self._told[1]
+        return self._layers_and_path[1]
 
     @property
-    def _told(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
+    def _layers_and_path(self) -> tuple[tuple[weakref.ref[Any], ...], str]:
         return self._slot("_belonging", ((), ""))
 
     @property

@@ -50,7 +50,7 @@ def process_rows(
     Args:
         layout: layout of the batch: a `NamedSharding`, a `TensorLayout`, or a distribution for its data layout.
         global_rows: number of rows of the global batch, including padding.
-        process_index: which process; by default this one.
+        process_index: index of the process; by default this process.
         process_of: function from a device to the index of its process.
 
     Returns:

@@ -42,7 +42,7 @@ def checked_option(check_data: Any) -> CheckData:
 
 
 class SameRows:
-    """Compares rows of groups of processes by their CRC-32C. All processes of the job must call its methods alike."""
+    """Compares rows of groups of processes by CRC-32C. All processes of a job must make the same calls."""
 
     def __init__(self, about: str, groups: Sequence[Sequence[int]]) -> None:
         self._about, self._groups = about, groups

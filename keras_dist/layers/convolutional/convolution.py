@@ -226,8 +226,8 @@ class DepthwiseConvolution(BaseConvolution):
     Args:
         depth_multiplier: number of output channels for each input channel.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
-            depth_multiplier,), and the arguments of `Layer`.
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
+            (channels * depth_multiplier,), and the arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "bias": "zeros"}
@@ -275,8 +275,8 @@ class DepthwiseConv2D(DepthwiseConvolution, rank=2):
         depth_multiplier: number of channels of the output for each one of the input.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `kernel` (*kernel_size, channels, depth_multiplier), the same of `bias` (channels *
-            depth_multiplier,), and the arguments of `Layer`.
+            weight `kernel` (*kernel_size, channels, depth_multiplier), the same arguments for `bias`
+            (channels * depth_multiplier,), and the arguments of `Layer`.
     """
 
 
@@ -287,9 +287,9 @@ class SeparableConvolution(BaseConvolution):
         filters: number of output channels.
         depth_multiplier: number of channels for each input channel before they are mixed.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
-            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
-            the arguments of `Layer`.
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters), and with `bias` for `bias` (filters,).
+            The arguments of `Layer`.
     """
 
     weight_initializers: ClassVar = {"depthwise": "glorot_uniform", "pointwise": "glorot_uniform", "bias": "zeros"}
@@ -350,9 +350,9 @@ class SeparableConv2D(SeparableConvolution, rank=2):
         depth_multiplier: number of channels for each one of the input, before they are mixed.
         kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias: as in `Conv2D`.
         **kwargs: `depthwise_initializer`, `depthwise_regularizer`, `depthwise_constraint` and `depthwise_layout` of the
-            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier), the same with `pointwise` of
-            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters) and with `bias` of `bias` (filters,), and
-            the arguments of `Layer`.
+            weight `depthwise_kernel` (*kernel_size, channels, depth_multiplier). The same with `pointwise` for
+            `pointwise_kernel` (1, ..., channels * depth_multiplier, filters), and with `bias` for `bias` (filters,).
+            The arguments of `Layer`.
     """
 
 

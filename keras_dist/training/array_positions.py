@@ -1,4 +1,4 @@
-"""`Place`: the position of an array in a module: a variable, an attribute, or a leaf of a pytree in one of them."""
+"""`ArrayPosition`: the position of an array in a module: a variable, an attribute, or a leaf in one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_dist._unstable.flax_internals import is_data_attribute, is_variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Place:
+class ArrayPosition:
     """The position of an array in a module: a variable or attribute, and the index of a leaf in it."""
 
     holder: Any
@@ -64,17 +64,17 @@ class Place:
         return flax_internals.raw_value.__get__(self.holder) if self.lendable is None else self.lendable.peek()
 
 
-def places_of(module: nnx.Module, parts: Sequence[tree_paths.Parts]) -> list[Place]:
+def positions_of(module: nnx.Module, parts: Sequence[tree_paths.Parts]) -> list[ArrayPosition]:
     """Return the positions of the arrays with these key paths, as `leaf_parts` returns them for a module."""
     counted: collections.Counter[tuple[int, str | None]] = collections.Counter()
-    found: list[Place] = []
+    found: list[ArrayPosition] = []
     for names in parts:
         holder, owner, attribute = _holder(module, names)
         around = (holder, None) if isinstance(holder, nnx.Variable) else (owner, attribute)
         if _is_alone(*around):
-            found.append(Place(*around))
+            found.append(ArrayPosition(*around))
         else:
-            found.append(Place(*around, counted[id(around[0]), around[1]]))
+            found.append(ArrayPosition(*around, counted[id(around[0]), around[1]]))
             counted[id(around[0]), around[1]] += 1
         if around[1] is None and vars(owner)[attribute] is not holder:
             counted[id(owner), attribute] += 1  # a variable in a pytree is one of its leaves

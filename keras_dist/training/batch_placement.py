@@ -1,4 +1,4 @@
-"""`Placement`: the assignment of rows to devices, and their transfer.
+"""`BatchPlacement`: the assignment of rows to devices, and their transfer.
 
 Small data (64 MiB on CPU devices, an eighth of free memory elsewhere) stays on the devices if there are enough steps,
 one for each 256 KiB, to pay for the transfer. Rows are flat, which XLA gathers in half the time, and in one copy that
@@ -48,7 +48,7 @@ MOST_LENGTHS = 8
 compiles programs, which takes about as long as a thousand dispatches."""
 
 
-class Placement:
+class BatchPlacement:
     """Assigns rows to devices: pads batches, selects the rows of this process, and chooses the feed of the steps."""
 
     def __init__(self, graph: ModuleGraph, distribution: Distribution, options: StepOptions) -> None:

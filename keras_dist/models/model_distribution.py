@@ -31,9 +31,9 @@ from keras_dist.distribution.plan import LayoutPlan
 from keras_dist.distribution.strategy import Distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.errors import DistributionError, LayoutError, LayoutWarning
+from keras_dist.training.batch_placement import Examples
 from keras_dist.training.graph import ModuleGraph
 from keras_dist.training.naming import layers_below
-from keras_dist.training.placement import Examples
 from keras_dist.training.rematerialisation import resolve_remat
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def distribution_now(chosen: Distribution | None) -> Distribution:
 
 
 @functools.cache
-def tell_of_one_device() -> None:
+def warn_of_one_device() -> None:
     """Warn, once per process, that no distribution is set and models use one of several devices."""
     names = devices.list_devices()
     if len(names) > 1:
@@ -59,7 +59,7 @@ def tell_of_one_device() -> None:
 
 
 @contextlib.contextmanager
-def told_of_one_device(is_placed: bool) -> Iterator[None]:
+def explaining_one_device(is_placed: bool) -> Iterator[None]:
     """Enter a context in which layout errors add that no distribution is set, so that the mesh has one device."""
     try:
         yield
@@ -78,7 +78,7 @@ def place_of(asked: Distribution | None, expected: Distribution | None, graph: M
     own = ((spec.path, spec.own.layout) for spec in graph.specs if spec.own and spec.own.layout)
     found = asked or _distribution_of(own) or expected  # also of layouts that `build` gave to `add_weight`
     if found is None:
-        tell_of_one_device()
+        warn_of_one_device()
     return found
 
 
