@@ -57,8 +57,9 @@ class AdapterMethods(SavingMethods):
     def merge_lora(self) -> None:
         """Add the updates of LoRA to their weights, on the devices, and remove the factors.
 
-        The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained before
-        `enable_lora`. The optimizer of a compiled model is reset. Updates of layers on which `enable_lora` was called are merged, too.
+        The sums have the dtype of the weights. The model computes the same, and trains the weights that it trained
+        before `enable_lora`. The optimizer of a compiled model is reset. Updates of layers on which `enable_lora` was
+        called are merged, too.
 
         Raises:
             ModelError: the model has no adapters, or is being trained.
