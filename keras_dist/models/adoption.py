@@ -139,7 +139,7 @@ def change_weights(
         created = call_context.entered(False, anew=True)
         with _outside_of_models(modules.values()), random.key_stream(jax.random.key(seed)), created:
             change()
-        graph, _ = split_module(session.model, trainable)
+        graph, _ = split_module(session.model, trainable, needs_values=False)
         names = keras_paths(session.model).weights
         names |= {spec.path: spec.keras_path or spec.path for spec in cell.graph.specs}
         specs = with_keras_paths(graph.specs, names)

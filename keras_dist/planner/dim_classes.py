@@ -18,7 +18,7 @@ from keras_dist.distribution.layout import Axis, TensorLayout
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, axis_tuple
 from keras_dist.distribution.model_parallel import ModelParallel
-from keras_dist.distribution.plan import Row
+from keras_dist.distribution.plan import FOLLOWS, Row
 from keras_dist.distribution.render import render_bytes
 from keras_dist.errors import LayoutError, unknown_name_error
 from keras_dist.planner.candidates import Screen
@@ -223,7 +223,10 @@ def dim_classes(model_or_factory: Any, batch: PyTree, optimizer: Any = None, los
 
 
 class OneDevice(ModelParallel):
-    """Distribution for tracing a step before its layouts are known; it records the dim names in the model."""
+    """Distribution for tracing a step before its layouts are known; it records the dim names in the model.
+
+    Factors of LoRA have a reason: they need no rules.
+    """
 
     def __init__(self, axis_names: Sequence[str] = ("batch",)) -> None:
         super().__init__(LayoutMap(DeviceMesh([1] * len(axis_names), axis_names, list_devices()[:1])))
@@ -234,7 +237,8 @@ class OneDevice(ModelParallel):
         own = getattr(variable, "own", None)
         if own is not None and own.layout is None:
             self.own_names[variable.path] = own.entries
-        return TensorLayout.replicated(len(variable.shape), self.device_mesh)
+        layout, factor_of = TensorLayout.replicated(len(variable.shape), self.device_mesh), variable.factor_of
+        return layout if factor_of is None else layout.because(f"{FOLLOWS}{factor_of[0].path}")
 
 
 def classes_of(program: StepProgram, own_names: Mapping[str, Sequence[Any]] | None = None) -> DimClasses:

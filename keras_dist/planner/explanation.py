@@ -13,7 +13,7 @@ from keras_dist._unstable import shardy
 from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import axis_tuple
-from keras_dist.distribution.plan import LayoutPlan, Row
+from keras_dist.distribution.plan import FOLLOWS, LayoutPlan, Row
 from keras_dist.distribution.render import render_axes, render_bytes, render_shape
 from keras_dist.errors import LayoutError, nearest
 from keras_dist.planner.sharded_module import (
@@ -31,7 +31,6 @@ from keras_dist.planner.tracing import StepProgram
 # the operations of MLIR have no types
 
 _MOST_OTHERS = 3
-_FOLLOWS = "follows "
 _NAME, _ORIGINS, _BACKWARD = "sdy.sharding_origin_name", "sdy.sharding_origins", "transpose("
 
 
@@ -225,7 +224,7 @@ class _Origins:
         row = self._rows.get(path)
         if row is None:
             return ("the state of a metric",)
-        followed = (row.rule or "").removeprefix(_FOLLOWS).partition(", ")[0]
+        followed = (row.rule or "").removeprefix(FOLLOWS).partition(", ")[0]
         if row.role == "slot" and followed in self._rows:
             path, row = followed, self._rows[followed]
         return (path, reason_of(row, self._rules))

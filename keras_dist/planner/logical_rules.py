@@ -13,6 +13,7 @@ from keras_dist.distribution.layout import Axis
 from keras_dist.distribution.layout_map import LayoutMap
 from keras_dist.distribution.mesh import DeviceMesh, check_mesh
 from keras_dist.distribution.model_parallel import ModelParallel
+from keras_dist.distribution.plan import FOLLOWS
 from keras_dist.distribution.strategy import resolve_axes
 from keras_dist.errors import DistributionError, LayoutWarning
 from keras_dist.planner.dim_classes import INPUTS, DimClasses, Unsharded, dim_classes
@@ -95,8 +96,9 @@ def axis_names_of(rules: Mapping[str, Axis], classes: DimClasses) -> dict[str, A
 
 
 def layout_map_of(layouts: Mapping[str, Sequence[Axis]], classes: DimClasses, mesh: DeviceMesh) -> LayoutMap:
-    """Return rules for the layouts of weights and inputs; other arrays have defaults."""
-    weights = [row.path for row in classes.program.state.rows if row.role in ("parameter", "statistic")]
+    """Return rules for the layouts of weights and inputs; other arrays have defaults, and factors of LoRA follow."""
+    rows = [row for row in classes.program.state.rows if row.role in ("parameter", "statistic")]
+    weights = [row.path for row in rows if not (row.rule or "").startswith(FOLLOWS)]
     rules = LayoutMap(mesh)
     for rule, axes in folded({path: layouts[path] for path in weights if path in layouts}, weights).items():
         rules[rule] = tuple(axes)

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from keras_dist._support.arguments import argument_error
 from keras_dist._support.signatures import takes
 from keras_dist._support.types import PyTree
 from keras_dist._unstable import jaxprs
+from keras_dist.data.adapters import is_data_set
 from keras_dist.data.arrays import ShapeSource
 from keras_dist.data.batch import unpack
 from keras_dist.distribution.abstract import abstract_meshes
@@ -29,7 +31,7 @@ from keras_dist.distribution.strategy import Distribution, check_distribution
 from keras_dist.distribution.strategy import distribution as current_distribution
 from keras_dist.distribution.tracing import traced_in
 from keras_dist.distribution.variables import leaf_paths
-from keras_dist.errors import ModelError, with_type
+from keras_dist.errors import DataError, ModelError, with_type
 from keras_dist.layers.module_precision import precision_of_modules
 from keras_dist.losses import Loss
 from keras_dist.mixed_precision import dtype_policy
@@ -108,6 +110,9 @@ def trace_step(
     """
     if distribution is not None:
         check_distribution("distribution", distribution)
+    if is_data_set(batch):
+        fix = "pass one of its batches: next(iter(kd.data.DataLoader(dataset)))"
+        raise argument_error("batch", batch, "arrays, or shapes of arrays", fix=fix, error=DataError)
     x, y, sample_weight = unpack(batch, "batch")
     source = ShapeSource(x, y, sample_weight)
     distribution = distribution or (None if isinstance(model_or_factory, Traceable) else current_distribution())

@@ -21,6 +21,7 @@ from keras_dist.pretrained.cache import Cache
 from keras_dist.pretrained.config import DecoderConfig
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.storage.weight_map import WeightMap
+from keras_dist.training.built_model import BuiltModel
 
 
 class Decoder(Model):
@@ -121,6 +122,11 @@ class Decoder(Model):
         super().build((None, None) if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
+
+    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
+        if self._session is None and not (args or kwargs):
+            self.build()
+        return super()._with_weights(*args, **kwargs)
 
     def _map_of_base(self) -> WeightMap:
         return weight_map(self)

@@ -20,6 +20,7 @@ from keras_dist.pretrained.config import EncoderConfig
 from keras_dist.pretrained.decoder import parts_of
 from keras_dist.pretrained.weight_maps import weight_map
 from keras_dist.storage.weight_map import WeightMap
+from keras_dist.training.built_model import BuiltModel
 
 
 class TokenEmbedding(Layer):
@@ -131,6 +132,11 @@ class Encoder(Model):
         super().build(shape if input_shape is None else input_shape)
 
     build.creates_weights = True  # type: ignore[attr-defined]
+
+    def _with_weights(self, *args: Any, **kwargs: Any) -> BuiltModel:
+        if self._session is None and not (args or kwargs):
+            self.build()
+        return super()._with_weights(*args, **kwargs)
 
     def _map_of_base(self) -> WeightMap:
         return weight_map(self)

@@ -20,7 +20,6 @@ from keras_dist._support.types import ArrayLike, PyTree
 from keras_dist.errors import ModelError, shorten
 from keras_dist.losses.vocabulary import Projection
 from keras_dist.models import Model
-from keras_dist.pretrained.decoder import Decoder
 from keras_dist.training.built_model import BuiltModel
 from keras_dist.training.uneven_rows import rows_multiple
 from keras_dist.variables import call_context
@@ -66,7 +65,7 @@ def generate(
 
     Args:
         model: a `pretrained.Decoder`, or another model with the methods of `pretrained.CachedModel`.
-        prompts: tokens of each prompt: lists or arrays of integers, of any lengths of at least 1.
+        prompts: tokens of each prompt: lists or arrays of integers, or `bytes`, of any lengths of at least 1.
         max_new_tokens: largest number of new tokens.
         temperature: 0 for the likeliest token each time; else logits are divided by it, and tokens are drawn.
         top_k: draw among this many likeliest tokens only.
@@ -99,8 +98,6 @@ def generate(
     if not isinstance(model, Model):
         raise argument_error("model", model, "a `keras_dist.Model`")
     _check_positions(model, max(map(len, rows)), max_new_tokens)
-    if isinstance(model, Decoder) and model._session is None:
-        model.build()
     session = model._with_weights()
     run = _Run(session, rows, max_new_tokens, sampling)
     tokens = run(np.array(stops, np.int32), seed)
@@ -109,7 +106,7 @@ def generate(
 
 def _checked_prompts(prompts: Any) -> list[np.ndarray]:
     is_listed = isinstance(prompts, Sequence | np.ndarray | jax.Array) and not isinstance(prompts, str)
-    rows = [np.asarray(prompt) for prompt in prompts] if is_listed else []
+    rows = [np.asarray([*one] if isinstance(one, bytes) else one) for one in prompts] if is_listed else []
     wrong = [row for row in rows if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer)]
     if not rows or wrong:
         expected = "a list of prompts, each a list or an array of at least one token (an integer)"

@@ -153,6 +153,7 @@ def test_what_runs_needs_devices():
         ),
         ((sequential, X, None, "sgd", "mse"), DataError, "y is missing"),
         ((sequential, {}, None, "sgd", "mse"), DataError, "x holds no array"),
+        ((sequential, kd.data.pack([[1, 2]], 8), None, "sgd", "mse"), DataError, r"(?s)1 rows.*next\(iter"),
         ((sequential, (X, X), tensor_parallel("data=1,model=3", ABSENT[:3]), "sgd", "mse"), LayoutError, "up/kernel"),
     ],
 )

@@ -65,6 +65,10 @@ def test_it_equals_recomputing_without_a_cache(alone, expected):
     assert len({token for row in expected for token in row}) > 3, "the model repeats itself: choose other weights"
 
 
+def test_bytes_are_tokens(alone, expected):
+    assert kd.generate(alone, [bytes(prompt) for prompt in PROMPTS], NEW) == expected
+
+
 def test_it_is_the_same_sharded(split, expected):
     assert kd.generate(split, PROMPTS, NEW) == expected
 
@@ -155,6 +159,8 @@ def test_a_module_with_a_cache_of_its_own():
         ({"prompts": [[]]}, "`prompts` must be"),
         ({"prompts": [[0.5]]}, "`prompts` must be"),
         ({"prompts": "text"}, "`prompts` must be"),
+        ({"prompts": [b""]}, "`prompts` must be"),
+        ({"prompts": b"text"}, "`prompts` must be"),
         ({"max_new_tokens": 0}, "`max_new_tokens`"),
         ({"temperature": -1.0}, "`temperature` must be"),
         ({"top_k": 0}, "`top_k`"),

@@ -37,6 +37,23 @@ def test_rules_are_those_that_presets_find_in_the_step(family, scan, mesh):
     assert {row.path for row in report.state.rows if row.role == "parameter" and row.rule is None} == set()
 
 
+def test_factors_of_lora_are_planned_and_need_no_rules(mesh, recwarn):
+    def network():
+        model = kd.pretrained.describe(FOLDER / "mistral")
+        model.enable_lora(rank=2, layers=".*/(query|down)")
+        return model
+
+    step = {"optimizer": "adam", "loss": "causal_lm"}
+    found = kd.presets.tensor_parallel(network, (TOKENS, TOKENS), mesh, **step)
+    assert not any("lora" in rule for rule, _ in found.layout_map.snapshot())
+    report = kd.plan(network, (TOKENS, TOKENS), found, **step)
+    rows = {row.path: row for row in report.state.rows}
+    assert rows["layers/0/attention/query/lora_kernel_b"].axes == (None, "model", None)
+    assert rows["layers/1/feed_forward/down/lora_kernel_a"].axes == ("model", None)
+    assert {row.path.partition("lora")[1] for row in report.state.rows if row.role == "slot" and row.shape} == {"lora"}
+    assert not recwarn.list
+
+
 def test_heads_that_do_not_divide_are_named_and_replicated(mesh):
     with pytest.warns(LayoutWarning, match=r"axis 'model' of size 4 does not divide num_kv_heads=2: .* replicated"):
         rules = kd.pretrained.rules(FOLDER / "llama", mesh)
