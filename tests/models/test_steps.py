@@ -154,7 +154,8 @@ class TestCompilingAgain:
         model.compile(optimizer, loss=LOSS)
         model.fit(x, y, verbose=0)
         model.get_layer("d1").trainable = True
-        model.compile(optimizer, loss=LOSS)
+        with pytest.warns(UserWarning, match="starts again without its state"):
+            model.compile(optimizer, loss=LOSS)
         model.fit(x, y, verbose=0)
         assert any(row.path.endswith("d1/kernel") for row in model.state_plan.rows if row.role == "slot")
 
