@@ -202,6 +202,7 @@ def check_number(
     *,
     above: float | None = None,
     below: float | None = None,
+    unit: str = "",
     layer: str = "",
     example: object = None,
     error: type[KerasDistError] = ModelError,
@@ -210,7 +211,7 @@ def check_number(
     fits = (low is None or low <= value, high is None or value <= high) if is_number(value) else (False,)
     if all(fits) and (above is None or above < value) and (below is None or value < below):
         return float(value)
-    expected = "a finite number" + _range_text(low, high, above, below)
+    expected = "a finite number" + (f" [{unit}]" if unit else "") + _range_text(low, high, above, below)
     raise argument_error(argument, value, expected, layer=layer, example=example, error=error)
 
 

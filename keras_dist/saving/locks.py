@@ -38,7 +38,7 @@ class Holder:
     """The process that holds the lock of a directory.
 
     Attributes:
-        text: process, machine, program and since when.
+        text: process, machine, program and time of locking.
         is_alive: whether the process still runs; None for one on another machine.
     """
 
@@ -172,11 +172,11 @@ def lock_folder(folder: pathlib.Path, waits: bool = False) -> int:
     """Lock a folder, and return the descriptor that holds the lock.
 
     Args:
-        folder: which.
-        waits: whether to wait until nobody else has it.
+        folder: path of the folder.
+        waits: whether to wait until the lock is free.
 
     Raises:
-        BlockingIOError: another one has it.
+        BlockingIOError: another process holds the lock.
         OSError: the folder does not exist, may not be read, or cannot be locked, as on Windows.
     """
     if fcntl is None:

@@ -1,4 +1,4 @@
-"""Reading files of folders that others may have made: regular files alone, and no more of them than expected.
+"""Reading of files from untrusted folders: only regular files of bounded size.
 
 In a bucket all files are regular.
 

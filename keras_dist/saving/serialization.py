@@ -65,9 +65,9 @@ _lambdas_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("lambdas_ke
 def serialize_keras_object(obj: Any) -> Any:
     """Convert an object to plain values that JSON can represent.
 
-    Numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes; objects with
-    `get_config`, which may give objects, too; named functions. The result of `get_build_config`, if a class defines it,
-    is included. Of a lambda only the name is written, as `module.<lambda>`: no file holds code.
+    Accepts numbers, strings, None, bytes of UTF-8, lists, tuples, dicts, slices, numpy arrays and dtypes, objects with
+    `get_config`, also inside of configs, and named functions. The result of `get_build_config` is included if a class
+    defines it. A lambda is written as its name, `module.<lambda>`: files contain no code.
 
     Raises:
         ConfigError: the object is of another kind.

@@ -41,14 +41,14 @@ def stored_variables(
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each variable of a model in a file of Keras, and its path in the model.
 
-    Some are kept twice: `SpectralNormalization` holds the kernel of its layer, too. Metrics are not kept.
+    Some are stored twice: `SpectralNormalization` contains the kernel of its layer. Metrics are not stored.
 
     Args:
         module: the model as it was built, without arrays.
         order: the places of the paths in `model.weights`; others are not kept.
         hooks: collects the layers that define `save_own_variables` themselves.
-        stored: the names of the arrays in a file. What is not there under its first name goes by the next that leads to
-            it: attributes get other names, and older versions did not look into containers of containers.
+        stored: the names of the arrays in a file. A variable that is missing under its first name is looked up under
+            further names: attributes are renamed, and older versions skipped containers in containers.
     """
     yield from _walk(module, "", (), _Walk(order, hooks, set(), None if stored is None else _groups_of(stored)))
 

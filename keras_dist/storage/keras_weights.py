@@ -48,11 +48,11 @@ class Contents:
     """The variables of a model that files of Keras contain.
 
     Attributes:
-        slots: the arrays, in its order.
-        hooked: layers that say themselves what is kept of them, by the names of their groups.
-        with_assets: layers that keep files of their own, by the names of their folders.
+        slots: the arrays, in the order of the file.
+        hooked: layers with `save_own_variables`, by the names of their groups.
+        with_assets: layers with separate files, by the names of their folders.
         merged: the weights that LoRA adapts, by their paths: kept with what the factors add, without the factors.
-        skipped: the names of arrays that are left alone.
+        skipped: names of arrays that are not set.
     """
 
     slots: list[Slot]

@@ -181,7 +181,7 @@ def checked_size(max_shard_size: float | None) -> float | None:
     """Return `max_shard_size` [GB] in bytes."""
     if max_shard_size is None:
         return None
-    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, example=0.5)
+    check_number("max_shard_size", max_shard_size, above=0, below=_MOST_GB, unit="GB", example=0.5)
     return max_shard_size * _BYTES_PER_GB
 
 

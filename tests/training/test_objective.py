@@ -241,7 +241,10 @@ WRONG = {
     "too many losses": (lambda: logged(*DICTS, loss=["mse"] * 3), "`loss` does not match.*a list of 3"),
     "losses of one output": (lambda: logged(A_TRUE, A_PRED, loss=["mse", "mae"]), "`loss` does not match.*one output"),
     "no loss at all": (lambda: resolve_objective({"a": None}), "`loss` holds no loss"),
-    "weights that are names": (lambda: resolve_objective("mse", loss_weights="a"), "`loss_weights` contains"),
+    "weights that are names": (
+        lambda: resolve_objective("mse", loss_weights="a"),
+        "`loss_weights` must be a finite number",
+    ),
     "weight of no output": (lambda: logged(*DICTS, loss=NAMED, loss_weights={"c": 1}), "`loss_weights`.*'c'"),
     "one metric for two": (lambda: logged(*DICTS, loss=NAMED, metrics="acc"), "`metrics` does not match"),
     "three metrics for two": (lambda: logged(*DICTS, loss=NAMED, metrics=["acc"] * 3), "`metrics`.*a list of 3"),
