@@ -120,7 +120,7 @@ def test_a_file_of_ones_own_in_an_index_is_not_removed(model, path):
 
 
 def test_no_step_comes_between_the_files(model, path, monkeypatch):
-    lock, numpy, free = model._session.cell.lock, kd.Variable.numpy, []
+    lock, numpy, free = model._built.cell.lock, kd.Variable.numpy, []
 
     def watched(self):
         thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))
